@@ -156,7 +156,7 @@ def pss_of(pid: int) -> float:
 
 
 def lives(pid: int) -> bool:
-    """Say whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -182,11 +182,11 @@ class PostgresBackend(BaseTaskBackend):
         return await_end(task_id, self.database, timeout)
 
     async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None:
-        """Do as ``await_end`` in a coroutine, which holds no thread while it waits."""
+        """Do the same as ``await_end``, in a coroutine. It occupies no thread while it waits."""
         return await await_end_async(task_id, self.database, timeout)
 
     def why_unfinished(self, task_id: int) -> str:
-        """Return the status of an unfinished task and what keeps it from a worker, as ``"it is READY in the queue …"``.
+        """Return the status of an unfinished task and why no worker runs it, as ``"it is READY in the queue …"``.
 
         For the message of a timeout. Empty if there is no such task, or if the database does not answer.
         """
@@ -216,14 +216,14 @@ class PostgresBackend(BaseTaskBackend):
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
-    """Check one call and make what is written of it."""
+    """Check one call, and return it in the form in which it is written."""
     args_text, kwargs_text = _texts_of(task, args, kwargs, get_settings().ARGUMENTS_LIMIT)
     check_call(task, args, kwargs)
     return Call(args_text, kwargs_text, *keys_of(task, args, kwargs, args_text=args_text))
 
 
 def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
-    """Return a function that does for calls of one task what ``_call_of`` does. What they share is asked once."""
+    """Return a function that does the same as ``_call_of``, for calls of one task. Common values are computed once."""
     most, keys = get_settings().ARGUMENTS_LIMIT, key_maker(task)
     # Numbers of positional arguments that the function takes.
     fitting = set[int]()
@@ -263,7 +263,7 @@ def _is_id(text: Any) -> bool:
 
 
 def _obstacle(task: Unfinished) -> str:
-    """Return what keeps a task from all workers, and the command that helps; an empty string if a worker can run it."""
+    """Return why no worker runs a task, and the command that helps; an empty string if a worker can run it."""
     texts = {
         Obstacle.NO_WORKER: "no worker is alive. Start one: manage.py runlockworker",
         Obstacle.PAUSED: "this queue is paused. Resume it: manage.py locktasks resume {queue}",

@@ -13,7 +13,7 @@ from typing import Any
 
 from django_pglock.bulk import PRIORITY, backend_of, queue_of
 from django_pglock.errors import DuplicateTask
-from django_pglock.store.failures import Group
+from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
 from django_pglock.store.statements import rows_of
 from django_pglock.store.unique import HAS_UNIQUE_KEY
@@ -38,7 +38,7 @@ def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path
     limit = max(1, math.floor(rate))
     redriven = redrive(
         backend.database,
-        Group(fingerprint, task_path, exception_path),
+        FailureGroupId(fingerprint, task_path, exception_path),
         before=result.enqueued_at,
         limit=limit,
         by=int(result.id),
@@ -49,7 +49,7 @@ def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path
     raise Snooze(max(0.0, limit / rate - (time.monotonic() - began)))
 
 
-def enqueue_redrive(using: str, group: Group, rate: float) -> tuple[int, bool]:
+def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int, bool]:
     """Enqueue the task that retries a group of failures, at most ``rate`` tasks a second.
 
     Returns its id, and whether it is new: a group has one redrive at a time. Raises ``ValueError`` for a rate that is

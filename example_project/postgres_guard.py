@@ -111,12 +111,12 @@ def remove(folder: Path) -> None:
 
 def stop_server(data: Path) -> None:
     """Stop the server of a data folder: by SIGINT, after three seconds by SIGQUIT, after two more by SIGKILL."""
-    for number, patience in ((signal.SIGINT, 3.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0)):
+    for number, timeout in ((signal.SIGINT, 3.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0)):
         pid = server_of(data)
         if pid is None:
             return
         os.kill(pid, number)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while _is_at_home(pid, data) and time.monotonic() < deadline:
             time.sleep(0.01)
 

@@ -77,7 +77,7 @@ def keep_sessions(self: TransactionTestCase) -> bool:
 
 
 def can_be_kept(connection: DatabaseWrapper) -> bool:
-    """Say whether a test has left nothing in Django's connection but what ``DISCARD ALL`` removes."""
+    """Return whether a test has left nothing in Django's connection but what ``DISCARD ALL`` removes."""
     raw = connection.connection
     return (
         raw is not None
@@ -151,7 +151,7 @@ def in_threads() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def news_of_this_test() -> None:
+def notifications_of_this_test() -> None:
     """Forget what the tests before have left: what they rolled back, and that nobody slept a moment ago."""
     wakeup._nobody_slept_at.clear()
     wakeup._pending_notifications.clear()

@@ -110,7 +110,7 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
 
 
 def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
-    """Ask before all rows that match a filter are changed, most of which the page does not show. Say how many."""
+    """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
     site = model_admin.admin_site
     request.current_app = site.name
     count = verb.movable(queryset.order_by()).count()

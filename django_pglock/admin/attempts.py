@@ -57,7 +57,7 @@ class AttemptInline(AnyInline):
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: nobody edits an attempt."""
+        """Return False: attempts cannot be edited."""
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -66,7 +66,7 @@ class AttemptInline(AnyInline):
 
     @admin.display(description=_("worker"))
     def by(self, attempt: Attempt) -> str:
-        """Return the name of the worker, which the attempt keeps, or its id."""
+        """Return the name of the worker, which is stored in the attempt, or its id."""
         return str(attempt.worker_name or attempt.worker or "-")
 
     @admin.display(description=_("exception"))

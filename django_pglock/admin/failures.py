@@ -1,4 +1,4 @@
-"""The admin page of failures: failed tasks in groups, and what one may do with a whole group."""
+"""The admin page of failures: failed tasks in groups, and the operations on whole groups."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from django_pglock.admin.actions import perform, record
 from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import FailureGroup, Task
-from django_pglock.store.failures import FailureCounts, Group, group_of, in_group, mute, unmute
+from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group, mute, unmute
 from django_pglock.store.move_to_status import WINDOW
-from django_pglock.store.shared_failures import forget_failures, shared_failures
+from django_pglock.store.shared_failures import invalidate_failures, shared_failures
 from django_pglock.verbs import TASK_VERBS
 
 #: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.
@@ -101,7 +101,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         if number >= 2**63:
             raise Http404
         using = router.db_for_write(Task)
-        group = group_of(using, number)
+        group = find_failure_group(using, number)
         if group is None:
             messages.warning(request, _("No task of this group is failed any more."))
         elif verb not in TASK_VERBS:
@@ -112,8 +112,8 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._redrive(request, group)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
-        # The page shows what was changed, not what a worker has counted before.
-        forget_failures(using)
+        # The page must show the change, not the earlier counts of a worker.
+        invalidate_failures(using)
         return HttpResponseRedirect(self._address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:
@@ -138,7 +138,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
                 redrive_url=self._task_url(redrive.pk) if redrive else "",
             )
 
-    def _tasks_url(self, group: Group) -> str:
+    def _tasks_url(self, group: FailureGroupId) -> str:
         """Return the address of the list of the tasks of a group; without fingerprint, of all failed of a function."""
         name: dict[str, str | int]
         name = {"task_path": group.task_path} if group.has_unmarked else {"fingerprint__exact": group.fingerprint}
@@ -150,7 +150,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
 
     # Verbs
 
-    def _confirmation(self, request: HttpRequest, group: Group, verb: str) -> HttpResponse:
+    def _confirmation(self, request: HttpRequest, group: FailureGroupId, verb: str) -> HttpResponse:
         count = in_group(Task.objects.using(router.db_for_write(Task)), group).count()
         context = {
             "title": TASK_VERBS[verb].button,
@@ -162,7 +162,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         }
         return self._answer(request, "confirm", context)
 
-    def _redrive(self, request: HttpRequest, group: Group) -> None:
+    def _redrive(self, request: HttpRequest, group: FailureGroupId) -> None:
         # Here, because the decorator needs a backend: a project that uses only locks has none.
         from django_pglock.redrive import enqueue_redrive
 
@@ -182,7 +182,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         link = format_html('<a href="{}">#{}</a>', self._task_url(made), made)
         messages.info(request, format_html(text, rate=f"{rate:g}", link=link))
 
-    def _mute(self, request: HttpRequest, group: Group, *, is_muted: bool) -> None:
+    def _mute(self, request: HttpRequest, group: FailureGroupId, *, is_muted: bool) -> None:
         using = router.db_for_write(FailureGroup)
         change = partial(mute, by=request.user.get_username()) if is_muted else unmute
         with transaction.atomic(using=using):

@@ -22,7 +22,7 @@ class FormFilter(admin.SimpleListFilter):
     placeholder: Any = ""
 
     def suggestions(self) -> Iterable[str]:
-        """Return the values that the browser suggests. To ask the database for them would read the whole table."""
+        """Return the values that the browser suggests. They are not queried: a query would read the whole table."""
         return ()
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The admin page of leases: who holds which lease until when, and an action that takes leases away."""
+"""The admin page of leases: the holder and the expiry of each lease, and an action that revokes leases."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, m
 from django_pglock.models import Lease
 
 
-@admin.action(description=_("Take selected leases away from their holders"), permissions=["free"])
+@admin.action(description=_("Revoke selected leases"), permissions=["free"])
 def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
-    """Take the selected leases away. Each holder notices the loss at its next renewal."""
+    """Revoke the selected leases. Each holder notices the loss at its next renewal."""
     chosen = queryset.order_by()
     names = sorted(chosen.values_list("name", flat=True))
     count = chosen.free()
     record(request, Lease, f"free: {count} of {', '.join(names)}")
-    text = ngettext("%(count)d lease was taken away.", "%(count)d leases were taken away.", count)
+    text = ngettext("%(count)d lease was revoked.", "%(count)d leases were revoked.", count)
     (messages.success if count else messages.warning)(request, text % {"count": count})
 
 
@@ -65,7 +65,7 @@ class LeaseAdmin(ReadOnlyAdmin):
         return is_free and request.user.has_perm("django_pglock.delete_lease")
 
     def has_free_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may take leases away."""
+        """Return whether the user may revoke leases."""
         return request.user.has_perm("django_pglock.free_lease")
 
     @admin.display(description=_("state"))

@@ -25,7 +25,7 @@ _LOOKUPS = (
 
 
 def lookups_of(model: Any, list_filter: Any) -> Iterator[str]:
-    """Yield the lookups in the links of one ``list_filter`` item, without making the filter: some query for choices."""
+    """Yield the lookups in the links of one ``list_filter`` item. The filter is not made, because some send queries."""
     if callable(list_filter):
         yield from filter(None, [getattr(list_filter, "parameter_name", None)])
         return

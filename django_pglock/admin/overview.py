@@ -1,4 +1,4 @@
-"""The overview: what needs attention, the queues, the workers, and charts. The part that changes is also a fragment."""
+"""The overview: problems, queues, workers, and charts. The part that changes is also served as a fragment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_pglock.admin.overview_tables import queue_table, worker_table
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
 
-#: Who may view one of these may view the overview. Its sections show only what the user may view.
+#: A user who may view one of these models may view the overview. Each section shows only data that the user may view.
 VIEWED = (Task, Worker, Queue, Schedule, AdvisoryLock, Lease)
 
 
@@ -74,7 +74,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         """Show the page."""
         site = self.admin_site
         url = reverse("admin:django_pglock_overview_fragment", current_app=site.name)
-        # As the fragment asks for what the page shows, it has the page's query string.
+        # The fragment has the query string of the page, because it must show the same.
         query = request.GET.urlencode()
         # Not "opts": themes ask them for the app's name, and the options of a model without registry have none.
         about = {"app_label": self.opts.app_label, "title": capfirst(self.opts.verbose_name), "media": self.media}

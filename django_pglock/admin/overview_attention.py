@@ -1,4 +1,4 @@
-"""What needs attention, in sentences with links. Each function finds one kind of problem, by one statement or two."""
+"""The problems on the overview, as sentences with links. Each function finds one kind, by one or two statements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_pglock.store.unknown import unknown
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.worker.options import our_backends
 
-#: Sentences of one kind that are shown. One more sentence says how many there are besides.
+#: The number of sentences of one kind that are shown. One more sentence has the number of the others.
 FEW = 3
 #: A task that has been ready or blocked for longer than this, and a lock that a session has waited for.
 LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
@@ -42,12 +42,12 @@ class Sentence(NamedTuple):
 
 
 def attention(facts: Facts) -> list[Sentence]:
-    """Return what needs attention, among what the user may see, the most urgent first."""
+    """Return the problems that the user may see, the most urgent first."""
     return [sentence for model, find in SENTENCES if facts.may_view(model) for sentence in find(facts)]
 
 
 def failing_functions(facts: Facts) -> Iterator[Sentence]:
-    """What has failed within a day, by function, exception and place, without what somebody has muted."""
+    """The failures of the last day, by function, exception and place, without muted groups."""
     groups = Task.objects.using(facts.using).all().failures(limit=MOST_GROUPS, with_muted=False)
     recent = sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count)
     url = facts.address("failuregroup_changelist")
@@ -89,7 +89,7 @@ def stuck_tasks(facts: Facts) -> Iterator[Sentence]:
 
 
 def paused_queues(facts: Facts) -> Iterator[Sentence]:
-    """Queues that somebody has paused."""
+    """Paused queues."""
     for queue in list(facts.paused.values())[:FEW]:
         about = {"queue": queue.pk, "by": queue.paused_by, "since": _moment(queue.paused_at)}
         if queue.paused_by:
@@ -163,7 +163,7 @@ def unknown_functions(facts: Facts) -> Iterator[Sentence]:
 
 
 def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
-    """Schedules whose tick no worker has enqueued."""
+    """Schedules with a late tick that no worker has enqueued."""
     late = Schedule.objects.using(facts.using).filter(is_enabled=True, next_at__lt=Now() - OVERDUE).order_by("next_at")
     found = list(late.values_list("pk", "next_at")[: MOST_ROWS + 1])
     for path, since in found[:FEW]:
@@ -194,7 +194,7 @@ def awaited_locks(facts: Facts) -> Iterator[Sentence]:
         yield Sentence("lock", text % {"count": more}, facts.address("advisorylock_changelist", is_granted__exact=0))
 
 
-#: What needs attention, by urgency, each with the model that a user must be allowed to view.
+#: The kinds of problems by urgency, each with the model that a user must be allowed to view.
 SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Worker, no_worker),
     (FailureGroup, failing_functions),

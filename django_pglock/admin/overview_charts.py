@@ -1,4 +1,4 @@
-"""The charts of the overview: what ended in each minute or hour, how long it waited and ran, by queue or function."""
+"""The charts of the overview: the attempts that ended in each minute or hour, and their times, by queue or function."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPANS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What the query string asks for, and what else a user may choose."""
+    """The choice in the query string, and the other choices of a user."""
 
     span: Span
     queue: str

@@ -1,4 +1,4 @@
-"""What the overview reads from the database: each fact by one statement that stops early, and at most once."""
+"""The facts that the overview reads from the database: each by one statement with a limit, and at most once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunningTask(NamedTuple):
 
 
 class Facts:
-    """What one request reads, and what its user may see."""
+    """The facts for one request, and the permissions of its user."""
 
     def __init__(self, request: HttpRequest, site: Any) -> None:
         self.request = request

@@ -1,4 +1,4 @@
-"""The tables of the overview: the queues in which something happens, and the workers with what they run."""
+"""The tables of the overview: the active queues, and the workers with their running tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_pglock.admin.pages import AtLeast, elapsed
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import task_backends
 
-#: Rows of a table, and tasks of one worker that are shown.
+#: The number of rows of a table, and of tasks of one worker, that are shown.
 MOST_SHOWN, FEW = 20, 3
 
 
@@ -92,7 +92,7 @@ def queue_table(facts: Facts) -> QueueTable:
 
 
 def worker_table(facts: Facts) -> WorkerTable:
-    """Return the workers, and what they run if the user may view tasks: those with running tasks first."""
+    """Return the workers, those with running tasks first. With their tasks, if the user may view tasks."""
     running = facts.running if facts.may_view(Task) else []
     tasks = {worker: list(group) for worker, group in groupby(running, key=lambda task: task.worker)}
     workers = sorted(facts.workers, key=lambda worker: (worker.pk not in tasks, worker.name))

@@ -1,4 +1,4 @@
-"""What the admin pages of this package share: counts stop at 10,000 rows, and pages are read-only by default."""
+"""The common base of our admin pages: counts stop at 10,000 rows, and pages are read-only by default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-#: Counts stop at this number of rows. To count ten million rows takes seconds, and nobody opens page 200.
+#: Counts stop at this number of rows, because to count ten million rows takes seconds.
 MOST_COUNTED = 10_000
 
 
@@ -191,7 +191,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
-        """Return what the page of a row shows besides its fields: buttons that the user may press, and warnings."""
+        """Return the additional parts of a row's page: the buttons that the user may press, and warnings."""
         return {}
 
     def has_add_permission(self, request: HttpRequest) -> bool:

@@ -123,7 +123,7 @@ class QueueAdmin(ReadOnlyAdmin):
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
-        """Say what has happened. Django would say that a queue was added."""
+        """Show a message about the change. Django's own message would be that a queue was added."""
         text = gettext("Queue %(name)s was paused: workers claim no task from it.")
         messages.success(request, text % {"name": obj.pk})
         return self.response_post_save_add(request, obj)

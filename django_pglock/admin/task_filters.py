@@ -305,7 +305,7 @@ def time_range(request: HttpRequest, using: str) -> IdRange:
 
 
 def first_searched(request: HttpRequest) -> int:
-    """Return how many tasks are searched first. Somebody who follows the link to older tasks wants to find them."""
+    """Return how many tasks are searched first. It is more for a user who follows the link to older tasks."""
     return MOST_SEARCHED if request.GET.get("id__lt") else FIRST_SEARCHED
 
 

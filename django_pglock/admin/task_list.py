@@ -35,7 +35,7 @@ from django_pglock.store.move_to_status import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
-#: Whether a partitioned table has a partition. Every role may ask this, also one that may not read the table.
+#: Whether a partitioned table has a partition. Each role may query this, also a role that may not read the table.
 HAS_ARCHIVE = "EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(%(expressions)s))"
 
 
@@ -50,7 +50,7 @@ class TaskChangeList(CappedChangeList):
     search_end: int | None = None
     #: The number of tasks that were searched at most.
     searched = 0
-    #: The id above which only samples were searched, because tasks that wait are in front of those that have succeeded.
+    #: The id above which only samples were searched, because waiting tasks have higher ids than successful tasks.
     skipped_above: int | None = None
     #: Whether more rows match than the page shows.
     has_more = False

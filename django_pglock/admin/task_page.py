@@ -88,7 +88,7 @@ def shown_result(task: Task) -> str:
 
 @admin.display(description=_("log of the last attempt"))
 def shown_log(task: Task) -> str:
-    """Return what the last attempt has logged, folded."""
+    """Return the log records of the last attempt, folded."""
     lines = (task.log or "").splitlines()
     text = ngettext("%(number)d line", "%(number)d lines", len(lines)) % {"number": len(lines)}
     return format_html(
@@ -148,7 +148,7 @@ def _list_of(field: str, value: str) -> str:
 
 
 def why_it_waits(task: Task) -> str:
-    """Return what a task waits for, apart from its turn; an empty string for a task that does not wait."""
+    """Return the reason why a task waits, apart from the order of the queue; an empty string if there is none."""
     if task.status == TaskStatus.READY:
         return _why_no_worker_runs(task)
     if task.status != TaskStatus.BLOCKED:

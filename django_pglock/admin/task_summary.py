@@ -1,4 +1,4 @@
-"""What the page of a task says first: its state in a sentence, the last failure, and the tasks before and after it."""
+"""The top of a task's page: its state in a sentence, the last failure, and the tasks before and after it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def last_failure(task: Task) -> Failure | None:
 def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
     """Return the exception and the message of the last attempt of those tasks that have failed, by id.
 
-    One statement; none if no task has failed. A task that succeeded at last, or runs, is not asked for.
+    One statement; none if no task has failed. Tasks that have succeeded or are running are left out.
     """
     without = (TaskStatus.SUCCESSFUL, TaskStatus.RUNNING)
     last = {each.pk: each.attempts_made for each in tasks if each.attempts_made and each.status not in without}

@@ -172,7 +172,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
             "pglock_before": before,
             "pglock_after": after,
-            # A task that waits for its turn is no error. That no worker knows it is one.
+            # A waiting task is not an error. But it is an error if no worker knows its function.
             "pglock_note" if obj.status == "BLOCKED" else "pglock_warning": waits,
         }
 
@@ -346,7 +346,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return [str(task) for task in objs], counts, refused, []
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete the task, unless somebody has retried it since the user was asked to confirm."""
+        """Delete the task, unless it was retried after the user was asked to confirm."""
         rows = Task.objects.using(router.db_for_write(Task)).select_for_update()
         if not rows.filter(pk=obj.pk, status__in=FINISHED).exists():
             raise PermissionDenied

@@ -107,7 +107,7 @@ class Capture:
         return triggers
 
     def _reads_key_only(self, model: type[models.Model]) -> bool:
-        """Say whether an UPDATE is asked for primary keys only. May be called before all models are loaded."""
+        """Return whether only primary keys are read of an UPDATE. May be called before all models are loaded."""
         key = model._meta.pk
         has_key_as_id = self._ids is None or (key is not None and self._ids in (key.name, key.attname))
         return has_key_as_id and not self._fields and self._when is None
@@ -199,7 +199,7 @@ class CaptureTrigger(pgtrigger.Trigger):
 
 
 class ChangedKeyTrigger(CaptureTrigger):
-    """The trigger that tells of the old primary key of a row, where the trigger of UPDATE reads new rows only.
+    """The trigger for the old primary key of a row, if the trigger of UPDATE reads only new rows.
 
     It names the column of the key, so that it costs nothing in an UPDATE that does not set it. PostgreSQL allows no
     transition tables then, so it runs once for each row.
@@ -228,10 +228,11 @@ class CompiledCapture(compiler.Trigger):
 class CaptureSql(compiler.UpsertTriggerSql):
     """The SQL that makes the function and the trigger.
 
-    The function has the rights of its owner, who migrates, so that a program which may write to the table and nothing
-    else works as before. So nobody else may make a trigger of it, and it finds names only in the schemas in which the
-    migration finds them, before temporary tables. The role of the migration has to trust who can create in these
-    schemas: https://www.postgresql.org/docs/current/sql-createfunction.html#SQL-CREATEFUNCTION-SECURITY.
+    The function has the rights of its owner, the role of the migration. So a program that has only the right to write
+    to the table works as before. For safety, no other role may make a trigger of the function, and it finds names only
+    in the schemas in which the migration finds them, before temporary tables. The role of the migration has to trust
+    all roles that can create objects in these schemas:
+    https://www.postgresql.org/docs/current/sql-createfunction.html#SQL-CREATEFUNCTION-SECURITY.
     """
 
     def get_template(self) -> str:
@@ -261,7 +262,7 @@ COMMENT ON TRIGGER {pgid} ON {table} IS '{hash}';
 
 
 def _inherits_from_abstract(model: type[models.Model], base: type[models.Model]) -> bool:
-    """Say whether a model has its columns from an abstract one: a child of a table has a table of its own."""
+    """Return whether a model inherits its columns from an abstract model. A child of a table has its own table."""
     meta = model._meta
     is_in_parent = any(issubclass(parent, base) for parent in meta.parents)
     return base._meta.abstract and issubclass(model, base) and not meta.proxy and not is_in_parent
@@ -295,7 +296,7 @@ def _condition(model: type[models.Model], when: models.Q) -> str:
 
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
-    """E008, E009 and E010: a capture that cannot be made, or whose tasks no worker would run."""
+    """E008, E009 and E010: a capture that is invalid, or whose tasks no worker would run."""
     triggers: list[tuple[Any, pgtrigger.Trigger]] = pgtrigger.registered()
     captures = dict.fromkeys((model, each.capture) for model, each in triggers if isinstance(each, CaptureTrigger))
     return [problem for model, capture in captures if (problem := _problem(model, capture)) is not None]

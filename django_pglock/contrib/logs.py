@@ -25,8 +25,8 @@ _NO_TASK = dict.fromkeys(LOG_FIELDS)
 class TaskFilter(logging.Filter):
     """Gives each record ``task_id``, ``task_path``, ``queue``, ``attempt`` and ``worker``. Drops no record.
 
-    They are those of the task that the record is about, or of the task that runs where it is made, else None. A group
-    call has those of its first task.
+    They are those of the task that the record is about, or of the task in whose context it is made; otherwise None. A
+    group call has those of its first task.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -46,7 +46,7 @@ class CurrentTask:
     name = "logs"
 
     def enqueuing(self, task: TaskFields) -> EnqueueObserver:
-        """Observe nothing: only what runs is noted."""
+        """Do nothing, because only running attempts are noted."""
         return EnqueueObserver()
 
     def running(self, attempt: AttemptInfo) -> RunObserver:

@@ -53,7 +53,7 @@ class PGLockInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """
 
     def instrumentation_dependencies(self) -> Sequence[str]:
-        """Return no packages: the instrumentor is a part of what it instruments."""
+        """Return no packages, because the instrumentor is part of the package that it instruments."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -200,7 +200,7 @@ class Processing(Operation, RunObserver):
 
 
 def caller_of(claim: Claim) -> Context:
-    """Return the context of the call that has enqueued a task; empty if nobody has stored one."""
+    """Return the context of the call that has enqueued a task; empty if none was stored."""
     headers = headers_of(claim.meta, NAME) or (own_headers(from_json(claim.meta)) if claim.meta != "{}" else {})
     return propagate.extract(headers, Context())
 

@@ -1,4 +1,4 @@
-"""Prometheus: what the database knows of tasks, in the registry of the official client; the extra ``[prometheus]``.
+"""Prometheus: metrics of the tasks in the database, in the registry of the official client; extra ``[prometheus]``.
 
 A worker answers with its own metrics at its probe port. These are for web processes, which run also when no worker
 does. ``register()`` adds them to what the process exports already, as with django-prometheus; ``metrics`` is a view::

@@ -43,7 +43,7 @@ from django_pglock.worker.logs import NAMES
 INSTRUMENT = "sentry"
 ORIGIN = "auto.queue.django_pglock"
 OWN_FRAMES = "django_pglock.worker."
-#: The loggers that tell how each task ended. Sentry makes events of their records, too.
+#: The loggers that report the end of each task. Sentry would make events of their records, too.
 LOGGERS = ("django_pglock.worker", *NAMES)
 #: The attribute of exceptions that were reported with their tasks.
 REPORTED = "_django_pglock_reported"
@@ -304,7 +304,7 @@ def _monitor_of(task: TaskFields) -> dict[str, Any] | None:
 
 
 def slug_of(path: str) -> str:
-    """Return the slug of a function's monitor: its path, with a digest for what a long one leaves out."""
+    """Return the slug of a function's monitor: its path. A long path is shortened, and ends in a digest."""
     slug = re.sub(r"[^a-z0-9_-]+", "-", path.lower())
     if len(slug) <= LONGEST_SLUG:
         return slug

@@ -1,8 +1,8 @@
 """Keys: from the name of a lock to the number that PostgreSQL locks.
 
-- ``key``: names, and the functions that make a number of a name.
-- ``template``: names with fields, ``"order:{order_id}"``, that decorators take.
-- ``reserved``: the numbers of the advisory locks that the package takes for itself.
+- ``key``: names, and the functions that compute the number of a name.
+- ``template``: names with fields, such as ``"order:{order_id}"``, for decorators.
+- ``reserved``: the numbers of the advisory locks that the package itself uses.
 """
 
 from django_pglock.keys.key import (

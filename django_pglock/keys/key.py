@@ -1,8 +1,8 @@
 """From a lock's name to its key: the signed 64-bit number that PostgreSQL locks. Pure, apart from the settings.
 
 A name is a string, or parts that are joined by colons: ``("order", 5)`` is ``"order:5"``. Colons and percent signs
-inside a part are escaped, so that no value from outside can make the name of another lock. The key is the first eight
-bytes of the name's SHA-256, big-endian and signed, which plain SQL can compute as well::
+inside a part are escaped, so that a value from outside cannot result in the name of another lock. The key is the first
+eight bytes of the name's SHA-256, big-endian and signed. SQL can compute it as well::
 
     ('x' || encode(substr(sha256(convert_to('order:5', 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
 
@@ -37,26 +37,26 @@ def sha256_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
 
 
-#: The default, under the name of django-pgware, for a rolling migration from there.
+#: The default key function under the name that it has in django-pgware, for a rolling migration from there.
 pgware_key = sha256_key
 
 
 def pglock_key(name: str) -> int:
-    """Return the key that django-pglock (AmbitionEng) makes of a name: the same bytes, little-endian."""
+    """Return the key of a name in django-pglock (AmbitionEng): the same bytes, little-endian."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
 
 
 def crc32_key(name: str) -> int:
-    """Return the key that django-pglocks before version 2 made of a name: a signed CRC-32. Collides easily."""
+    """Return the key of a name in django-pglocks before version 2: a signed CRC-32. Collisions are likely."""
     return int.from_bytes(zlib.crc32(name.encode()).to_bytes(4, "big"), "big", signed=True)
 
 
 def make_key(*parts: Any) -> Key:
-    """Return the key of a name, or of parts of one.
+    """Return the key of a name, or of the parts of a name.
 
-    One string is the name, unchanged; one int is the number itself, for locks shared with other programs, and is shown
+    One string is the name, unchanged. One int is the number itself, for locks shared with other programs, and is shown
     as ``#5``. A member of a StrEnum counts as a string, a member of an IntEnum as an int. Several parts, or one part of
-    another type, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
+    another type, are escaped and joined. Raises ``LockKeyError`` for invalid parts.
     """
     return key_of(name_of(*parts))
 
@@ -64,7 +64,7 @@ def make_key(*parts: Any) -> Key:
 def key_of(name: str | int) -> Key:
     """Return the key of a name or a number that ``name_of`` returned."""
     if isinstance(name, int):
-        # The string "5" names another lock, which is shown as 5.
+        # The string "5" is the name of another lock, which is shown as 5.
         return Key(f"#{name}", name)
     if namespace := get_settings().NAMESPACE:
         name = f"{namespace}:{name}"
@@ -72,16 +72,16 @@ def key_of(name: str | int) -> Key:
 
 
 def name_of(*parts: Any) -> str | int:
-    """Return the name that parts make, or the number. Needs no settings, so that decorators can check names at import.
+    """Return the name, or the number, for parts. Needs no settings, so that decorators can check names at import.
 
-    Raises ``LockKeyError`` for what cannot name a lock.
+    Raises ``LockKeyError`` for invalid parts.
     """
     if len(parts) == 1:
         [only] = parts
         if isinstance(only, int) and not isinstance(only, bool):
             return _in_range(int(only))
         if isinstance(only, str):
-            # The class of an Enum may define another text for its members.
+            # An Enum class may define another ``__str__`` for its members.
             return _encodable(str.__str__(only))
     return _encodable(join(*parts))
 
@@ -96,9 +96,9 @@ def join(*parts: Any) -> str:
 def part_of(value: Any) -> str:
     """Return a value as an escaped part of a name.
 
-    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``; a proxy has the
-    name of its concrete model). Raises ``LockKeyError`` for everything else: None, for example, is the primary key of
-    every anonymous user.
+    Accepts strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``; for a proxy,
+    the name of its concrete model). Raises ``LockKeyError`` for all other values: None, for example, is the primary key
+    of each anonymous user.
     """
     if isinstance(value, Enum):
         value = value.value
@@ -118,7 +118,7 @@ def part_of(value: Any) -> str:
 def _part_of_model(instance: Any) -> str:
     if instance.pk is None:
         raise LockKeyError(f"{instance!r} has not been saved yet, so it has no primary key to name a lock with.")
-    # A proxy's instance is the same row.
+    # The instance of a proxy is the same row.
     return f"{instance._meta.concrete_model._meta.label_lower}:{part_of(instance.pk)}"
 
 

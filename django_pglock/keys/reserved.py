@@ -1,9 +1,9 @@
-"""The advisory locks that the package takes for itself, with keys that ``lock`` cannot use.
+"""The advisory locks that the package itself uses. Their keys cannot be used by ``lock``.
 
 PostgreSQL has two key spaces for advisory locks: one 64-bit number, which ``lock`` uses, and two 32-bit numbers, which
 ``pg_locks`` shows with ``objsubid = 2``. The locks of this file are in the second space. The first of the two numbers
-says what the lock is for: it is one of the constants below. So neither a name nor a raw number of a project can block
-a worker, and no worker can block a project.
+is one of the constants below, which says what the lock is for. So a name or a raw number of a project cannot block a
+worker, and a worker cannot block a project.
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
 
 The view of advisory locks has these numbers, too.
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import secrets
 
-#: Held by the worker that does the upkeep, with the second number 0. With 1, held while tasks are moved to the archive.
+#: Held for a round of upkeep, with the second number 0. With the second number 1, held while tasks are archived.
 UPKEEP = 0x70676C01
-#: Held while tasks are admitted to a lock key. The second number is from the key's SHA-256. Two keys may have the same
-#: number: their admissions then wait for each other, each for one message to the server. An admission to several keys
+#: Held while tasks are admitted to a lock key. The second number is from the key's SHA-256. If two keys have the same
+#: number, their admissions wait for each other, for the time of one message to the server. An admission to several keys
 #: takes the locks in the order of their numbers.
 ADMISSION = 0x70676C02
 #: Held by a worker for as long as it lives. The worker draws the second number and writes it into its row.
@@ -26,5 +26,5 @@ ALL = (UPKEEP, ADMISSION, WORKER)
 
 
 def draw_number() -> int:
-    """Return a random number for a worker: never negative, because ``pg_locks`` shows keys as unsigned numbers."""
+    """Return a random number for a worker. It is not negative, because ``pg_locks`` shows keys as unsigned numbers."""
     return secrets.randbelow(2**31)

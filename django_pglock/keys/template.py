@@ -1,8 +1,8 @@
 """Key templates: ``"order:{order_id}"`` or ``"checkout:{request.user.pk}"``, checked when the decorator is applied.
 
 A field is the name of a parameter, which attributes may follow. Each value becomes an escaped part of the name, without
-a colon. So if a colon stands before each field, no value can change another part: ``"a:b"`` and ``"c"`` never make the
-name that ``"a"`` and ``"b:c"`` make. Templates in which a value could are refused.
+colons. So if there is a colon before each field, a value cannot change another part: ``"a:b"`` and ``"c"`` do not
+result in the same name as ``"a"`` and ``"b:c"``. A template without these colons is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from django_pglock.keys.key import part_of
 class KeyTemplate:
     """A name with fields in braces. ``known`` are the parameters that fields may begin with; None allows any.
 
-    ``where`` names the decorator in errors. ``is_own``: something else tells the names of this template from other
-    names, so that the template may begin with a field. Raises ``LockKeyError`` for a text that is no template, and
-    where a value could make the name of another lock.
+    ``where`` names the decorator in errors. ``is_own``: the names of this template cannot be confused with other names
+    for another reason, so the template may begin with a field. Raises ``LockKeyError`` for an invalid template, and for
+    a template in which a value could result in the name of another lock.
     """
 
     def __init__(self, text: str, *, known: Collection[str] | None, where: str, is_own: bool = False) -> None:

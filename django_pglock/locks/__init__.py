@@ -1,5 +1,5 @@
-"""The locks room: advisory locks by name, for code and for views.
+"""Advisory locks by name, for code and for views.
 
-This file imports nothing, so that who needs one module here does not load all of them: a worker needs few. The package
-itself, ``django_pglock``, has the public names.
+This file imports nothing, so that code that needs one module does not load all of them. A worker needs only few. The
+public names are in the package ``django_pglock``.
 """

@@ -1,4 +1,4 @@
-"""Who holds or waits for which advisory lock: the queryset of the view over ``pg_locks``."""
+"""The holders and waiters of advisory locks: the queryset of the view over ``pg_locks``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockKeyError
 from django_pglock.keys import make_key
 
-# Only a session that still holds or waits for an advisory lock of this database is ended: process numbers are used
-# again.
+# Only a session that still holds or waits for an advisory lock of this database is ended, because another process may
+# have got the process id since.
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM {view} WHERE pid = %s LIMIT 1"
 
 
@@ -20,19 +20,19 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
     """Advisory locks of this database."""
 
     def held(self) -> AdvisoryLockQuerySet:
-        """Locks that are held."""
+        """Return the locks that are held."""
         return self.filter(is_granted=True)
 
     def waiting(self) -> AdvisoryLockQuerySet:
-        """Locks that a session waits for."""
+        """Return the locks that a session waits for."""
         return self.filter(is_granted=False)
 
     def for_name(self, *parts: Any) -> AdvisoryLockQuerySet:
-        """Locks of this name; ``parts`` as for ``lock``. Raises ``LockKeyError``."""
+        """Return the locks of this name; ``parts`` as for ``lock``. Raises ``LockKeyError``."""
         return self.filter(key=make_key(*parts).number)
 
     def search(self, text: str) -> AdvisoryLockQuerySet:
-        """Locks that match what a person types: the beginning of a name, a key, or the process id of a session."""
+        """Return the locks that match a text: the beginning of a name, a key, or the process id of a session."""
         if not text.isprintable():
             return self.none()
         meant = models.Q(name__startswith=text)
@@ -48,7 +48,7 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
         return self.filter(meant)
 
     def terminate(self, pid: int) -> bool:
-        """End the session ``pid`` if it holds or waits for an advisory lock here; say whether it was ended."""
+        """End the session ``pid`` if it holds or waits for an advisory lock here. Return whether it was ended."""
         connection = connections[self.db]
         view = connection.ops.quote_name(self.model._meta.db_table)
         with connection.cursor() as cursor:
@@ -58,8 +58,10 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
 
 
 class AdvisoryLockManager(models.Manager.from_queryset(AdvisoryLockQuerySet)):  # type: ignore[misc]
-    """The manager of ``AdvisoryLock``. It reads from the database in which locks are taken: a standby, to which a
-    router may send reads, has a lock table of its own, in which everything is free."""
+    """The manager of ``AdvisoryLock``. It reads from the database in which locks are taken.
+
+    A router may send reads to a standby, but a standby has its own lock table, without these locks.
+    """
 
     def get_queryset(self) -> AdvisoryLockQuerySet:
         """Return the locks of the database ``USING``, or of the one that ``using`` or ``db_manager`` has named."""

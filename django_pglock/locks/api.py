@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         using: str | None
 
     class LockOptions(SemaphoreOptions, total=False):
-        """The same of ``lock`` and ``lock_all``."""
+        """The same options for ``lock`` and ``lock_all``."""
 
         shared: bool
         reentrant: bool
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["lock", "lock_all", "semaphore", "try_lock"]
 
 
-#: PostgreSQL keeps the locks of all sessions in one table in shared memory. Thousands of them in one call could fill
-#: it, and then nobody can connect any more.
+#: PostgreSQL stores the locks of all sessions in one table in shared memory. Thousands of locks in one call could fill
+#: it, and then no client can connect.
 MOST_KEYS = 1000
 
 
@@ -65,7 +65,7 @@ def lock(
     - ``parts``: the name, or its parts; see ``django_pglock.keys``. A decorator's single string is a template over the
       function's parameters (``"sync:{shop_id}"``); without parts its name is the function's dotted path.
     - ``timeout``: seconds or a timedelta; None (default) waits without limit, 0 does not wait.
-    - ``shared``: allow other shared holders; only exclusive ones are excluded.
+    - ``shared``: allow other shared holders; only exclusive holders are excluded.
     - ``scope``: ``"auto"`` (the setting's default: transaction inside ``atomic()``, else session), ``"session"`` or
       ``"transaction"``.
     - ``using``: database alias; default from the setting ``USING``.
@@ -77,13 +77,14 @@ def lock(
     - ``max_hold``: seconds or a timedelta for which the holder may leave its database session idle. A holder that
       stalls for longer has its session ended by PostgreSQL, and the lock with it.
 
-    ``async with`` and coroutine functions take the lock in a session of their own, which excludes other coroutines of
-    the same process; such a lock knows nothing of an ``atomic()`` block around it.
+    ``async with`` and coroutine functions take the lock in a separate session, so it also excludes other coroutines of
+    the same process. Such a lock is independent of an ``atomic()`` block around it.
 
     Returns a ``Lock``: a context manager and a decorator, whose ``acquire()`` and ``aacquire()`` return a handle.
-    Raises ``ValueError`` for a bad time or ``on_busy`` and ``LockKeyError`` for a bad name; its use raises
-    ``LockNotAvailable`` when busy, ``LockLost`` at the end if the lock was lost, ``LockScopeError`` where it would not
-    protect. PostgreSQL's rules: https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
+    Raises ``ValueError`` for an invalid time or ``on_busy``, and ``LockKeyError`` for an invalid name. Its use raises
+    ``LockNotAvailable`` if the lock is busy, ``LockLost`` at the end if the lock was lost, and ``LockScopeError`` if it
+    would not protect. PostgreSQL's rules:
+    https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return Lock(parts, options, on_busy)
@@ -101,8 +102,8 @@ def try_lock(
 ) -> TryLock:
     """Like ``lock``, but the body decides: ``with try_lock("report") as held: if held: ...``.
 
-    The arguments are ``lock``'s; the default timeout is 0 seconds. Nothing is raised when the lock is busy; the handle
-    is false then. Raises everything else as ``lock`` does.
+    The arguments are those of ``lock``; the default timeout is 0 seconds. If the lock is busy, no error is raised, and
+    the handle is false. All other errors are raised as by ``lock``.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return TryLock(parts, options, "skip")
@@ -129,11 +130,12 @@ def lock_all(
 ) -> Lock:
     """Hold several locks, all or none: ``with lock_all("a", ("order", 5), account): ...``.
 
-    Each of ``names`` is what ``lock`` takes: a string, an int, a saved model instance, or a tuple of parts. The locks
-    are taken in one statement and in the order of their numbers, so that two callers never wait for each other. The
-    ``timeout`` is for all together. Each string of a decorator is a template.
+    Each of ``names`` is an argument of ``lock``: a string, an int, a saved model instance, or a tuple of parts. The
+    locks are taken in one statement and in the order of their numbers, so that two callers cannot deadlock. The
+    ``timeout`` is for all locks together. Each string of a decorator is a template.
 
-    Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand: lock what they have in common.
+    Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand. Instead of so many locks, take
+    one lock on the object that they have in common.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return LockAll(names, options, on_busy)
@@ -159,9 +161,9 @@ def semaphore(
 ) -> Lock:
     """Allow at most ``limit`` holders at once: ``with semaphore("render", limit=3): ...``.
 
-    The other arguments are ``lock``'s. All callers must name the same limit. A holder has one of the slots ``name#1``
-    to ``name#limit``, each of which is a lock. Waiters queue up for the lock ``name#queue`` and are served in the order
-    of their arrival.
+    The other arguments are those of ``lock``. All callers must use the same limit. A holder has one of the slots
+    ``name#1`` to ``name#limit``, each of which is a lock. Waiters queue for the lock ``name#queue`` and are served in
+    the order of their arrival.
 
     Raises as ``lock`` does, and ``ValueError`` for a limit below one or above a thousand.
     """
@@ -243,7 +245,7 @@ if TYPE_CHECKING:
     R = TypeVar("R")
 
     class SkippingLock(Lock):
-        """What a type checker sees of a lock with ``on_busy="skip"``: a decorated call may return None."""
+        """The type of a lock with ``on_busy="skip"``: a decorated call may return None."""
 
         @overload  # type: ignore[override]
         def __call__(

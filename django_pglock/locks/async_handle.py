@@ -1,8 +1,8 @@
-"""A lock of one coroutine, in a session outside of Django's; the event loop never waits for the database.
+"""A lock of one coroutine, in a session separate from Django's. The event loop does not wait for the database.
 
-The lock excludes other coroutines of the same process as it does other hosts. It knows nothing of Django's connection
-or of an ``atomic()`` block around it, so it is a session lock by default. Scope ``"transaction"``, for poolers, keeps a
-transaction of the lock's own open while it is held.
+The lock excludes other coroutines of the same process, and other hosts. It is independent of Django's connection and of
+an ``atomic()`` block around it, so it is a session lock by default. With scope ``"transaction"``, for poolers, the lock
+has its own transaction, which is open while the lock is held.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class AsyncHandle(BaseHandle):
     _sessions: LockSessions
     #: The session in which the lock is requested or held.
     _session: LockSession
-    #: What stands for the coroutine.
+    #: The object that represents the coroutine.
     _owner: Any
-    #: Whether the lock is the first one in its session, so that it begins and ends the session's transaction.
+    #: Whether the lock is the first in its session. Then it begins and ends the session's transaction.
     _is_outermost = False
 
     # Acquire
 
     async def acquire(self) -> AsyncHandle:
-        """Acquire the lock. Raises as ``lock`` says; also when cancelled, nothing is held or awaited afterwards."""
+        """Acquire the lock. Raises as ``lock`` does. After an error or a cancel, it is neither held nor requested."""
         if self.is_disabled:
             self._acquire_disabled()
             return self
@@ -75,7 +75,7 @@ class AsyncHandle(BaseHandle):
         """Acquire the lock in the coroutine's own session, in a new one, or in the shared one. Raises ``Busy``."""
         pause = FIRST_PAUSE
         may_share = self.scope == "session" and self.request.max_hold is None
-        # A lock that the coroutine has in the shared session is granted again there, and nowhere else.
+        # If the coroutine has the lock in the shared session, only that session can get it again.
         must_share = self._has_it_shared(may_share=may_share)
         session = None if must_share else self._sessions.own_session(self.scope)
         while True:
@@ -92,9 +92,9 @@ class AsyncHandle(BaseHandle):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _has_it_shared(self, *, may_share: bool) -> bool:
-        """Say whether the coroutine has one of these locks in the shared session.
+        """Return whether the coroutine has one of these locks in the shared session.
 
-        Raises ``LockError`` where it has one in a session that this request cannot go to: it would wait for itself.
+        Raises ``LockError`` if it has one in a session that this request cannot use: it would wait for itself.
         """
         for scope, session in self._sessions.sessions_with(self._owner, self.request):
             is_right = may_share if session.is_shared else scope == self.scope
@@ -109,7 +109,7 @@ class AsyncHandle(BaseHandle):
         return None if timeout is None else timeout - (time.monotonic() - began)
 
     def _request_for(self, began: float) -> Request:
-        """Return the request with the time that is left of its timeout."""
+        """Return the request with the remaining time of its timeout."""
         left = self._left(began)
         if left is None or not self.request.wait or left == self.options.timeout:
             return self.request
@@ -124,12 +124,13 @@ class AsyncHandle(BaseHandle):
             raise
 
     async def _acquire_in_shared(self, session: LockSession) -> bool:
-        """Acquire the lock without a wait in the server; say whether it was granted."""
+        """Acquire the lock without a wait in the server. Return whether it was granted."""
         self._session, self._is_outermost = session, False
         request = self.request._replace(wait=0)
         if not self._may_request(request):
             return False
-        # A statement that is cut short here would leave unknown what the session holds, and others' locks with it.
+        # Shielded: after an interrupted statement it would not be known what the session holds, and it has locks of
+        # other coroutines.
         running = asyncio.ensure_future(self._run(self._new_record(request)))
         try:
             await asyncio.shield(running)
@@ -145,11 +146,11 @@ class AsyncHandle(BaseHandle):
             self.free_from_any_thread()
 
     def _may_request(self, request: Request) -> bool:
-        """Say whether no other coroutine that shares the session has the lock; PostgreSQL could not tell."""
+        """Return whether no other coroutine of the shared session has the lock. For PostgreSQL they are one holder."""
         return self._session.allows(request, self._owner)
 
     def _new_record(self, request: Request) -> LockRecord:
-        """Let the session know of the request before another coroutine comes in between."""
+        """Add a record of the request to the session, before another coroutine can make a request."""
         session, locks = self._session.session, self._session.locks
         asked = self._build_request(self._session.numbers)._replace(wait=request.wait)
         record = self._record = LockRecord(locks, asked, self.scope, session.raw, self._owner)
@@ -157,7 +158,7 @@ class AsyncHandle(BaseHandle):
         return record
 
     async def _run(self, record: LockRecord) -> None:
-        """Send the request. Raises ``Busy``; nothing is held after any error."""
+        """Send the request. Raises ``Busy``. After an error, nothing is held."""
         try:
             if self._is_outermost and self.scope == "transaction":
                 row = await self._run_in_own_transaction(record)
@@ -194,7 +195,7 @@ class AsyncHandle(BaseHandle):
         """Ensure that nothing stays held."""
         session = self._session
         if self.scope == "transaction":
-            # Broken or not: with the session the transaction ends.
+            # The end of the session also ends the transaction.
             session.session.end()
         else:
             steps = free_after_error(record.request, others=session.numbers(without=record))
@@ -216,10 +217,10 @@ class AsyncHandle(BaseHandle):
     # Release
 
     async def release(self, error: BaseException | None = None) -> None:
-        """Release the lock, in any coroutine. ``error`` is what the body raised, if it did: a lost lock is logged then
-        instead of raised.
+        """Release the lock, in any coroutine.
 
-        Raises ``LockLost``, and ``LockError`` when the lock is not held.
+        ``error`` is the exception of the body, if there is one. Then a lost lock is logged instead of raised. Raises
+        ``LockLost``, and ``LockError`` if the lock is not held.
         """
         if not self.is_open:
             raise self._error(LockError, "is not held")
@@ -233,7 +234,7 @@ class AsyncHandle(BaseHandle):
     async def _release(self, record: LockRecord, error: BaseException | None) -> None:
         session = self._session
         if session.session.is_busy and not session.is_shared:
-            # The coroutine that has the session waits there for another lock. Right after that, this one is freed.
+            # The coroutine of this session waits in it for another lock. Right after that, this lock is freed.
             self.free_from_any_thread()
             return
         try:
@@ -248,7 +249,7 @@ class AsyncHandle(BaseHandle):
             self._report_lost(reason, error)
 
     async def _free(self, record: LockRecord) -> str | None:
-        """Free the lock; return why that was not possible, or None."""
+        """Free the lock. Return why that was not possible, or None."""
         session = self._session
         if record.state is RecordState.ENDED or session.session.has_ended:
             return self._reason or "its session has ended"
@@ -264,10 +265,10 @@ class AsyncHandle(BaseHandle):
             return f"its session has ended ({first_line(error)})"
         return None
 
-    # For a response, which somebody else closes
+    # For a response, which other code closes
 
     def detach(self) -> None:
-        """Let the lock outlive the event loop and the coroutine that acquired it."""
+        """Keep the lock after the end of the event loop and of the coroutine that acquired it."""
         if self._record is not None and not self._session.is_shared:
             self._sessions.detach(self._session.session)
 
@@ -283,6 +284,6 @@ class AsyncHandle(BaseHandle):
         try:
             self._loop.call_soon_threadsafe(self._sessions.give_back, self._session)
         except RuntimeError:
-            # The loop has ended: nobody else will use the session.
+            # The loop has ended, so no other code will use the session.
             if not self._session.is_shared:
                 self._session.session.end()

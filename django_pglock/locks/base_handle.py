@@ -1,4 +1,4 @@
-"""What the handles of threads and coroutines share: names, times, log records, signals and errors."""
+"""The common part of the handles of threads and coroutines: names, times, log records, signals and errors."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
 E = TypeVar("E", bound=LockError)
-#: Why a session lock is lost that another statement has freed.
+#: The reason if another statement has freed a session lock.
 NOT_HELD_BY_SESSION = "PostgreSQL reports that this session did not hold it"
 
 
 class BaseHandle:
     """One use of a lock: acquire, hold, release. True while the lock is held.
 
-    ``waited`` is how many seconds the acquire took. ``token`` is None: only a lease has a fencing token.
+    ``waited`` is the number of seconds that the acquire took. ``token`` is None: only a lease has a fencing token.
 
-    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and the log says so.
+    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and this is logged.
     """
 
     token: int | None = None
-    #: Set by ``django_pglock.testing.locks_disabled``: every acquire succeeds, and PostgreSQL is not asked.
+    #: Set by ``django_pglock.testing.locks_disabled``: each acquire succeeds without a statement to PostgreSQL.
     is_disabled: ClassVar[bool] = False
-    #: What messages call it.
+    #: The noun for messages.
     _noun = "Lock"
-    #: The model whose rows say who holds it.
+    #: The model whose rows have the holder.
     _model = "AdvisoryLock"
     #: Scopes of locks that a dropped handle has to free.
     _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
-    #: Here as well, because ``__del__`` runs also where ``__init__`` was interrupted.
+    #: A class attribute, because ``__del__`` also runs if ``__init__`` was interrupted.
     is_open = False
     _generation = 0
     _record: LockRecord | None = None
@@ -55,9 +55,9 @@ class BaseHandle:
         #: Acquired, and not yet released by its user.
         self.is_open = False
         self._since = 0.0
-        #: Why it was lost, if it was.
+        #: Why the lock was lost, if it was.
         self._reason = ""
-        #: What the session knows of the lock; None until it is requested.
+        #: The session's record of the lock; None until it is requested.
         self._record: LockRecord | None = None
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class BaseHandle:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is held now, as far as can be known without asking the server."""
+        """Whether the lock is held now, as far as this is known without a query."""
         return self.is_open
 
     @property
@@ -93,7 +93,7 @@ class BaseHandle:
         self.free_from_any_thread()
 
     def free_from_any_thread(self) -> None:
-        """Free the lock without a wait, in any thread or coroutine, where its own cannot release it."""
+        """Free the lock without a wait, in any thread or coroutine, if its owner cannot release it."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class BaseHandle:
 
     @property
     def key(self) -> int:
-        """The number that PostgreSQL locks; of several, the first."""
+        """The number that PostgreSQL locks; the first one of several."""
         return self.request.keys[0].number
 
     @property
@@ -112,7 +112,7 @@ class BaseHandle:
 
     @property
     def name(self) -> str:
-        """The name as people read it; several are joined by commas."""
+        """The name for people. Several names are joined by commas."""
         return ", ".join(key.name for key in self.request.keys)
 
     @property
@@ -121,11 +121,11 @@ class BaseHandle:
         return time.monotonic() - self._since
 
     def _build_request(self, held: Callable[[], AbstractSet[int]]) -> Request:
-        """Return what to ask the server for. ``held`` returns the numbers that the session has already."""
+        """Return the request to the server. ``held`` returns the numbers that the session already has."""
         return self.request
 
     def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
-        """Remember what the server answered besides "granted"."""
+        """Store the columns of the server's answer after the first one, "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
             record.locks.remember_limits(record, row[1:3])
 
@@ -155,7 +155,7 @@ class BaseHandle:
             logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
 
     def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
-        """Report that the lock is busy, and return the error; ``cause`` is the server's own, if it has one."""
+        """Report that the lock is busy, and return the error. ``cause`` is the server's error, if there is one."""
         timeout = self.options.timeout
         waited = "" if not timeout else f" within {timeout:g} s"
         error = LockNotAvailable(
@@ -174,7 +174,7 @@ class BaseHandle:
         return error
 
     def _report_lost(self, reason: str, error: BaseException | None) -> None:
-        """Report a lost lock: raise ``LockLost``, or only log it if the body has raised ``error`` already."""
+        """Report a lost lock: raise ``LockLost``, or only log it if the body has already raised ``error``."""
         self._reason = reason
         signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
         lost = self._lost_error(reason)
@@ -183,7 +183,7 @@ class BaseHandle:
         logger.error("%s", lost)
 
     def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lock was released or its session is gone. Asks the server nothing."""
+        """Raise ``LockLost`` if the lock was released or its session has ended. Sends no query."""
         if self.scope == "disabled" and self.is_open:
             return
         if not self.is_open and not self._reason and not self.is_held:
@@ -193,7 +193,7 @@ class BaseHandle:
             raise self._lost_error(self._reason or reason)
 
     def _lost_reason(self) -> str:
-        """Return why the lock is not held any more, as far as can be seen; an empty string if it is held."""
+        """Return why the lock is no longer held, as far as this is known; an empty string if it is held."""
         raise NotImplementedError
 
     def _lost_error(self, reason: str) -> LockLost:
@@ -214,5 +214,5 @@ class BaseHandle:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; PostgreSQL's messages have details below it."""
+    """Return the first line of an error's message, because PostgreSQL's messages have details below it."""
     return next(iter(str(error).strip().splitlines()), "no answer")

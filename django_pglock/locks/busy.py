@@ -1,4 +1,4 @@
-"""The response to a request whose lock is busy: a page, a problem detail or a line of text, as the client prefers."""
+"""The response to a request whose lock is busy: a page, a problem detail or a text, by the client's Accept header."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from django_pglock.errors import LockNotAvailable
 
 #: The content type of ``problem``.
 PROBLEM_JSON = "application/problem+json"
-#: What can be answered. A client that accepts anything, as curl and fetch do, gets the first.
+#: The content types of the response. A client that accepts any type, such as curl and fetch, gets the first one.
 TYPES = ("text/plain", "text/html", "application/json", PROBLEM_JSON)
-#: The page of a project without a template of its own. No inline style or script: a strict CSP forbids them.
+#: The page of a project without its own template. No inline style or script, because a strict CSP forbids them.
 PAGE = (
     '<!doctype html>\n<html lang="{}" dir="{}">\n<head><meta charset="utf-8"><title>{}</title></head>\n'
     "<body><h1>{}</h1><p>{}</p></body>\n</html>\n"
@@ -28,7 +28,7 @@ PAGE = (
 def busy_response(
     error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
 ) -> HttpResponse:
-    """Return the response to a busy lock. The lock's name is not in it: a name may contain a user's id."""
+    """Return the response to a busy lock. It does not have the lock's name, which may contain a user's id."""
     preferred = request.get_preferred_type(TYPES)
     response: HttpResponse
     if preferred == "text/html":

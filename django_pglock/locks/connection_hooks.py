@@ -1,8 +1,8 @@
-"""What a Django connection does for the locks of its session: names in statements, savepoints, Django's pool.
+"""Hooks in a Django connection for the locks of its session: names in statements, savepoints, Django's pool.
 
-One execute wrapper, installed when the connection is opened and never removed, adds a comment with the names of the
-held locks to each statement, and tells the session's records of savepoints. It stands below all other wrappers, which
-may come and go as they please.
+One execute wrapper is installed when the connection is opened, and is never removed. It adds a comment with the names
+of the held locks to each statement, and reports savepoints to the session's records. It is below all other wrappers,
+which may be added and removed at any time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def session_locks_of(connection: DatabaseWrapper) -> SessionLocks:
 
 
 def holds_locks(connection: DatabaseWrapper) -> bool:
-    """Say whether the session of a Django connection holds locks of this package, or may hold them."""
+    """Return whether the session of a Django connection holds locks of this package, or may hold them."""
     locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
     return locks is not None and bool(locks.pending or locks.records(connection))
 
 
 def keep_out_of_pool(connection: DatabaseWrapper) -> None:
-    """Ensure that a session does not go back to Django's pool with a lock, which the next user would then hold."""
+    """Ensure that a session does not return to Django's pool with a lock. The next user would then hold the lock."""
     if connection.settings_dict["OPTIONS"].get("pool"):
         connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
 
@@ -81,8 +81,8 @@ def _wrapper(execute: Callable[..., Any], sql: Any, params: Any, many: bool, con
 def _with_names(sql: Any, names: str, connection: Any) -> Any:
     """Add the names of held locks to a statement, because pg_stat_activity shows a session's last statement.
 
-    A comment that is there already stays the first one: it may be a hint for the planner. Other wrappers may look at
-    how a statement begins, so where there are any, the names stand at its end.
+    If the statement already begins with a comment, that comment stays first, because it may be a hint for the planner.
+    If there are other wrappers, the names are at the end, because a wrapper may check how a statement begins.
     """
     if not names or not isinstance(sql, str) or sql.lstrip().startswith("/*"):
         return sql

@@ -1,7 +1,7 @@
-"""How locks and leases are used: with, async with, as a decorator, or by a handle.
+"""The ways to use locks and leases: with, async with, as a decorator, or by a handle.
 
-A ``ContextDecorator`` has options and no state of a use: it may be made at import and used by many threads and
-coroutines at once. Each use has a handle of its own.
+A ``ContextDecorator`` has only options. So it may be made at import, and many threads and coroutines may use it at the
+same time. Each use has its own handle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HandleProtocol(Protocol):
-    """What is asked of the handle of a thread."""
+    """The handle of a thread."""
 
     is_open: bool
 
@@ -39,7 +39,7 @@ class HandleProtocol(Protocol):
 
 
 class AsyncHandleProtocol(Protocol):
-    """What is asked of the handle of a coroutine."""
+    """The handle of a coroutine."""
 
     is_open: bool
 
@@ -53,7 +53,7 @@ A = TypeVar("A", bound=AsyncHandleProtocol)
 
 
 class ContextDecorator(Generic[H, A]):
-    """Options of a lock or a lease. Subclasses make the handles."""
+    """The options of a lock or a lease. Subclasses make the handles."""
 
     def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
         self._parts = parts
@@ -62,7 +62,7 @@ class ContextDecorator(Generic[H, A]):
         self._name = self._check(parts)
 
     def _check(self, parts: tuple[Any, ...]) -> str | int:
-        """Return the name that the parts make. Raises ``LockKeyError`` for parts that cannot name a lock."""
+        """Return the name for the parts. Raises ``LockKeyError`` for invalid parts."""
         return name_of(*parts) if parts else ""
 
     def _handle(self, parts: tuple[Any, ...]) -> H:
@@ -134,7 +134,7 @@ class ContextDecorator(Generic[H, A]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An asynchronous generator that nobody continues is closed by another task.
+        # Another task closes an asynchronous generator that was not run to its end.
         handle, _ = self._open.find(caller(), asyncio.current_task())
         try:
             if handle.is_open:
@@ -145,7 +145,7 @@ class ContextDecorator(Generic[H, A]):
     # Decorator
 
     def __call__(self, function: F) -> F:
-        """Decorate a function or a coroutine function: each call holds the lock, by a handle of its own.
+        """Decorate a function or a coroutine function: each call holds the lock, with its own handle.
 
         Raises ``ConfigurationError`` for a generator, and for a task: its decorator belongs above this one.
         """
@@ -160,9 +160,9 @@ class ContextDecorator(Generic[H, A]):
     def _decorate(
         self, function: Callable[..., Any], naming: Naming, keeps: Callable[[H, Any], bool] | None = None
     ) -> Callable[..., Any]:
-        """Return a function that calls ``function`` under a handle of its own.
+        """Return a function that calls ``function`` while it holds the lock. Each call has its own handle.
 
-        ``keeps`` gets the handle and the result of a call, and says whether the result keeps the handle from now on.
+        ``keeps`` gets the handle and the result of a call. It returns whether the result owns the handle from now on.
         """
         refuse_generators(function)
 
@@ -191,7 +191,7 @@ class ContextDecorator(Generic[H, A]):
     def _decorate_async(
         self, function: Callable[..., Any], naming: Naming, keeps: Callable[[A, Any], bool] | None = None
     ) -> Callable[..., Any]:
-        """Return a coroutine function; as ``_decorate``."""
+        """Do the same as ``_decorate``, for a coroutine function."""
         refuse_generators(function)
 
         @functools.wraps(function)
@@ -199,7 +199,7 @@ class ContextDecorator(Generic[H, A]):
             try:
                 parts = naming(args, kwargs)
             except SynchronousOnlyOperation:
-                # A field of the name is read from the database at its first use, as request.user is.
+                # In a thread, because a field of the name may be read from the database, such as request.user.
                 parts = await sync_to_async(naming)(args, kwargs)
             if parts is None:
                 return await function(*args, **kwargs)
@@ -227,7 +227,7 @@ class ContextDecorator(Generic[H, A]):
         return None if self._on_busy == "skip" else self._on_busy(busy, *args, **kwargs)
 
     def _naming(self, function: Callable[..., Any]) -> Naming:
-        """Return the function that makes the parts of the name from the arguments of a call."""
+        """Return the function that computes the parts of the name from the arguments of a call."""
         parts = self._parts
         if not parts:
             own = (f"{function.__module__}.{function.__qualname__}",)
@@ -249,7 +249,7 @@ def _has_field(part: Any) -> bool:
     return any(_has_field(each) for each in part) if isinstance(part, tuple) else isinstance(part, str) and "{" in part
 
 
-#: Makes the parts of the name from the arguments of a call; None for a call that is not locked.
+#: A function that computes the parts of the name from the arguments of a call; None: the call is not locked.
 Naming = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
 
 
@@ -270,7 +270,7 @@ def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Na
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:
-    """Raise ``ConfigurationError`` for functions whose work is not done when their call returns."""
+    """Raise ``ConfigurationError`` for functions whose call returns before their body has run."""
     for ask, what in (
         (inspect.isasyncgenfunction, "an async generator"),
         (inspect.isgeneratorfunction, "a generator"),

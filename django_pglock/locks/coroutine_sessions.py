@@ -1,15 +1,14 @@
-"""Which session a coroutine's lock is in.
+"""The sessions in which coroutines hold their locks.
 
-Each coroutine that holds or awaits locks has a session to itself for as long as there are some left, and uses the same
-one when it acquires another lock; so PostgreSQL sees which session waits for which, and ends a deadlock. There are
-``ASYNC_SESSIONS`` of them in an event loop. A coroutine that comes when all are in use acquires its lock in one session
-that is shared: a session can hold any number of locks. Nobody waits in the server on the shared session, because all
-others would wait as well. A coroutine that has to wait asks from time to time, and moves to a session of its own when
-one is given back. PostgreSQL takes the shared session for one holder; this package ensures that the coroutines in it
-exclude each other.
+An event loop has ``ASYNC_SESSIONS`` sessions for single coroutines. A coroutine that holds or requests locks gets one
+of them, and uses it for all its locks. So PostgreSQL knows which session waits for which, and ends deadlocks. If all
+are in use, further coroutines acquire their locks in one shared session, because a session can hold any number of
+locks. No statement waits in the server on the shared session, because all other coroutines would wait as well. A
+coroutine that has to wait polls, and moves to a session of its own when one is given back. For PostgreSQL the shared
+session is one holder. This package ensures that the coroutines in it exclude each other.
 
-So no coroutine fails or waits because there are too few sessions. Locks that need the whole session (of scope
-"transaction", or with ``max_hold``) get one more; where the server takes no more, they are busy.
+So no coroutine fails or waits because there are too few sessions. Locks that need a whole session (of scope
+"transaction", or with ``max_hold``) open one more. If the server refuses it, these locks are busy.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from django_pglock.locks.session_locks import LockRecord, SessionLocks
 from django_pglock.locks.statements.steps import END_SESSION, Row
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
 
-#: Seconds between two requests of a coroutine that has no session of its own: the first pause, and the longest.
+#: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 
 
 class LockSession:
-    """A session as one coroutine, or several that share it, hold locks in it."""
+    """A session in which one coroutine, or several that share it, hold locks."""
 
     def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
         self.session = session
         self.is_shared = is_shared
-        #: How many locks its owner holds or awaits in it.
+        #: How many locks its owner holds or requests in it.
         self.lock_count = 0
-        #: The owner's sessions by scope, this one among them for as long as it is the owner's.
+        #: The sessions of the owner by scope. This session is one of them as long as it belongs to the owner.
         self.owner: dict[str, LockSession] = {}
 
     @property
@@ -50,22 +49,22 @@ class LockSession:
         return session_locks_of(self.session.connection)
 
     def records_of(self, request: Request) -> list[LockRecord]:
-        """Return the records with a lock of this request that is held here, or may be."""
+        """Return the records with a lock of this request that is held in this session, or may be held."""
         records = self.locks.records(self.session.connection)
         return [record for record in records if not record.numbers.isdisjoint(request.numbers)]
 
     def numbers(self, *, without: LockRecord | None = None) -> frozenset[int]:
-        """Return the numbers of the locks that are held here, or may be."""
+        """Return the numbers of the locks that are held in this session, or may be held."""
         return self.locks.numbers(self.session.connection, without=without)
 
     def allows(self, request: Request, owner: Any) -> bool:
-        """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
+        """Return whether no other coroutine has one of these locks in this session in a conflicting mode."""
         return all(
             record.owner is owner or (record.request.shared and request.shared) for record in self.records_of(request)
         )
 
     async def send(self, record: LockRecord, statement: str) -> Row | None:
-        """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
+        """Send a statement about a record and return the row of its answer. For ``END_SESSION``, end the session."""
         if statement == END_SESSION:
             self.session.end()
             return None
@@ -91,21 +90,25 @@ class LockSessions:
         self._is_watching = False
 
     def owner(self) -> dict[str, LockSession]:
-        """Return what stands for this coroutine: its sessions by scope. Not the task: its result may be a handle."""
+        """Return the object that represents this coroutine: its sessions by scope.
+
+        Not the asyncio task, because the result of the task may be a handle, which would then be a circle of
+        references.
+        """
         task = asyncio.current_task()
         if task is None:
             raise LockError("An async lock must be acquired inside a coroutine that runs as an asyncio task.")
         return self._by_task.setdefault(task, {})
 
     def own_session(self, scope: str) -> LockSession | None:
-        """Return the session that this coroutine has already for locks of ``scope``."""
+        """Return the session that this coroutine already has for locks of ``scope``."""
         lock_session = self.owner().get(scope)
         if lock_session is not None:
             lock_session.lock_count += 1
         return lock_session
 
     async def new_session(self, scope: str, *, may_share: bool) -> LockSession | None:
-        """Return a session for this coroutine alone; None if there is none left, and it may share one."""
+        """Return a session for this coroutine alone. None: there is none left, and the coroutine may share one."""
         if may_share and not self._pool.has_room:
             return None
         owner = self.owner()
@@ -114,7 +117,7 @@ class LockSessions:
         except OperationalError:
             if not self._open:
                 raise
-            # The server takes no more sessions; there are some, which can be shared.
+            # The server accepts no more sessions, but there is at least one, which can be shared.
             return None
         self._open.add(session)
         lock_session = owner[scope] = LockSession(session)
@@ -131,7 +134,7 @@ class LockSessions:
         return self._shared
 
     def sessions_with(self, owner: dict[str, LockSession], request: Request) -> list[tuple[str, LockSession]]:
-        """Return the scopes and sessions in which a coroutine has one of these locks already."""
+        """Return the scopes and sessions in which a coroutine already has one of these locks."""
         lock_sessions = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
         return [
             (scope, each)
@@ -140,7 +143,7 @@ class LockSessions:
         ]
 
     def give_back(self, lock_session: LockSession) -> None:
-        """Note that one lock less is held or awaited in a session; its owner's last one gives it back to the pool."""
+        """Note that a session has one lock or request less. After the owner's last one, return it to the pool."""
         self._open.add(lock_session.session)
         if not lock_session.is_shared:
             lock_session.lock_count -= 1
@@ -152,22 +155,22 @@ class LockSessions:
         self._change = asyncio.Event()
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Wait until a lock is given back in any session, but no longer than so many seconds."""
+        """Wait until a lock is given back in any session, up to ``seconds``."""
         try:
             await asyncio.wait_for(self._change.wait(), seconds)
         except (TimeoutError, asyncio.TimeoutError):
             return
 
     def detach(self, session: AsyncSession) -> None:
-        """Let a session outlive this loop: its lock is held for a response that somebody else sends."""
+        """Keep a session after the end of this loop, because its lock is held for a response that other code sends."""
         self._open.discard(session)
 
     def close_idle(self) -> None:
-        """End the sessions that nobody uses."""
+        """End the unused sessions."""
         self._pool.close_idle()
 
     async def watch_the_loop(self) -> None:
-        """Have everything closed when the loop ends."""
+        """Ensure that all sessions are closed when the loop ends."""
         if not self._is_watching:
             self._is_watching = True
             await self._end.__anext__()
@@ -179,7 +182,7 @@ class LockSessions:
         finally:
             while self._open:
                 self._open.pop().end()
-            # An Event and a Lock know their loop, which could not be collected while they are known here.
+            # An Event and a Lock refer to their loop. So the loop could not be collected while they are stored here.
             _by_loop.pop(asyncio.get_running_loop(), None)
 
 

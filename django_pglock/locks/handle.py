@@ -1,11 +1,12 @@
-"""A lock of one thread, on its Django connection: how it is acquired, noticed when lost, and released.
+"""A lock of one thread, on its Django connection: acquires and releases the lock, and notices its loss.
 
-What the scopes mean:
+The scopes:
 
-- *session*: held by the database session until it is freed. If the session is gone at the release, or PostgreSQL says
-  that the session did not hold the lock, the lock was lost and ``LockLost`` is raised.
-- *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: the next holder
-  sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
+- *session*: held by the database session until it is freed. If the session has ended at the release, or PostgreSQL
+  reports that the session did not hold the lock, the lock was lost and ``LockLost`` is raised.
+- *transaction*: held by the transaction, and freed by PostgreSQL with COMMIT or ROLLBACK, not by this package. So the
+  next holder sees the committed changes. A rollback to a savepoint before the lock frees it, too. The handle is true
+  until then.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 class Handle(BaseHandle):
     """A lock of this thread."""
 
-    # Here as well, because __del__ runs also where __init__ was interrupted.
+    # A class attribute, because __del__ also runs if __init__ was interrupted.
     _own_transaction: OwnTransaction | None = None
     _connection: DatabaseWrapper
 
@@ -67,8 +68,8 @@ class Handle(BaseHandle):
     def acquire(self, *, may_begin: bool) -> Handle:
         """Acquire the lock. ``may_begin``: the caller will also call ``release``, so the lock may open a transaction.
 
-        Raises ``LockNotAvailable`` when the lock is busy for longer than the timeout and ``LockScopeError`` where it
-        would not protect; every other error passes through, and nothing is held then.
+        Raises ``LockNotAvailable`` if the lock is busy for longer than the timeout, and ``LockScopeError`` if it would
+        not protect. Other errors are passed on. After each error nothing is held.
         """
         if self.is_disabled:
             self._acquire_disabled()
@@ -91,7 +92,7 @@ class Handle(BaseHandle):
         return self
 
     def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
-        """Return the scope. Raises ``LockScopeError`` for a scope that would not protect here."""
+        """Return the scope. Raises ``LockScopeError`` if the scope would not protect in this situation."""
         scope = self.options.scope or get_settings().SCOPE
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
@@ -110,7 +111,7 @@ class Handle(BaseHandle):
         return scope
 
     def _refuse_foreign_transaction(self) -> None:
-        """Raise ``LockScopeError`` inside ``atomic()`` of another database than the lock's: either could be meant."""
+        """Raise ``LockScopeError`` inside ``atomic()`` of another database: it is not clear which one is meant."""
         other: Any
         for other in connections.all(initialized_only=True):
             if other.alias != self.using and other.in_atomic_block and in_transaction(other):
@@ -148,7 +149,7 @@ class Handle(BaseHandle):
         return acquire_session_locks(record.request, in_test=connection.in_atomic_block)
 
     def _undo(self, error: BaseException) -> None:
-        """Leave nothing held after an error in the middle of an acquire or a release."""
+        """Free the lock after an error in the middle of an acquire or a release."""
         self.is_open = False
         record = self._record
         if record is not None and record.state is not RecordState.ENDED:
@@ -187,8 +188,9 @@ class Handle(BaseHandle):
     def release(self, error: BaseException | None = None) -> None:
         """Release the lock. A transaction lock stays until the end of its transaction.
 
-        ``error`` is what the body raised, if it did: a lost lock is then logged instead of raised, so that the first
-        cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when the lock is not held.
+        ``error`` is the exception of the body, if there is one. Then a lost lock is logged instead of raised, so that
+        the first cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or if the lock is not
+        held.
         """
         if threading.get_ident() != self._thread:
             raise self._error(LockError, "belongs to another thread")
@@ -213,7 +215,7 @@ class Handle(BaseHandle):
             self._own_transaction = None
 
     def _free(self, record: LockRecord) -> str | None:
-        """Free the session lock; return why that was not possible, or None."""
+        """Free the session lock. Return why that was not possible, or None."""
         connection, locks = self._connection, record.locks
         if connection.connection is not record.raw or record.state is RecordState.ENDED:
             locks.free_from_any_thread(record)
@@ -239,16 +241,16 @@ class Handle(BaseHandle):
 
 
 def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: BaseException) -> None:
-    """Ensure that no lock of a record stays held, whatever the session has of it."""
+    """Ensure that no lock of a record stays held, whatever the state of the session is."""
     locks = record.locks
     if record.raw is connection.connection and record.raw.lock.locked():
-        # The exception came while psycopg's lock was held: nobody could use the connection any more.
+        # The exception was raised while psycopg's lock was held, so no code can use the connection any more.
         if in_test_case(connection):
             record.raw.lock.release()
         else:
             _close_session(connection)
     if record.request.max_hold is not None and record.scope == "session" and not isinstance(error, DatabaseFailure):
-        # An error of the server's has put the session's limits back. After any other error they are not known.
+        # After an error of the server, the session's limits are restored. After any other error they are not known.
         _send(connection, record, END_SESSION)
     left = record.left_after_error
     if left is not None and record.raw is connection.connection:
@@ -262,7 +264,7 @@ def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: Ba
 
 
 def _is_usable_again(connection: DatabaseWrapper) -> bool:
-    """Go back to the savepoint before our wait, if the caller's transaction was aborted after it."""
+    """Roll back to the savepoint before our wait, if the caller's transaction was aborted after it."""
     if transaction_status(connection) != TransactionStatus.INERROR:
         return True
     try:
@@ -273,7 +275,7 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
 
 
 def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Row | None:
-    """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
+    """Send a statement about a record and return the row of its answer. For ``END_SESSION``, end the session."""
     if statement != END_SESSION:
         try:
             return send_in_session(connection, record.locks.comment(without=record) + statement)
@@ -281,7 +283,7 @@ def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Ro
             if record.locks.pending:
                 record.locks.free_pending()
     if in_test_case(connection):
-        # To close the connection would break the tests after this one.
+        # If the connection were closed, later tests would fail.
         record.locks.free_from_any_thread(record)
         return None
     _close_session(connection)
@@ -289,7 +291,7 @@ def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Ro
 
 
 def _close_session(connection: DatabaseWrapper) -> None:
-    """End the session; a transaction around the lock fails as it does at every lost connection."""
+    """End the session. A transaction around the lock fails as after each lost connection."""
     raw: Any = connection.connection
     if raw is not None:
         raw.pgconn.finish()

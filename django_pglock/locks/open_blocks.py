@@ -1,4 +1,4 @@
-"""Which handle belongs to the with statement that ends: one object may have blocks open in many threads and tasks."""
+"""Finds the handle of the with block that ends. One lock object may have open blocks in many threads and tasks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def caller() -> int:
     return NO_FRAME if frame.f_globals.get("__name__") == "contextlib" else id(frame)
 
 
-#: Instead of the frame of ``ExitStack`` and the like, which is gone when the block ends.
+#: The value for ``ExitStack`` and the like, whose frame no longer exists when the block ends.
 NO_FRAME = 0
 
 
 class OpenBlocks:
     """The handles of the with statements that are open on one object.
 
-    A block belongs to the frame of its statement: the frame is the same at the end of the block, also where another
-    thread or task closes a generator. Where ``ExitStack`` enters and leaves the block, the block that ends is the
-    latest one of the thread or task.
+    A block belongs to the frame of its with statement. The frame is the same at the end of the block, also if another
+    thread or task closes a generator. If ``ExitStack`` enters and leaves the block, the block that ends is the latest
+    one of the thread or task.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class OpenBlocks:
     def add(self, frame: int, who: Any, handle: Any) -> None:
         """Note that a block begins."""
         if self._blocks:
-            # Blocks that were interrupted after their end are still here.
+            # Remove blocks whose end was interrupted after the release.
             for each in [each for each in self._blocks if each[2].is_done]:
                 self._remove(each)
         self._blocks.append((frame, who, handle))
 
     def discard(self, handle: Any) -> None:
-        """Remove a block that has ended, or has not begun after all."""
+        """Remove a block that has ended, or that could not begin."""
         for each in [each for each in self._blocks if each[2] is handle]:
             self._remove(each)
 
     def _remove(self, block: tuple[int, Any, Any]) -> None:
-        # Several threads may run this at once: all changes are single operations, which are atomic.
+        # Several threads may run this at the same time. All changes are single, atomic operations.
         try:  # noqa: SIM105 - as in session_locks.py
             self._blocks.remove(block)
         except ValueError:

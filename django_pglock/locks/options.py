@@ -1,4 +1,4 @@
-"""The options that a lock object keeps, the request that one acquire makes of them, and the checks of arguments."""
+"""The options of a lock object, the request of one acquire, and the checks of arguments."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Options(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What one statement asks PostgreSQL for. ``keys`` are in the order of their numbers, each once.
+    """The request of one acquire to PostgreSQL. ``keys`` are in the order of their numbers, without duplicates.
 
-    All sessions take several locks in this order, so that no two can wait for each other. The names could not give the
-    order: two of them may have one number.
+    All sessions take several locks in this order, so that two sessions cannot deadlock. The order of the names would
+    not be enough, because two names may have the same number.
     """
 
     keys: tuple[Key, ...]
@@ -45,7 +45,7 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[Key], options: Options) -> Request:
-        """Return the request for these keys, put into order."""
+        """Return the request for these keys, sorted."""
         wait, max_hold = _milliseconds(options.timeout), _milliseconds(options.max_hold)
         ordered = in_order(keys) if len(keys) > 1 else tuple(keys)
         return cls(ordered, options.shared, wait, max_hold, options.stale_ok)
@@ -70,12 +70,12 @@ def in_order(keys: Sequence[Key]) -> tuple[Key, ...]:
 
 
 def _milliseconds(seconds: float | None) -> int | None:
-    # PostgreSQL takes 0 for "no limit", so the shortest limit is one millisecond.
+    # For PostgreSQL 0 means "no limit", so the shortest limit is one millisecond.
     return None if seconds is None else max(1, round(seconds * 1000)) if seconds else 0
 
 
 def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
-    """Return a time in seconds. Raises ``ValueError``, with the argument's ``name``, for what is no time."""
+    """Return a time in seconds. Raises ``ValueError``, with the argument's ``name``, for an invalid time."""
     if value is None:
         return None
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -93,21 +93,21 @@ def checked_scope(value: str | None) -> str | None:
 
 
 def checked_on_busy(value: OnBusy) -> OnBusy:
-    """Return the argument ``on_busy``. Raises ``ValueError`` for what cannot answer a busy call."""
+    """Return the argument ``on_busy``. Raises ``ValueError`` for an invalid value."""
     if not (value in ("raise", "skip") or callable(value)):
         raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
     return value
 
 
 def checked_max_hold(value: Timeout) -> float | None:
-    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for what is no time, and for 0."""
+    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for an invalid time, and for 0."""
     seconds = to_seconds(value, name="max_hold")
     if seconds == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
     return seconds
 
 
-#: Three renewals, each with a round trip to the database, must have room in it.
+#: It must be long enough for three renewals, each with a round trip to the database.
 SHORTEST_TTL = 0.3
 
 

@@ -1,4 +1,4 @@
-"""The transaction that a transaction lock opens for itself where the caller has none."""
+"""The transaction that a transaction lock opens if the caller has none."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class OwnTransaction:
-    """A transaction that a lock opens for itself. Nothing of it is left if an exception interrupts it."""
+    """A transaction that a lock opens. If an exception interrupts it, it is ended."""
 
     def __init__(self, connection: DatabaseWrapper) -> None:
         self._connection = connection
         self._atomic = transaction.atomic(using=connection.alias)
-        # In a TestCase it is a savepoint of the test's transaction.
+        # Inside of a TestCase it is a savepoint of the test's transaction.
         self._is_outermost = not connection.in_atomic_block
 
     def begin(self) -> None:
@@ -36,7 +36,7 @@ class OwnTransaction:
                 end_session(self._connection)
 
     def abandon(self, *, is_here: bool) -> None:
-        """End the transaction with its session, because nobody else will. ``is_here``: in the thread that began it."""
+        """End the transaction by ending its session. ``is_here``: called in the thread that has begun it."""
         if not self._is_outermost or self._is_over():
             return
         if is_here:

@@ -1,8 +1,8 @@
-"""A lock that is held for a response that is still to be made or sent: streamed, or rendered after the view.
+"""A lock that is held until a response is sent: one that is streamed, or rendered after the view.
 
-It ends with the first of these events: the response is closed, or is collected because nobody sends it (a middleware
-has put another in its place or has raised, the client is gone); the request ends in this thread; ``MAX_RESPONSE_HOLD``
-seconds have passed. So a response that is never closed keeps no lock.
+It ends with the first of these events: the response is closed; the response is garbage-collected because it is not sent
+(a middleware has replaced it or has raised, the client has disconnected); the request ends in this thread;
+``MAX_RESPONSE_HOLD`` seconds have passed. So a response that is never closed does not keep its lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResponseLock:
 
     def __init__(self, handle: Handle | AsyncHandle, response: Any) -> None:
         self._handle: Handle | AsyncHandle | None = handle
-        # Reentrant: Python may collect the response while this thread has the guard.
+        # Reentrant, because Python may collect the response while this thread holds the guard.
         self._guard = threading.RLock()
         self._thread = threading.get_ident()
         # Django calls these when it closes the response.
@@ -53,11 +53,11 @@ class ResponseLock:
         try:
             handle.release()
         except LockError as error:
-            # Django swallows what a closer raises, so the error is logged here.
+            # Django ignores exceptions of closers, so the error is logged here.
             logger.error("%s", error)  # noqa: TRY400 - the message says it all
 
     def drop(self) -> None:
-        """Free the lock of a response that nobody sends; in any thread."""
+        """Free the lock of a response that is not sent. Thread-safe."""
         handle = self._pop_handle()
         if handle is not None:
             handle.free_from_any_thread()
@@ -100,9 +100,9 @@ def _end_late(lock: ResponseLock, limit: float) -> None:
     lock.drop()
 
 
-# Which locks belong to the current request. Under ASGI a request is known by the context that Django's handler opens
-# for it. Under WSGI a thread has one request after the other; one may begin inside another, as by Django's test client
-# in a view.
+# The locks of the current request. Under ASGI, the context that Django's handler opens identifies the request. Under
+# WSGI, a thread has one request after the other. A request may also begin inside another one, for example by Django's
+# test client in a view.
 
 _by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
 _request: ContextVar[Request | None] = ContextVar("django_pglock_request", default=None)
@@ -122,7 +122,7 @@ def _of_request() -> list[ResponseLock]:
     if context is not None:
         return _by_context.setdefault(context, [])
     request = _request.get()
-    # Without a request (a test calls a view) no signal reports its end.
+    # Without a request, for example if a test calls a view, no signal reports its end.
     return [] if request is None else request.locks
 
 

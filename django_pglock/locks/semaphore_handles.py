@@ -1,4 +1,4 @@
-"""Handles of semaphores: one of several keys, the slot that was granted."""
+"""Handles of semaphores. A handle has one of several keys: that of the granted slot."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """What both handles share: they request all slots, and hold the one that was granted."""
+    """The common part of both handles: they request all slots, and hold the granted one."""
 
     request: Request
     key: int
 
     @property
     def name(self) -> str:
-        """The semaphore's name; the name of a slot has a number behind it."""
+        """The semaphore's name: the name of a slot without its number."""
         return self.request.keys[0].name.rpartition("#")[0]
 
     def _build_request(self, held: Callable[[], AbstractSet[int]]) -> Request:
-        # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
+        # Without the slots that this session holds: PostgreSQL would grant them again, and the count would be wrong.
         slots = self.request.without(held())
         if not slots.keys:
             raise LockError(f"This session already holds all slots of {self.name!r}.", name=self.name, key=self.key)
@@ -46,7 +46,7 @@ class Slots:
 
     @property
     def _queue(self) -> Key:
-        """The lock for which all waiters queue up."""
+        """The lock for which all waiters queue."""
         name = f"{self.name}#queue"
         return Key(name, key_function()(name))
 

@@ -1,10 +1,10 @@
-"""What a session holds: a record of every lock that was acquired, or may have been, and what the lock is tied to.
+"""The records of a session: one for each lock that was acquired, or may have been acquired.
 
-A transaction lock is tied to its transaction, or to the savepoint after which it was acquired, and PostgreSQL frees it.
-A session lock is tied to its handle: if the handle is dropped without ``release()`` (a generator that nobody continues,
-a response that is never sent, an exception in the middle of ``acquire``) the lock is freed all the same. The record is
-made before the lock is requested and stays until it is certain that nothing is held, so that an exception between any
-two instructions leaves no lock without a record.
+A transaction lock belongs to its transaction, or to the savepoint after which it was acquired, and PostgreSQL frees it.
+A session lock belongs to its handle. If the handle is dropped without ``release()``, the lock is freed nevertheless.
+Examples are a generator that is not run to its end, a response that is not sent, and an exception in the middle of
+``acquire``. The record is made before the lock is requested, and is removed when it is certain that the lock is not
+held. So an exception between any two instructions leaves no lock without a record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from django_pglock.locks.statements.session_scope import free_if_held, free_sess
 from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
-from django_pglock.postgres.libpq import exchange_in_turn, if_unused
+from django_pglock.postgres.libpq import exchange_locked, if_unused
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -39,16 +39,16 @@ _STATEMENT = re.compile(
 )
 # An end of the transaction after other statements of one text.
 _LATER = re.compile(r";\s*(?:COMMIT|END|ROLLBACK|ABORT)\b", re.IGNORECASE)
-#: Seconds until a free that was not possible is tried again; doubled each time up to the second number.
+#: Seconds until a lock that could not be freed is tried again. Doubled each time, up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 1.0
 
 
 class RecordState(Enum):
-    """What is known of the locks of a record."""
+    """The state of the locks of a record."""
 
-    REQUESTED = "requested"  # the answer is not known: they may be held
+    REQUESTED = "requested"  # without an answer: they may be held
     HELD = "held"
-    ENDED = "ended"  # none is held
+    ENDED = "ended"  # none of them is held
 
 
 class LockRecord:
@@ -61,12 +61,12 @@ class LockRecord:
         self.request = request
         self.scope = scope
         self.raw = raw
-        #: What stands for the coroutine that acquired them, where several share a session.
+        #: The object that represents the coroutine that acquired them, if several coroutines share the session.
         self.owner = owner
         #: A semaphore's queue, if the lock of the queue is a session lock.
         self.queue: Key | None = None
         self.state = RecordState.REQUESTED
-        #: Names the locks in the statements that the session sends meanwhile.
+        #: The comment with the names, which is added to statements of the session while the locks are held.
         self.comment = comment(request.keys)
 
     @property
@@ -76,7 +76,7 @@ class LockRecord:
 
     @property
     def left_after_error(self) -> Request | None:
-        """The locks that would stay with the session after an error, because no transaction frees them."""
+        """The locks that the session would keep after an error, because no transaction frees them."""
         keys = self.request.keys if self.scope == "session" else ()
         if self.queue is not None and self.state is RecordState.REQUESTED:
             keys += (self.queue,)
@@ -103,7 +103,7 @@ class SessionLocks:
         return bool(self._all or self.pending)
 
     def records(self, connection: DatabaseWrapper) -> list[LockRecord]:
-        """Return the records of what is held, or may be."""
+        """Return the records of the locks that are held, or may be held."""
         self.drop_ended(connection)
         return self._records()
 
@@ -111,7 +111,7 @@ class SessionLocks:
         return [each for each in self._all if isinstance(each, LockRecord)]
 
     def numbers(self, connection: DatabaseWrapper, *, without: LockRecord | None = None) -> frozenset[int]:
-        """Return the numbers of the locks that are held, or may be."""
+        """Return the numbers of the locks that are held, or may be held."""
         return frozenset(
             [number for record in self.records(connection) if record is not without for number in record.numbers]
         )
@@ -130,7 +130,7 @@ class SessionLocks:
         if self.pending:
             with suppress(ValueError):
                 self.pending.remove(record)
-        # Last: an exception that comes before finds something to clean up.
+        # Last, so that after an exception before this line there is still a record to clean up.
         record.state = RecordState.ENDED
 
     def _drop(self, each: LockRecord | str) -> None:
@@ -140,7 +140,7 @@ class SessionLocks:
             pass
 
     def comment(self, *, without: LockRecord | None = None) -> str:
-        """Return comments that name what is held: the latest ones, if there are many."""
+        """Return comments with the names of the held locks; only the latest, if there are many."""
         names: list[str] = []
         for each in reversed(self._all):
             if each is not without and isinstance(each, LockRecord):
@@ -149,10 +149,10 @@ class SessionLocks:
                     break
         return "".join(reversed(names))
 
-    # Ends of sessions and transactions, which nobody reports to us
+    # Ends of sessions and transactions, of which there is no notification
 
     def drop_ended(self, connection: DatabaseWrapper) -> None:
-        """Forget the locks of a session that was closed, and of a transaction that has ended."""
+        """Remove the locks of a session that was closed, and of a transaction that has ended."""
         if not self._all:
             return
         if self._raw is not connection.connection:
@@ -172,12 +172,12 @@ class SessionLocks:
                 self.remove(each)
 
     def track_statement(self, sql: str) -> None:
-        """Follow the savepoints and the end of the caller's transaction, as far as they concern what is held."""
+        """Track the savepoints and the end of the caller's transaction, as far as they affect held locks."""
         if not self._has_transaction:
             return
         found = _STATEMENT.match(sql)
         if (found is not None and found["end"]) or _LATER.search(sql):
-            # Of a text with several statements it is not known which of them were executed.
+            # The text has several statements, and it is not known which of them were executed.
             self._end(_is_of_transaction)
         elif found is not None:
             self._track_savepoint(found["verb"].upper(), _folded(found["name"]))
@@ -188,7 +188,7 @@ class SessionLocks:
         if verb == "SAVEPOINT":
             self._all.append(name)
             return
-        # A savepoint that is not known is older than everything that is held.
+        # An unknown savepoint is older than all held locks.
         place = max((place for place, each in enumerate(self._all) if each == name), default=-1)
         if verb.startswith("ROLLBACK"):
             self._end(_is_of_transaction, behind=place + 1)
@@ -198,12 +198,12 @@ class SessionLocks:
     # How long the session may be idle
 
     def remember_limits(self, record: LockRecord, before: Sequence[str]) -> None:
-        """Remember the session's idle limits as they were before the first lock with a ``max_hold``."""
+        """Store the session's idle limits from before the first lock with a ``max_hold``."""
         if not any(each.request.max_hold is not None for each in self._others(record)):
             self._limits = before
 
     def limits_without(self, record: LockRecord) -> Sequence[str]:
-        """Return the idle limits to set when a record is freed: the shortest of the others, or those from before."""
+        """Return the idle limits after the end of a record: the shortest of the other records, or the original ones."""
         if record.request.max_hold is None:
             return ()
         others = [each.request.max_hold for each in self._others(record) if each.request.max_hold is not None]
@@ -215,9 +215,9 @@ class SessionLocks:
     # Free without the handle
 
     def free_from_any_thread(self, record: LockRecord) -> None:
-        """Free a session lock whose handle is gone: in any thread, in the middle of anything, without a wait.
+        """Free a session lock whose handle no longer exists, without a wait. In any thread, also in a destructor.
 
-        If the session is in use at this moment, its user frees the lock right after, or else a timer does.
+        If the session is in use at this moment, its user frees the lock right after that. Otherwise a timer does.
         """
         if record.state is not RecordState.ENDED and record not in self.pending:
             self.pending.append(record)
@@ -231,7 +231,7 @@ class SessionLocks:
             call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
 
     def free_pending(self) -> None:
-        """Free what could not be freed before, if the session is idle now. Several threads may run this at once.
+        """Free the locks that could not be freed before, if the session is idle now. Thread-safe.
 
         A record stays pending until it is removed, so that an exception at any instruction leaves it here.
         """
@@ -239,19 +239,19 @@ class SessionLocks:
             try:
                 is_freed = has_ended(record.raw) or if_unused(record.raw, partial(self._free_now, record))
             except PsycopgError:
-                # It is not known any more what the session holds. Without the session nothing is held.
+                # It is not known what the session holds. After the end of the session nothing is held.
                 shut(record.raw)
                 is_freed = True
             if is_freed:
                 self.remove(record)
 
     def _free_now(self, record: LockRecord) -> None:
-        """Free the locks of a record, for the thread that has the connection's lock: one thread frees a record once."""
+        """Free the locks of a record. The caller has the connection's lock, so only one thread frees a record."""
         statement = self._free_statement(record)
         if statement is not None:
-            # If an exception comes before the answer, the server has to be asked whether it still holds them.
+            # If an exception interrupts this before the answer, the locks may still be held.
             record.state = RecordState.REQUESTED
-            exchange_in_turn(record.raw, statement)
+            exchange_locked(record.raw, statement)
         self.remove(record)
 
     def _free_statement(self, record: LockRecord) -> str | None:
@@ -261,7 +261,7 @@ class SessionLocks:
             return free_session_locks(record.request, self.limits_without(record))
         left = record.left_after_error
         if left is not None:
-            # PostgreSQL does not tell how often the session holds a lock that other records have as well.
+            # PostgreSQL does not report how often the session holds a lock that other records have as well.
             others = [each for each in self._records() if each is not record]
             left = left.without({number for each in others for number in each.numbers})
         return free_if_held(left) if left is not None and left.keys else None
@@ -272,5 +272,5 @@ def _is_of_transaction(record: LockRecord) -> bool:
 
 
 def _folded(name: str) -> str:
-    """Return an identifier as PostgreSQL reads it: folded to lower case unless it is quoted."""
+    """Return an identifier as PostgreSQL reads it: in lower case unless it is quoted."""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()

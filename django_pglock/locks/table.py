@@ -1,4 +1,4 @@
-"""PostgreSQL's own locks: LOCK TABLE, and a limit in time for waits for any lock."""
+"""PostgreSQL's other locks: LOCK TABLE, and a time limit for waits for any lock."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def lock_table(
     - ``timeout``: seconds or a timedelta; None (default) waits without limit, 0 does not wait.
     - ``using``: database alias; default the one to which the router sends writes of the first model.
 
-    Raises ``LockScopeError`` outside ``atomic()``, ``LockNotAvailable`` when a table is locked by somebody else for
-    longer than the timeout (the transaction stays usable), ``ValueError`` for what is no model or no mode.
+    Raises ``LockScopeError`` outside ``atomic()``, ``LockNotAvailable`` if another session has a table locked for
+    longer than the timeout (the transaction stays usable), and ``ValueError`` for an invalid model or mode.
     """
     if not tables:
         raise ValueError("lock_table() needs at least one model.")
@@ -68,7 +68,7 @@ def lock_table(
 
 def _lock_within(connection: DatabaseWrapper, statement: str, names: str, seconds: float) -> None:
     try:
-        # Its savepoint keeps the transaction usable, which a timeout would abort.
+        # Its savepoint keeps the transaction usable. Otherwise a timeout would abort the transaction.
         with lock_timeout(seconds or None, using=connection.alias):
             _execute(connection, statement)
     except DatabaseFailure as error:
@@ -84,26 +84,26 @@ def _lock_within(connection: DatabaseWrapper, statement: str, names: str, second
 def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None]:
     """Limit how long statements in this block wait for any lock: ``with lock_timeout(2): order.save()``.
 
-    - ``timeout``: seconds or a timedelta; None lifts the limit that is in force.
-    - ``using``: database alias; default from the setting ``USING``. Other databases are not touched.
+    - ``timeout``: seconds or a timedelta; None switches the present limit off.
+    - ``using``: database alias; default from the setting ``USING``. Other databases are not affected.
 
-    The limit is ``lock_timeout`` of the transaction: outside ``atomic()`` the block becomes a transaction. At its end
-    the limit is as it was. A statement that waits for too long raises Django's ``OperationalError`` (SQLSTATE 55P03)
-    and, as every error does, aborts the transaction up to its last savepoint. Locks of this package have their own
-    ``timeout``.
+    The limit is ``lock_timeout`` of the transaction: outside of ``atomic()`` the block becomes a transaction. At its
+    end the previous limit is restored. A statement that waits for too long raises Django's ``OperationalError``
+    (SQLSTATE 55P03) and, like each error, aborts the transaction up to its last savepoint. Locks of this package have
+    their own ``timeout``.
 
-    Raises ``ValueError`` for a bad time; 0 would mean "no limit" to PostgreSQL and is refused.
+    Raises ``ValueError`` for an invalid time, and for 0, which means "no limit" in PostgreSQL.
     """
     seconds = to_seconds(timeout)
     if seconds == 0:
         raise ValueError("timeout is 0; give seconds above zero, or None for no limit.")
     alias = using or get_settings().USING
     connection = connection_for(alias)
-    # Inside a transaction it is a savepoint: an error that is caught outside the block puts the limit back, too.
+    # Inside a transaction it is a savepoint, so that an error that is caught outside the block also restores the limit.
     with transaction.atomic(using=alias):
         before = _set(connection, "0" if seconds is None else str(max(1, round(seconds * 1000))))
         yield
-        # After an error the rollback to the savepoint, or of the transaction, puts it back.
+        # After an error, the rollback to the savepoint, or of the transaction, restores the limit.
         if not connection.needs_rollback:
             _set(connection, before)
 

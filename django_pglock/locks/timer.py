@@ -1,7 +1,7 @@
-"""Calls after a delay, in one thread for all of them, which starts with the first call.
+"""Delayed calls, in one thread for all of them. It starts with the first call.
 
-A thread and no event loop: where gevent has replaced threads by greenlets, a running loop in one greenlet would look to
-Django as if all greenlets were coroutines.
+It is a thread and not an event loop: if gevent has replaced threads by greenlets, and one greenlet ran an event loop,
+Django would treat all greenlets as coroutines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 
 class Timer:
-    """A call to come. ``cancel`` may be called in any thread."""
+    """A future call. ``cancel`` is thread-safe."""
 
     def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, args)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the call was made or cancelled."""
+        """Whether the call was executed or cancelled."""
         return self._call is None
 
     def run(self) -> None:
@@ -34,7 +34,7 @@ class Timer:
             function(*args)
 
     def cancel(self) -> None:
-        """Drop the call, and all that it would need."""
+        """Drop the call and its arguments."""
         self._call = None
 
 
@@ -48,7 +48,7 @@ class TimerThread:
         self._thread: threading.Thread | None = None
 
     def add(self, seconds: float, function: Callable[..., None], *args: Any) -> Timer:
-        """Call a function after so many seconds, unless its timer is cancelled."""
+        """Call a function after ``seconds``, unless its timer is cancelled."""
         timer = Timer(function, args)
         with self._change:
             if len(self._all) > MANY and len(self._all) > 2 * sum(not each.is_cancelled for _, _, each in self._all):
@@ -71,18 +71,18 @@ class TimerThread:
             timer.run()
 
 
-#: From so many timers on, the cancelled ones are looked for and removed.
+#: At this number of timers, the cancelled ones are removed.
 MANY = 1000
 _timers = TimerThread()
 
 
 def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Timer:
-    """Call a function in another thread after so many seconds, unless the returned timer is cancelled."""
+    """Call a function in another thread after ``seconds``, unless the returned timer is cancelled."""
     return _timers.add(seconds, function, *args)
 
 
 def _forget_after_fork() -> None:
-    # The thread is not in this process, and what it waits for is the parent's.
+    # The thread does not exist in this process, and its timers belong to the parent.
     global _timers
     _timers = TimerThread()
 

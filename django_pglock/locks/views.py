@@ -22,9 +22,9 @@ from django_pglock.locks.responses import ResponseLock
 __all__ = ["lock_view"]
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Statuses of the response to a busy lock; others would tell the client something else.
+#: The allowed statuses of the response to a busy lock. Others would mean something else to the client.
 STATUSES = (409, 423, 429, 503)
-#: Methods of a request; another name would lock nothing.
+#: The methods of a request. Another name would lock nothing.
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
@@ -41,7 +41,7 @@ def lock_view(
     using: str | None = None,
     max_hold: Timeout = None,
 ) -> Callable[[View], View]:
-    """Run a view, sync or async, function or class, under a lock; answer at once when another request holds it.
+    """Run a view, sync or async, function or class, under a lock. Answer at once if another request holds it.
 
     - ``key``: a template over ``request`` and the view's parameters: ``"checkout:{request.user.pk}"``. A value that
       is None, such as the primary key of an anonymous user, raises ``LockKeyError``: put the login check outside.
@@ -55,8 +55,7 @@ def lock_view(
     A streaming response, or a response that is rendered after the view has returned (``TemplateResponse``), keeps a
     session lock until the response is closed or garbage-collected.
 
-    Raises ``LockKeyError`` and ``ConfigurationError`` when the decorator is applied, if the template or the view cannot
-    work.
+    Raises ``LockKeyError`` and ``ConfigurationError``, when the decorator is applied, for an invalid template or view.
     """
     if not isinstance(key, str):
         raise ConfigurationError(f"lock_view was given {key!r} as its key; write @lock_view('order:{{order_id}}').")
@@ -185,15 +184,17 @@ def _request_of(args: tuple[Any, ...]) -> Any:
 
 
 def _is_unfinished(response: Any) -> bool:
-    """Say whether a response is streamed, or rendered (``TemplateResponse``), when the view has returned."""
+    """Return whether a response is streamed or rendered (``TemplateResponse``) after the view has returned."""
     if not hasattr(response, "_resource_closers"):
         return False
     return bool(response.streaming) or not getattr(response, "is_rendered", True)
 
 
 def _keep(where: str, handle: Handle, response: Any) -> bool:
-    """Keep the lock with a response that is still to be made or sent. Raises ``ConfigurationError`` for a stream whose
-    lock is the transaction's."""
+    """Keep the lock with a response that is not yet rendered or sent.
+
+    Raises ``ConfigurationError`` for a stream with a transaction lock.
+    """
     if not _is_unfinished(response):
         return False
     if handle.scope != "transaction":

@@ -1,4 +1,4 @@
-"""What ``locktasks archive`` takes, and what it does."""
+"""The arguments of ``locktasks archive``, and its work."""
 
 from __future__ import annotations
 

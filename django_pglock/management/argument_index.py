@@ -19,7 +19,7 @@ def add_options(parser: CommandParser) -> None:
 
 
 def change_index(using: str, options: dict[str, Any]) -> str:
-    """Create or drop the index; return what has happened."""
+    """Create or drop the index. Return a message about it."""
     if options["drop"]:
         return _("The index was dropped.") if drop_argument_index(using) else _("There is no index.")
     if create_argument_index(using):

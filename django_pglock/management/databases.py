@@ -19,18 +19,18 @@ NO_RIGHT, NO_TABLE = "42501", "42P01"
 
 @contextmanager
 def plain_refusals() -> Iterator[None]:
-    """Raise ``CommandError`` if the server cannot be reached, and for rights and tables that are missing."""
+    """Raise ``CommandError`` if the server cannot be reached, or if a right or a table is missing."""
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
-        [reason, *_rest] = str(error).strip().splitlines() or [type(error).__name__]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         sqlstate = getattr(error.__cause__, "sqlstate", None)
         if sqlstate == NO_RIGHT:
             hint = _("The rights that a role needs are listed in docs/security.md.")
         elif sqlstate == NO_TABLE:
             hint = _("Run: manage.py migrate django_pglock")
         elif isinstance(error, (OperationalError, InterfaceError)):
-            hint = _("The database has not done what this command asked for.")
+            hint = _("The database did not execute this command.")
         else:
             raise
         raise CommandError(f"{reason}. {hint}") from error

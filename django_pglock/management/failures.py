@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
-from django_pglock.store.failures import MOST_FOUND, FailureCounts, Group, in_group
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, in_group
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
 from django_pglock.verbs import TASK_VERBS
 
@@ -84,7 +84,7 @@ def redrive(
         _enqueue(rows.db, groups, options["rate"], say)
 
 
-def _enqueue(using: str, groups: list[Group], rate: float, say: Callable[[str], Any]) -> None:
+def _enqueue(using: str, groups: list[FailureGroupId], rate: float, say: Callable[[str], Any]) -> None:
     # Here, because the decorator needs a backend: a project that uses only locks has none.
     from django_pglock.redrive import enqueue_redrive
 

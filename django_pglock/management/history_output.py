@@ -1,4 +1,4 @@
-"""What ``locktasks stats`` takes, and how it shows the history of attempts."""
+"""The arguments of ``locktasks stats``, and its output of the history of attempts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def span(text: str) -> timedelta:
 
 
 def chosen_totals(history: Any, options: dict[str, Any]) -> tuple[list[Total], float]:
-    """Return the totals that the options choose, and the minutes that they are of."""
+    """Return the totals that the options select, and the length of their period in minutes."""
     now, since = timezone.now(), options["since"]
     totals = [
         total

@@ -1,4 +1,4 @@
-"""What ``locktasks pause`` and ``locktasks resume`` take, and what they do."""
+"""The arguments of ``locktasks pause`` and ``locktasks resume``, and their work."""
 
 from __future__ import annotations
 

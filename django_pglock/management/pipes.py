@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_end() -> Iterator[None]:
-    """End the block without an error when nobody reads its output any more, as ``ls | head`` does."""
+    """End the block without an error if the reader of its output has ended, as ``ls | head`` does."""
     try:
         yield
         sys.stdout.flush()

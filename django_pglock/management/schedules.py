@@ -1,4 +1,4 @@
-"""What ``locktasks schedules`` prints."""
+"""The output of ``locktasks schedules``."""
 
 from __future__ import annotations
 

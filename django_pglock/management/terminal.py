@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 
 
-def ask_to_continue() -> None:
+def confirm() -> None:
     """Ask whether to go on. Raises ``CommandError`` for any other answer than yes."""
     try:
         answer = input(_("Continue? [y/N] "))

@@ -1,4 +1,4 @@
-"""What a worker says when it begins: where it runs, what it serves, and where to look."""
+"""The first log message of a worker: where it runs, which queues it serves, and where to find more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def banner(worker: Worker, *, using: str, threads: int) -> str:
     schedules = [f"{task.module_path} ({' '.join(timing_of(task)).strip()})" for task in registry.scheduled()]
     facts = {
         "database": _database(using),
-        "queues": ", ".join(worker.queues.asked) or "all",
+        "queues": ", ".join(worker.queues.given) or "all",
         "functions": _listed(registry.known_paths())
         or "none; define tasks in a module tasks.py of an app in INSTALLED_APPS",
         "schedules": _listed(schedules) or "none",
@@ -31,7 +31,7 @@ def banner(worker: Worker, *, using: str, threads: int) -> str:
 
 
 def _database(using: str) -> str:
-    """Return the alias and what the settings name, without the user and the password."""
+    """Return the alias, and the address of the database in the settings without user and password."""
     settings = connections[using].settings_dict
     host, port = settings["HOST"], settings["PORT"]
     where = f" at {host}{':' if port else ''}{port}" if host else ""

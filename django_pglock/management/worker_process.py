@@ -29,8 +29,8 @@ GARBAGE = 10_000
 
 def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
-    # Not at module level: it needs a backend. A busy worker looks only every half minute for functions that it does not
-    # know, and a bulk change and a redrive have to begin at once.
+    # Not imported at module level, because these modules need a backend. They are imported here, because a busy worker
+    # searches for unknown functions only every half minute, and a bulk change or a redrive has to begin at once.
     import_module("django_pglock.bulk")
     import_module("django_pglock.redrive")
     silence_unhandled_loggers()
@@ -50,12 +50,12 @@ def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> Non
 
 
 def log_banner(worker: Worker, build: dict[str, Any]) -> None:
-    """Log what the worker serves and where to look."""
+    """Log the banner of the worker."""
     logger.info("%s", banner(worker, using=build["using"], threads=build["threads"]))
 
 
 def leave_running_tasks() -> NoReturn:
-    """End the process at once, with the exit code that it would have, because other workers are about to run its tasks.
+    """End the process at once, with its normal exit code, because other workers will run its tasks in a moment.
 
     Python would wait for threads that the tasks have started, with ``asyncio.to_thread()`` for example, and a task
     would run here and in another worker at the same time.
@@ -72,16 +72,16 @@ def collect_garbage_less_often() -> None:
     """
     gc.collect()
     gc.freeze()
-    often, *rest = gc.get_threshold()
+    often, *others = gc.get_threshold()
     if often:  # zero: the collector is switched off
-        gc.set_threshold(max(often, GARBAGE), *rest)
+        gc.set_threshold(max(often, GARBAGE), *others)
 
 
 def stop_at_signals(worker: Worker) -> None:
-    """Let SIGTERM and SIGINT stop the worker: the first signal after running tasks have finished, the second at once.
+    """Make SIGTERM and SIGINT stop the worker. After the first signal, running tasks finish; the second stops at once.
 
-    Under a supervisor every signal counts as the first one, because a service manager signals all processes of a
-    service, and the supervisor signals its workers again.
+    Under a supervisor, each signal counts as the first one, because a service manager signals all processes of a
+    service, and then the supervisor signals its workers again.
     """
     process = os.getpid()
 

@@ -1,6 +1,7 @@
-"""What the server says of sessions that this process waits for.
+"""The state, in ``pg_stat_activity``, of sessions that this process waits for.
 
-A statement may take hours. Only the server knows whether it works on it, so the server is asked on another session.
+A statement may take hours. Only the server knows whether it still executes the statement. So it is queried in another
+session.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from django_pglock.postgres.connections import backend_pid
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: The server's own process id of a session; behind a pooler it differs from the one that libpq knows.
+#: The server's process id of a session. Behind a pooler it differs from the process id that libpq knows.
 OWN = "SELECT pg_backend_pid(), pg_is_in_recovery()"
-#: The login role may see its sessions, also where Django assumes another role.
+#: The login role may see its sessions, also if Django assumes another role.
 AS_LOGIN_ROLE = "SET ROLE NONE"
-#: ``state`` is NULL for sessions that the role may not see, and 'disabled' where track_activities is off.
+#: ``state`` is NULL for sessions that the role may not see, and 'disabled' if track_activities is off.
 #: https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW
 SESSIONS = """
 SELECT pid, state, coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false),
@@ -39,7 +40,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 @dataclass(frozen=True)
 class Activity:
-    """What a session does, as the server sees it: ``state`` as in pg_stat_activity, ``since`` in seconds."""
+    """The activity of a session: ``state`` as in pg_stat_activity, and ``since`` in seconds."""
 
     state: str | None
     waits_for_client: bool
@@ -48,7 +49,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class ServerView:
-    """The answer of a server. ``sessions`` by process id; None behind a pooler, where libpq knows the pooler's ids."""
+    """The answer of a server. ``sessions``: by process id; None behind a pooler, where libpq has the pooler's ids."""
 
     is_standby: bool
     sessions: dict[int, Activity] | None
@@ -57,9 +58,9 @@ class ServerView:
 
 
 def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerView:
-    """Ask the server of ``connection``, which is our own, for sessions by their process ids. Raises Django's errors.
+    """Query the server of ``connection``, a session of our own, for sessions by process id. Raises Django's errors.
 
-    Behind a pooler no role is set: the next client in the session would have it.
+    Behind a pooler no role is set, because the next client of the session would get it.
     """
     with connection.cursor() as cursor:
         cursor.execute(OWN)
@@ -69,4 +70,4 @@ def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerVi
             return ServerView(is_standby, None, cursor.fetchone()[0] or 0.0)
         cursor.execute(AS_LOGIN_ROLE)
         cursor.execute(SESSIONS, (list(pids),))
-        return ServerView(is_standby, {pid: Activity(*rest) for pid, *rest in cursor.fetchall()})
+        return ServerView(is_standby, {pid: Activity(*columns) for pid, *columns in cursor.fetchall()})

@@ -1,7 +1,7 @@
-"""Sessions for coroutines: opened as all sessions are, and used without blocking the event loop.
+"""Sessions for coroutines: opened like all sessions, and used without blocking the event loop.
 
-Django's connection belongs to a thread, and all coroutines of a loop share it; PostgreSQL would take them for one
-holder. So coroutines use sessions of their own, each behind a Django connection object that nobody else knows.
+Django's connection belongs to a thread, and all coroutines of a loop share it. For PostgreSQL they would be one holder.
+So coroutines use separate sessions. Each has its own Django connection object, which no other code uses.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 Row = Sequence[Any]
 #: Seconds without use after which a pool ends a session.
 IDLE = 60.0
-#: Seconds until a statement that continues is cancelled once more.
+#: Seconds after which a statement that still runs is cancelled again.
 CANCEL_AGAIN = 0.05
 
-# By ``id()``: sessions are opened and dropped in any thread.
+# By ``id()``, because sessions are opened and dropped in any thread.
 _sessions: dict[int, weakref.ref[AsyncSession]] = {}
 
 
 class AsyncSession:
-    """An open session. One statement at a time: coroutines that share it wait for each other's statements."""
+    """An open session. It sends one statement at a time. Coroutines that share it wait for each other's statements."""
 
     def __init__(self, connection: DatabaseWrapper) -> None:
         self.connection = connection
         self.raw: Any = connection.connection
-        self._turn = asyncio.Lock()
-        #: Another object for each statement.
+        self._statement_lock = asyncio.Lock()
+        #: A new object for each statement.
         self.statement = object()
         #: A thread for statements through Django's cursor, which blocks the thread that uses it.
         self._thread: ThreadPoolExecutor | None = None
@@ -59,22 +59,22 @@ class AsyncSession:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the session is gone, as far as can be seen without asking the server."""
+        """Whether the session has ended, as far as this is known without a query."""
         return has_ended(self.raw)
 
     @property
     def is_busy(self) -> bool:
         """Whether a statement is running."""
-        return self._turn.locked()
+        return self._statement_lock.locked()
 
     @property
     def is_reusable(self) -> bool:
-        """Whether somebody else may use the session: it is alive, and no transaction is open."""
+        """Whether another user may get the session: it is alive, and no transaction is open."""
         return not self.has_ended and self.raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
-        async with self._turn:
+        async with self._statement_lock:
             self.statement = object()
             if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
@@ -95,7 +95,7 @@ class AsyncSession:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The statement may not have been sent yet, so that there is nothing to cancel.
+            # The statement may not have been sent yet, so a single cancel may have no effect.
             deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
                 await loop.run_in_executor(None, partial(_cancel, self.connection))
@@ -121,9 +121,9 @@ class AsyncSession:
                 pass_on_notifications(self.raw.pgconn)
 
     def end(self) -> None:
-        """End the session at once, without a wait, and every lock in it."""
-        if self._turn.locked():
-            # A coroutine that waits for an answer is woken.
+        """End the session and all its locks at once, without a wait."""
+        if self._statement_lock.locked():
+            # This wakes a coroutine that waits for an answer.
             shut(self.raw)
         else:
             self.raw.pgconn.finish()
@@ -145,7 +145,7 @@ def _cancel(connection: DatabaseWrapper) -> None:
 
 
 async def open_session(using: str) -> AsyncSession:
-    """Open a session to the database alias ``using``. If this is cancelled, no session remains."""
+    """Open a session to the database alias ``using``. After a cancel of the call, no session remains."""
     connection = dedicated_connection(using)
     is_given_up = threading.Event()
 
@@ -158,7 +158,7 @@ async def open_session(using: str) -> AsyncSession:
     try:
         await asyncio.shield(connecting)
     except asyncio.CancelledError:
-        # The loop may end before the thread has connected, and would run no callback any more.
+        # No callback in the loop, because the loop may end before the thread has connected.
         is_given_up.set()
         connecting.add_done_callback(lambda _: _finish(connection))
         raise
@@ -171,7 +171,7 @@ def _finish(connection: DatabaseWrapper) -> None:
 
 
 async def _in_thread(function: Callable[[], None]) -> None:
-    # Not one of the loop's own threads: all of them may wait for a server that does not answer.
+    # Not one of the loop's own threads, because all of them may wait for a server that does not answer.
     with_thread = ThreadPoolExecutor(1, thread_name_prefix="django_pglock connects")
     try:
         await asyncio.get_running_loop().run_in_executor(with_thread, function)
@@ -180,9 +180,9 @@ async def _in_thread(function: Callable[[], None]) -> None:
 
 
 class AsyncSessionPool:
-    """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``.
+    """A pool of up to ``limit`` sessions to one database alias, for one event loop.
 
-    All of it happens in one event loop. ``ended`` is called with each session that the pool has ended.
+    ``ended`` is called with each session that the pool has ended.
     """
 
     def __init__(self, using: str, *, limit: int, ended: Callable[[AsyncSession], object] = lambda _: None) -> None:
@@ -201,7 +201,7 @@ class AsyncSessionPool:
         return self.in_use < self.limit
 
     async def get(self) -> AsyncSession:
-        """Return a session that nobody else has. The caller has checked ``has_room``."""
+        """Return a session for the caller alone. The caller must have checked ``has_room``."""
         self.in_use += 1
         try:
             return self._take_idle() or await open_session(self.using)
@@ -210,7 +210,7 @@ class AsyncSessionPool:
             raise
 
     def put(self, session: AsyncSession) -> None:
-        """Take a session back: it is kept for the next user if it is reusable, else ended."""
+        """Take a session back. Keep it for the next user if it is reusable, otherwise end it."""
         self.in_use -= 1
         if session.is_reusable:
             self._idle.append((time.monotonic(), session))
@@ -219,7 +219,7 @@ class AsyncSessionPool:
             self._finish(session)
 
     def close_idle(self) -> None:
-        """End the sessions that nobody uses."""
+        """End the unused sessions."""
         while self._idle:
             self._finish(self._idle.pop()[1])
 

@@ -1,7 +1,7 @@
-"""The Django connections of all threads of this process, as far as they were registered here.
+"""A registry of the Django connections of all threads of this process.
 
-Django keeps the connections of a thread where no other thread finds them. A worker has to watch those of its task
-threads.
+Django stores the connections of a thread in a thread-local object. But a worker has to watch the connections of its
+task threads, so they are registered here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-# By ``id()``. Neither a set nor a lock: an entry may be added in the middle of anything.
+# By ``id()``. Not a set, and without a lock, because an entry may be added in the middle of any other operation.
 _connections: dict[int, weakref.ref[Any]] = {}
 
 

@@ -1,11 +1,11 @@
-"""Processes that are forked from this one do not use its sessions and sockets.
+"""Makes forked child processes not use the sessions and sockets of their parent.
 
-After ``fork()`` the child has the parent's sockets, too. What the child sends on a socket becomes a part of the
-parent's exchange with the server; if the child closes a connection, the parent's session ends; and while the child has
-the socket open, the server does not see that the parent has died. So in the child, each file descriptor is replaced by
-a socket whose other end is closed: code that still has a connection finds that it has ended, and opens a new one.
-Nothing is sent on the inherited connections and nothing freed, because other threads of the parent may have been using
-them at that moment.
+After ``fork()`` the child has the parent's sockets, too. If the child sent data on such a socket, it would be mixed
+with the parent's data. If the child closed a connection, the parent's session would end. And while the child has the
+socket open, the server does not notice the death of the parent. So in the child, each file descriptor is replaced by a
+socket whose other end is closed. Code that still has a connection finds that it has ended, and opens a new one. The
+inherited connection objects are neither used nor freed, because other threads of the parent may have used them at the
+moment of the fork.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _here = threading.local()
 
 
 def generation() -> int:
-    """Return how many forks lie between this process and the one in which this module was imported."""
+    """Return the number of forks from the process that has imported this module to this process."""
     return _generation
 
 
 def keep_from_children(channel: Channel) -> None:
-    """Have ``channel`` ended in processes that are forked from this one. Django's connections are registered here."""
+    """Register ``channel``, to be closed in forked child processes. Django's connections are registered as well."""
     _channels[id(channel)] = channel
 
 
@@ -50,7 +50,7 @@ def _note_session(connection: Any, **kwargs: Any) -> None:
 
 
 def _before_fork() -> None:
-    # The connection objects of other threads would be gone in the child, but their sockets would not.
+    # In the child, the connection objects of other threads may no longer exist, but their sockets do.
     _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
 
 
@@ -61,7 +61,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _generation
     _generation += 1
-    # The inherited objects are kept: without a reference they would be closed.
+    # The inherited objects are kept, because without a reference they would be closed.
     if not _here.inherited:
         return
     ended, other_end = socket.socketpair()
@@ -75,7 +75,7 @@ def _after_fork_in_child() -> None:
 
 
 def _forget_connections() -> None:
-    """Give Django new connections in this thread, the only one: without transaction, hooks and held locks."""
+    """Give Django new connections in this thread, which is the only one: without transaction, hooks and held locks."""
     connection: Any
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql":

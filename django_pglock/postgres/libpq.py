@@ -1,10 +1,10 @@
-"""One exchange with the server, straight through libpq: what a lock needs, and nothing else.
+"""One exchange with the server, directly by libpq. It does only what a lock needs.
 
-psycopg's cursor binds parameters, keeps results, loads types. A lock statement has no parameters and answers with a
-boolean; without the cursor it takes half the time. All that is used here is documented: ``psycopg.pq``, and libpq's
-"Asynchronous Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
+psycopg's cursor binds parameters, stores results, and loads types. A lock statement has no parameters, and its answer
+is a boolean. Without the cursor it takes half the time. This module uses only documented functions: ``psycopg.pq``, and
+libpq's "Asynchronous Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
 
-Threads and coroutines send and read the same; they differ in how they wait for the socket.
+Threads and coroutines send and read the same data. They differ only in how they wait for the socket.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGconn, PGresult
 
-#: pg_type's numbers of the types that are more than text here.
+#: The numbers, in pg_type, of the types whose values are converted.
 BOOL, BIGINT, DOUBLE = 16, 20, 701
-#: Seconds for the server to learn of a cancel, and then for the end of the answer.
+#: Seconds for the cancel request to reach the server, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
 #: Milliseconds between two moments in which Python may run signal handlers.
 LOOK_UP = 100
-#: Seconds until a coroutine asks again for a connection that another thread uses for a moment.
+#: Seconds after which a coroutine tries again to use a connection that another thread uses for a moment.
 RETRY = 0.001
 CAN_EXCHANGE = hasattr(select, "poll")
 BEGIN: dict[IsolationLevel | None, str] = {None: "BEGIN;"}
@@ -41,9 +41,9 @@ _BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 
 def begin_for(raw: Connection[Any]) -> str | None:
-    """Return what has to come before the next statement: nothing, or the BEGIN that psycopg would send.
+    """Return the text before the next statement: an empty text, or the BEGIN that psycopg would send.
 
-    None, if that says more than an isolation level: then psycopg has to send it.
+    None: this BEGIN has more options than an isolation level, so psycopg must send it.
     """
     if raw.autocommit or raw.pgconn.transaction_status != TransactionStatus.IDLE:
         return ""
@@ -51,7 +51,7 @@ def begin_for(raw: Connection[Any]) -> str | None:
 
 
 def can_send(raw: Connection[Any]) -> bool:
-    """Say whether a statement could be sent now: no statement is running, and no transaction is aborted."""
+    """Return whether a statement could be sent now: no statement is running, and no transaction is aborted."""
     pgconn = raw.pgconn
     return (
         pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)
@@ -60,19 +60,19 @@ def can_send(raw: Connection[Any]) -> bool:
 
 
 def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
-    """Send statements in one message and return the first row of the last answer that has rows, or None.
+    """Send statements in one message. Return the first row of the last answer that has rows, or None.
 
-    Raises psycopg's errors. A Python exception in between, such as Ctrl-C, cancels the statement and is then raised, so
-    that the connection stays usable.
+    Raises psycopg's errors. If a Python exception interrupts the exchange, such as Ctrl-C, the statement is cancelled,
+    so that the connection stays usable. Then the exception is raised.
     """
     with raw.lock:
-        return exchange_in_turn(raw, statements)
+        return exchange_locked(raw, statements)
 
 
 def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
-    """Call ``use`` while this thread has the connection's lock, if nothing uses the connection now; say whether it did.
+    """Call ``use`` with the connection's lock held, if the connection is unused now. Return whether it was called.
 
-    For another thread, or for a destructor that Python runs in the middle of psycopg's own code. There, to wait for the
+    For another thread, or for a destructor that Python runs in the middle of psycopg's own code. There, a wait for the
     connection could be a deadlock of the thread with itself.
     """
     if not raw.lock.acquire(blocking=False):
@@ -86,8 +86,8 @@ def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
         raw.lock.release()
 
 
-def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
-    """Do what ``exchange`` does, for a caller that holds the connection's lock."""
+def exchange_locked(raw: Connection[Any], statements: str) -> list[Any] | None:
+    """Do the same as ``exchange``, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
     # The session watch distinguishes statements by this object.
     message = statements.encode()
@@ -103,14 +103,14 @@ def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
 
 
 def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
-    """Wait for the results of all statements of a message, for so many seconds at most."""
+    """Wait for the results of all statements of a message, ``within`` seconds at most."""
     results: list[PGresult] = []
     deadline = time.monotonic() + within
     is_unsent = pgconn.flush()
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
     while not _take_in(pgconn, results):
-        # From time to time Python must run the handlers of signals that have interrupted another thread.
+        # The poll ends from time to time, so that Python can run the handlers of signals that another thread got.
         if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
             raise OperationalError(f"the server has not answered within {within:g} s")
         _consume_input(pgconn, results)
@@ -120,7 +120,7 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
 
 
 def _consume_input(pgconn: PGconn, results: list[PGresult]) -> None:
-    """Read what has arrived. If the session has ended, the error has what the server said about it as its cause."""
+    """Read the data that has arrived. If the session has ended, the server's last error is the cause of our error."""
     try:
         pgconn.consume_input()
     except OperationalError as lost:
@@ -129,13 +129,13 @@ def _consume_input(pgconn: PGconn, results: list[PGresult]) -> None:
 
 
 def _last_word(results: list[PGresult]) -> Exception | None:
-    """Return the error of the server among some results, without the errors that libpq makes itself."""
+    """Return the server's error among some results; errors that libpq itself makes are ignored."""
     errors = (each for each in results if each.status in _BAD and each.error_field(DiagnosticField.SQLSTATE))
     return next(map(_error, errors), None)
 
 
 def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
-    """Add the results that have arrived; say whether those are all."""
+    """Add the results that have arrived. Return whether all have arrived."""
     while not pgconn.is_busy():
         result = pgconn.get_result()
         if result is None:
@@ -145,7 +145,7 @@ def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
 
 
 def _cancel(raw: Connection[Any]) -> None:
-    """Cancel the running statement; if that cannot be done, end the session rather than wait for it."""
+    """Cancel the running statement. If this fails, end the session instead of waiting."""
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
@@ -155,7 +155,7 @@ def _cancel(raw: Connection[Any]) -> None:
 
 
 async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | None:
-    """The same for a coroutine, which alone uses this connection; a cancel of the coroutine cancels the statement."""
+    """Do the same for a coroutine. No other code may use this connection. A cancel also cancels the statement."""
     while not raw.lock.acquire(blocking=False):
         await asyncio.sleep(RETRY)
     try:
@@ -184,7 +184,7 @@ async def _results_async(pgconn: PGconn) -> list[PGresult]:
 
 
 async def _cancelled(cancelling: asyncio.Future[None]) -> None:
-    """Wait for the end of the cancel. A coroutine that is cancelled once more waits no longer; the session ends."""
+    """Wait for the end of the cancel. If the coroutine is cancelled again, it does not wait, and the session ends."""
     try:
         await asyncio.shield(cancelling)
     except asyncio.CancelledError:
@@ -198,12 +198,12 @@ async def _cancel_async(raw: Connection[Any]) -> None:
             await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
             await asyncio.wait_for(_results_async(raw.pgconn), CANCEL_WITHIN)
     except (PsycopgError, RuntimeError, asyncio.CancelledError, asyncio.TimeoutError):
-        # RuntimeError: the loop ends, and starts no thread any more. TimeoutError: the connection may be half open.
+        # RuntimeError: the loop ends, and starts no more threads. TimeoutError: the connection may be half open.
         raw.pgconn.finish()
 
 
 async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
-    """Wait until a socket can be read from, or written to."""
+    """Wait until a socket is readable or writable."""
     loop = asyncio.get_running_loop()
     is_ready = loop.create_future()
 
@@ -220,7 +220,7 @@ async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
 
 
 def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
-    """Return the first row of the last result that has rows. Raises the error that the last one may be."""
+    """Return the first row of the last result that has rows. If the last result is an error, raise it."""
     if not results:
         raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
@@ -233,7 +233,7 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
 
 
 def pass_on_notifications(pgconn: PGconn) -> None:
-    """Pass notifications that have arrived to psycopg's handlers, as psycopg's own exchanges do."""
+    """Pass notifications that have arrived to psycopg's handlers, as psycopg itself does."""
     while notification := pgconn.notifies():
         if pgconn.notify_handler:
             pgconn.notify_handler(notification)

@@ -1,9 +1,10 @@
 """One message to the server on a Django connection: one or several statements without parameters.
 
-Django's cursor costs more time than PostgreSQL needs for a lock. So a message goes straight through libpq where nothing
-but Django is between the caller and psycopg. Where something else is (a backend with a cursor of its own, such as
-django-tenants', an APM's cursor, an execute wrapper, a log of queries, psycopg's pipeline mode), the message goes
-through Django's cursor: code that watches or changes statements there sees these as well.
+Django's cursor takes more time than PostgreSQL needs for a lock. So a message is sent directly by libpq if only
+Django's own code is between the caller and psycopg. Otherwise the message is sent through Django's cursor, so that code
+that watches or changes statements gets these as well. Such code is, for example, a backend with its own cursor, as that
+of django-tenants, the cursor of an APM, an execute wrapper, or a log of queries. psycopg's pipeline mode is another
+case.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 #: The methods through which Django's connection makes a cursor.
 CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
-#: Matches one statement of a message: comments and quoted texts may contain semicolons.
+#: Matches one statement of a message. Comments and quoted texts may contain semicolons.
 _STATEMENT = re.compile(r"(?:/\*.*?\*/|'(?:[^']|'')*'|[^;])+", re.DOTALL)
-#: Execute wrappers of this package, which would not change the statements that are sent here.
+#: Execute wrappers of this package. They would not change the statements that are sent here.
 OWN_WRAPPERS: list[Callable[..., Any]] = []
 
 
@@ -43,7 +44,7 @@ def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
 
 
 def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
-    """Send statements as ``send`` does, where the caller knows that the connection is open."""
+    """Do the same as ``send``, for a caller that knows that the connection is open."""
     connection.validate_no_broken_transaction()
     raw: Any = connection.connection
     if not CAN_EXCHANGE or not is_plain_django(connection) or (begin := begin_for(raw)) is None:
@@ -56,9 +57,9 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
 
 
 def literals(connection: DatabaseWrapper, values: Iterable[str | int]) -> tuple[str, ...]:
-    """Quote texts by libpq, whose ``PQescapeLiteral`` takes a tenth of the time of a cursor; numbers need no quotes.
+    """Quote texts by libpq's ``PQescapeLiteral``, in a tenth of the time of a cursor. Numbers need no quotes.
 
-    The connection has to be open.
+    The connection must be open.
     """
     quote = Escaping(connection.connection.pgconn).escape_literal
     return tuple(
@@ -81,10 +82,10 @@ def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[An
 
 
 def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) -> Sequence[Any] | None:
-    """Send one statement after the other: in pipeline mode, a message has no more than one statement.
+    """Send one statement after the other, because in pipeline mode a message cannot have several statements.
 
-    The end of the inner pipeline is a Sync, so that the statements are one implicit transaction, as in a message, and
-    their errors are raised here and nowhere else.
+    The end of the inner pipeline is a Sync. So the statements are one implicit transaction, as in a message, and their
+    errors are raised here.
     """
     with connection.wrap_database_errors:
         cursors = []
@@ -97,7 +98,7 @@ def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) ->
 
 
 def _execute(cursor: Any, statements: str) -> None:
-    # Execute wrappers of others may add parameters; then a percent sign in a text would be taken for a parameter.
+    # Other execute wrappers may add parameters. Then a percent sign in a text would count as a placeholder.
     if "%" in statements:
         cursor.execute(statements.replace("%", "%%"), ())
     else:
@@ -105,7 +106,7 @@ def _execute(cursor: Any, statements: str) -> None:
 
 
 def is_plain_django(connection: Any) -> bool:
-    """Say whether nothing but Django is between a statement and psycopg. The connection has to be open."""
+    """Return whether only Django's own code is between a statement and psycopg. The connection must be open."""
     raw = connection.connection
     return (
         not connection.queries_logged
@@ -119,7 +120,7 @@ def is_plain_django(connection: Any) -> bool:
 
 @lru_cache(maxsize=64)
 def _makes_djangos_cursors(way: tuple[Any, Any, Any]) -> bool:
-    """Say whether a backend's class makes Django's cursors in Django's way. Cached for each class."""
+    """Return whether a backend's class makes cursors only by Django's own methods. Cached for each class."""
     backend, cursor, execute = way
     methods = [getattr(backend, name) for name in CURSOR_METHODS]
     is_djangos = cursor.__module__ == "django.db.backends.postgresql.base"
@@ -127,7 +128,7 @@ def _makes_djangos_cursors(way: tuple[Any, Any, Any]) -> bool:
 
 
 def is_djangos_function(function: Any) -> bool:
-    """Say whether a function is Django's own, and not a wrapper around one of Django's."""
+    """Return whether a function is Django's own, and not a wrapper around one of Django's."""
     while type(function) is FunctionType and function.__globals__["__name__"].startswith("django."):
         inner = function.__dict__.get("__wrapped__")
         if inner is None:

@@ -1,8 +1,9 @@
-"""A loop of your own that PostgreSQL wakes: LISTEN and NOTIFY.
+"""A loop in your own code that PostgreSQL wakes by LISTEN and NOTIFY.
 
-A notification reaches only those who listen at that moment. So it says no more than "look now", and the woken
-process reads the table. ``listen`` gives a loop a turn whenever something may have been missed: at the start, after a
-lost session, and from time to time, which is the only way behind a pooler in transaction mode.
+A notification reaches only processes that listen at that moment. So a notification should only mean "query now", and
+the woken process reads the table. ``listen`` also starts an iteration of the loop whenever notifications may have been
+missed: at the start, after a lost session, and from time to time. Behind a pooler in transaction mode, only the last of
+these works.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ __all__ = ["listen", "notify"]
 
 logger = logging.getLogger("django_pglock.listen")
 
-#: Seconds before the first new session after a lost one; doubled each time up to the second number.
+#: Seconds before the first new session after a lost one. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 def notify(channel: str, payload: str = "", *, using: str | None = None) -> None:
-    """Wake all that ``listen`` on this channel when the current transaction is committed; after a rollback, nobody.
+    """Wake all processes that ``listen`` on this channel, at the commit of the current transaction.
 
-    ``payload`` is a text of less than 8000 bytes. ``using`` is the database alias; default from the setting ``USING``.
-    Commits of transactions that notify wait for each other, so notify once in a transaction, not once for each row.
-    Raises Django's ``DatabaseError`` for a channel without a name or with a name of more than 63 bytes.
+    After a rollback, no process is woken. ``payload`` is a text of less than 8000 bytes. ``using`` is the database
+    alias; default from the setting ``USING``. Commits of transactions that notify wait for each other. So notify once
+    in a transaction, not once for each row. Raises Django's ``DatabaseError`` for a channel without a name or with a
+    name of more than 63 bytes.
     """
     with connections[using or get_settings().USING].cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
 def listen(channel: str, *, poll: float | None = None, using: str | None = None) -> Iterator[list[str]]:
-    """Give a loop its turns: one at once, one whenever somebody notifies this channel, and one every ``poll`` seconds.
+    """Iterate at once, then at each notification on this channel, and at least every ``poll`` seconds.
 
     ::
 
@@ -54,26 +56,26 @@ def listen(channel: str, *, poll: float | None = None, using: str | None = None)
             while send_next_letter():
                 pass
 
-    Each turn yields the payloads of the notifications since the last one, perhaps none. ``poll`` defaults to the
-    setting ``POLL_INTERVAL``. ``using`` is the database alias; default from the setting ``USING``.
+    Each iteration yields the payloads of the notifications since the last one; the list may be empty. ``poll`` defaults
+    to the setting ``POLL_INTERVAL``. ``using`` is the database alias; default from the setting ``USING``.
 
-    It listens in a session of its own. If that is lost, another one is opened, however long it takes, and the loop has
-    a turn. Before each turn Django's connections of this thread are checked, as before a request. Raises Django's
-    ``OperationalError`` if the first session cannot be opened.
+    It listens in a separate session. If that is lost, another one is opened, however long it takes, and the loop
+    iterates. Before each iteration Django's connections of this thread are checked, as before a request. Raises
+    Django's ``OperationalError`` if the first session cannot be opened.
     """
     using, settings = using or get_settings().USING, get_settings()
     session = _open(using, channel)
-    heard: list[str] = []
+    payloads: list[str] = []
     try:
         while True:
             close_old_connections()
-            yield heard
+            yield payloads
             try:
-                heard = _wait(session, settings.POLL_INTERVAL if poll is None else poll)
+                payloads = _wait(session, settings.POLL_INTERVAL if poll is None else poll)
             except LOST as error:
                 logger.warning("The session that listens on %r is lost: %s", channel, str(error).strip())
                 session.close()
-                session, heard = _open_again(using, channel), []
+                session, payloads = _open_again(using, channel), []
     finally:
         session.close()
 
@@ -102,9 +104,9 @@ def _open_again(using: str, channel: str) -> DatabaseWrapper:
 
 def _wait(session: DatabaseWrapper, seconds: float) -> list[str]:
     raw: Any = session.connection
-    heard = [notification.payload for notification in raw.notifies(timeout=seconds, stop_after=1)]
-    if not heard:
-        # Either nobody has notified, or the server is gone.
+    payloads = [notification.payload for notification in raw.notifies(timeout=seconds, stop_after=1)]
+    if not payloads:
+        # There was no notification. Check whether the server still answers.
         with session.cursor() as cursor:
             cursor.execute("SELECT 1")
-    return heard
+    return payloads

@@ -1,9 +1,10 @@
-"""Which thread or coroutine of this process waits for an answer of PostgreSQL, and on which session.
+"""The threads and coroutines of this process that wait for an answer of PostgreSQL, and their sessions.
 
-A session that libpq calls active is not always waited for: a program may read the rows of a long answer slowly. So the
-threads' stacks are read. A thread that waits for an answer is in ``Connection.wait()`` of psycopg or in our own
-exchange, whatever sent the statement: a cursor, BEGIN, COMMIT, Django's health check, the start of a session, a pool.
-A coroutine does not wait in a thread. Its sessions are our own, and know when a statement is running.
+If libpq's status of a session is active, this does not mean that a thread waits for the server: a program may be
+reading the rows of a long answer. So the stacks of the threads are read. A thread that waits for an answer is in
+psycopg's ``Connection.wait()`` or in our own exchange, whatever has sent the statement: a cursor, BEGIN, COMMIT,
+Django's health check, the start of a session, a pool. A coroutine does not wait in a thread. Its sessions are our own,
+and record whether a statement is running.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from django_pglock.postgres import async_sessions, libpq
 from django_pglock.postgres.connection_registry import aliases
 from django_pglock.postgres.thread_stacks import stacks
 
-#: The functions in which a thread waits, and their local variables with the connection and an object of the statement.
-WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_in_turn.__code__: ("raw", "message")}
-#: Most frames of psycopg's own functions between the wait and the frame that blocks.
+#: The functions in which a thread waits, each with its two local variables: the connection, and an object that belongs
+#: to the statement.
+WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_locked.__code__: ("raw", "message")}
+#: The largest number of psycopg's own frames between the wait and the frame that blocks.
 DEEPEST = 8
 
 
@@ -31,24 +33,25 @@ DEEPEST = 8
 class PendingStatement:
     """A statement whose answer a thread or a coroutine waits for, on a psycopg connection.
 
-    ``thread`` is the name and ``ident`` the number of the thread; None for a coroutine. ``alias`` is the name of the
-    database in Django's settings; None for a connection that Django does not know.
+    ``thread`` is the name and ``ident`` the ident of the thread; None for a coroutine. ``alias`` is the database alias;
+    None for a connection that is not Django's.
     """
 
     raw: Any
     alias: str | None
     thread: str | None = None
     ident: int | None = None
-    #: An object of this statement alone. It is kept, so that no later statement has an object with the same ``id()``.
+    #: An object that belongs only to this statement. The reference ensures that no later statement gets the same
+    #: ``id()``.
     statement: Any = field(default=None, compare=False, repr=False)
 
     def continues(self, earlier: PendingStatement) -> bool:
-        """Say whether this is still the wait for the same answer."""
+        """Return whether this is still the wait for the same answer."""
         return self == earlier and self.statement is earlier.statement
 
 
 def pending_statements() -> list[PendingStatement]:
-    """Return the statements whose answers are waited for at this moment, except in the calling thread."""
+    """Return the statements that wait for an answer now, without those of the calling thread."""
     return [*_waits_of_threads(), *_waits_of_coroutines()]
 
 

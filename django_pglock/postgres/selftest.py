@@ -1,8 +1,8 @@
-"""What a server, and whatever is in front of it, really does for two of its clients.
+"""Tests whether a server, with any pooler or proxy in front of it, really excludes a client while another has a lock.
 
-Poolers, standbys, proxies and other engines that speak PostgreSQL's protocol accept the statements of locks without an
-error, and some of them do not exclude anybody. So the effect is tested: one client takes something, another one tries.
-Each question has two new sessions, so nothing is left of the question before.
+Poolers, standbys, proxies and other engines with PostgreSQL's protocol accept the statements of locks without an error,
+but some of them exclude no other client. So the effect is tested: one client takes a lock, and another one tries. Each
+check uses two new sessions, so that earlier checks have no effect on it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from django_pglock.keys import sha256_key
 from django_pglock.postgres.connections import shut
 from django_pglock.postgres.sessions import dedicated_connection
 
-#: Seconds for the answers to one question. Only what never answers takes so long.
-PATIENCE = 5.0
-#: Seconds by which the two clocks may differ before somebody should know.
+#: Seconds for the answers in one check. Only a server that does not answer at all takes this long.
+TIMEOUT = 5.0
+#: If the two clocks differ by more than this number of seconds, it is reported.
 CLOCKS_DIFFER = 5.0
 #: Limits by which the server ends a session, or the transaction of a lock, while the program works.
 LIMITS = "idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "statement_timeout"
@@ -37,10 +37,10 @@ Answer = tuple[bool | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question.
+    """The result of one check.
 
-    ``is_ok`` is None if the question could not be tried. ``is_needed``: if this is not ok, locks or claims exclude
-    nobody.
+    ``is_ok`` is None if the check was not possible. ``is_needed``: if this is not ok, locks or claims exclude no other
+    client.
     """
 
     question: str
@@ -50,11 +50,11 @@ class Finding:
 
 
 def selftest(using: str) -> Iterator[Finding]:
-    """Ask each question and yield its finding. Raises Django's ``OperationalError`` if nobody can connect."""
+    """Do each check and yield its finding. Raises Django's ``OperationalError`` if no connection is possible."""
     with dedicated_connection(using).temporary_connection():
         pass
-    for question, ask in QUESTIONS.items():
-        is_ok, text = _asked(using, ask)
+    for question, check in QUESTIONS.items():
+        is_ok, text = _checked(using, check)
         yield Finding(question, is_ok, text, question in _needed())
 
 
@@ -63,14 +63,14 @@ def _needed() -> set[str]:
     return needed if get_settings().SCOPE == "transaction" else needed | {"session_locks"}
 
 
-def _asked(using: str, ask: Callable[[Any, Any], Answer]) -> Answer:
+def _checked(using: str, check: Callable[[Any, Any], Answer]) -> Answer:
     try:
         with _two_sessions(using) as (first, second, is_over):
             try:
-                return ask(first, second)
+                return check(first, second)
             except psycopg.Error:
                 if is_over.is_set():
-                    return False, _("There was no answer within %d seconds.") % PATIENCE
+                    return False, _("There was no answer within %d seconds.") % TIMEOUT
                 raise
     except InsufficientPrivilege as error:
         return None, str(error).strip()
@@ -80,7 +80,7 @@ def _asked(using: str, ask: Callable[[Any, Any], Answer]) -> Answer:
 
 @contextmanager
 def _two_sessions(using: str) -> Iterator[tuple[Any, Any, threading.Event]]:
-    """Open two sessions. If the block takes too long they are ended, and the event is set."""
+    """Open two sessions. If the block takes too long, they are ended and the event is set."""
     connections = [dedicated_connection(using, application_name="django_pglock selftest") for _ in range(2)]
     is_over = threading.Event()
 
@@ -89,7 +89,7 @@ def _two_sessions(using: str) -> Iterator[tuple[Any, Any, threading.Event]]:
         for raw in raws:
             shut(raw)
 
-    guard = threading.Timer(PATIENCE, end)
+    guard = threading.Timer(TIMEOUT, end)
     try:
         for connection in connections:
             connection.ensure_connection()
@@ -120,7 +120,7 @@ def _writes(first: Any, second: Any) -> Answer:
 def _sessions(first: Any, second: Any) -> Answer:
     mine = _value(first, "SELECT pg_backend_pid()")
     with second.transaction():
-        # If the pooler has given this transaction our session, we get another one now.
+        # If the pooler has given our session to this transaction, we get another session now.
         theirs = _value(second, "SELECT pg_backend_pid()")
         now_mine = _value(first, "SELECT pg_backend_pid()")
     if theirs == mine or now_mine != mine:
@@ -134,7 +134,7 @@ def _session_locks(first: Any, second: Any) -> Answer:
     is_excluded = not _value(second, "SELECT pg_try_advisory_lock(%s)", key)
     is_freed = _value(first, "SELECT pg_advisory_unlock(%s)", key)
     is_free = _value(second, "SELECT pg_try_advisory_lock(%s)", key)
-    # Behind a pooler they may be in any session, and stay there.
+    # Behind a pooler the locks may be in any session, and would stay there.
     while any(_value(raw, "SELECT pg_advisory_unlock(%s)", key) for raw in (first, second)):
         pass
     if is_excluded and is_freed and is_free:
@@ -183,8 +183,8 @@ def _notifications(first: Any, second: Any) -> Answer:
     channel = f"django_pglock_selftest_{uuid4().hex[:12]}"
     first.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     second.execute("SELECT pg_notify(%s, '')", [channel])
-    # A pooler does not say that it drops notifications.
-    if any(news.channel == channel for news in first.notifies(timeout=PATIENCE / 2, stop_after=1)):
+    # A pooler drops notifications without an error.
+    if any(note.channel == channel for note in first.notifies(timeout=TIMEOUT / 2, stop_after=1)):
         return True, _("A notification reaches the clients that listen.")
     return False, _("A notification does not arrive. Start workers with --no-listen.")
 
@@ -223,7 +223,7 @@ def _clock(first: Any, second: Any) -> Answer:
     return difference < CLOCKS_DIFFER, text % difference
 
 
-#: In the order in which they are asked. The names are those of the JSON.
+#: The checks in their order. The names are those in the JSON output.
 QUESTIONS: dict[str, Callable[[Any, Any], Answer]] = {
     "writes": _writes,
     "sessions": _sessions,

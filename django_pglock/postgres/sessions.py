@@ -1,9 +1,9 @@
-"""Sessions outside of Django's, for parts that must keep one: a listener, a heartbeat, a lease, a coroutine's lock.
+"""Sessions in addition to Django's, for parts that need their own: listeners, heartbeats, leases, locks of coroutines.
 
-Each is opened by a Django connection object of its own, of the backend that the project has configured. So everything
-that applies to Django's own sessions applies to these as well: ``get_connection_params`` and ``get_new_connection`` of
-a backend's subclass (passwords that change, certificates), ``assume_role``, ``init_connection_state``, receivers of
-``connection_created``, the test database.
+Each session is opened by its own Django connection object, of the backend that the project has configured. So all
+settings and hooks of Django's own sessions apply to it as well: ``get_connection_params`` and ``get_new_connection`` of
+a backend's subclass (changing passwords, certificates), ``assume_role``, ``init_connection_state``, receivers of
+``connection_created``, and the test database.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from django_pglock.postgres.message import is_djangos_function
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: How long libpq waits on a silent network, where its own defaults are hours, or no limit: seconds to connect; seconds
-#: and tries until an idle connection counts as lost; milliseconds until a connection counts as lost on which sent data
-#: is not acknowledged. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+#: How long libpq waits on a silent network. Its own defaults are hours, or no limit. Seconds to connect; seconds and
+#: tries until an idle connection counts as lost; milliseconds without an acknowledgement of sent data until a
+#: connection counts as lost. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 TIME_LIMITS = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -32,7 +32,7 @@ TIME_LIMITS = {
     "tcp_user_timeout": 15_000,
 }
 
-#: psycopg names a level only where it sends BEGIN; a single statement in autocommit has the role's default.
+#: psycopg sets a level only in a BEGIN. A single statement in autocommit has the role's default level.
 READ_COMMITTED = {"default_transaction_isolation": "read committed"}
 
 SET_LIMITS = """
@@ -43,11 +43,11 @@ WHERE pg_backend_pid() = %s
 
 
 def dedicated_connection(using: str, *, application_name: str | None = None) -> DatabaseWrapper:
-    """Return a new, unshared Django connection to ``using``, outside every pool and never recycled by age.
+    """Return a new, unshared Django connection to ``using``, outside of each pool and without a maximum age.
 
-    It is opened by its first use, in any thread; the owner closes it. Its transactions are READ COMMITTED, which the
-    statements of this package need; single statements are so after ``set_limits``. ``application_name`` is what
-    ``pg_stat_activity`` shows.
+    It is opened at its first use, in any thread. The owner closes it. Its transactions are READ COMMITTED, because the
+    statements of this package need that. After ``set_limits``, its single statements are READ COMMITTED, too.
+    ``application_name`` is shown in ``pg_stat_activity``.
     """
     settings = copy.deepcopy(connection_for(using).settings_dict)
     options = settings["OPTIONS"] = {**TIME_LIMITS, **settings["OPTIONS"]}
@@ -63,17 +63,17 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
 
 
 def limit_waiting(connection: DatabaseWrapper) -> None:
-    """Limit how long this Django connection waits on a silent network, where its settings do not say it."""
+    """Limit how long this Django connection waits on a silent network, unless its settings have such limits."""
     settings = connection.settings_dict
     connection.settings_dict = {**settings, "OPTIONS": {**TIME_LIMITS, **settings["OPTIONS"]}}
 
 
 def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
-    """Set settings of the server for this session, whatever the role, the database or the server say. One statement.
+    """Set server settings for this session, whatever their values for role, database and server are. One statement.
 
-    Besides these limits, single statements of the session are READ COMMITTED from now on, as its transactions are.
-    Settings that the server does not know are left out. Behind a pooler nothing is set: the next client in the session
-    would have it.
+    In addition, single statements of the session are READ COMMITTED from now on, like its transactions. Settings that
+    the server does not know are left out. Behind a pooler nothing is set, because the next client of the session would
+    get the settings.
     """
     settings = {**READ_COMMITTED, **limits}
     with connection.cursor() as cursor:
@@ -83,8 +83,8 @@ def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
 def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
     """Return the parameters of this Django connection that are texts or numbers, for another process.
 
-    A backend with a ``get_new_connection`` of its own may know passwords that are not among the parameters. So it opens
-    the connection, the parameters are read from it, and it is closed again.
+    A backend with its own ``get_new_connection`` may use a password that is not among its parameters. So the connection
+    is opened, the parameters are read from it, and it is closed again.
     """
     parameters = connection.get_connection_params()
     if not is_djangos_function(type(connection).get_new_connection):

@@ -1,4 +1,4 @@
-"""The stacks of all threads of this process, read so that no frame can vanish meanwhile."""
+"""The stacks of all threads of this process, read so that no frame can be freed meanwhile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 
 @contextmanager
 def stacks() -> Iterator[dict[int, FrameType]]:
-    """Return the innermost frame of each thread, by the number of the thread. Read the frames in this block.
+    """Return the innermost frame of each thread, by the ident of the thread. Read the frames only in this block.
 
-    Before Python 3.12, to make a frame object may start a garbage collection. A finalizer that it calls may let other
-    threads run, and the frame for which the object is made may end before the object refers to it: then Python reads
-    freed memory. So nothing is collected in this block.
+    Before Python 3.12, the creation of a frame object may start a garbage collection, and a finalizer may let other
+    threads run. Then the frame may end before the new object refers to it, and Python reads freed memory. So garbage
+    collection is off in this block.
     """
     is_paused = COLLECTS_ANYWHERE and gc.isenabled()
     if is_paused:

@@ -1,11 +1,11 @@
 """Admission: which tasks with a lock key may run.
 
-A task with a lock key is BLOCKED until it is *admitted*: made READY, for any worker to claim. So the claims need to
-know nothing of keys, and a hundred thousand tasks that wait for one key slow down no other task.
+A task with a lock key is BLOCKED until it is *admitted*. Admission makes the task READY, so that any worker can claim
+it. So claims do not read lock keys, and a hundred thousand tasks that wait for one key slow down no other task.
 
-Two events call for admission, and each is committed before admission reads the key: a task with the key is enqueued,
-or one ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
-process crashes between its commit and admission, upkeep admits.
+Admission follows two events: a task with the key is enqueued, or a task with the key ends. Each event is committed
+before admission reads the key. Only one transaction at a time admits to a key. So of two admissions, the later one sees
+what the earlier one has committed. If a process crashes between its commit and its admission, upkeep admits.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from django_pglock.store.statements import run_together
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
-#: Keys that are admitted to in one transaction.
+#: The number of keys that one transaction admits tasks to.
 KEYS_AT_ONCE = 1000
-#: How a key begins at which tasks wait for tokens.
+#: The prefix of the keys at which tasks wait for tokens of ``rate=``.
 RATED = "%rate "
-#: A task with one of these statuses has been admitted: it will end, and its end calls for admission.
+#: A task with one of these statuses has been admitted. When it ends, admission to its key follows.
 ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
 
 # The number of a key: 32 bits of its SHA-256.
 _NUMBER = "('x' || encode(substr(sha256(convert_to(%s, 'UTF8')), 1, 4), 'hex'))::bit(32)::int"
 
 # The first of two statements of one message: only one transaction at a time admits to a key. The message is a
-# transaction of its own, so the second statement sees what the transaction before has committed. The locks are taken in
-# the order of their numbers, not of the keys: two keys may have the same number, and transactions that took them in
-# different orders could deadlock.
+# transaction of its own, so the second statement sees what the previous transaction has committed. The locks are taken
+# in the order of their numbers, not of the keys. Otherwise transactions could deadlock, because two keys may have the
+# same number.
 LOCK_KEYS = f"""
 SELECT pg_advisory_xact_lock({ADMISSION}, number), {{by_index}}
 FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key ORDER BY number) AS keys
@@ -44,12 +44,12 @@ FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key
 # The same for one key, in half the time.
 LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 
-# Admits the first waiting task of each of these keys where no task is admitted. At keys that admit one task at a time,
-# which most do, admission is no more than that, and planning this takes a fifth of the time that planning ``ADMIT``
-# takes. For other keys it does nothing and returns the key, for ``ADMIT``: if the first task lets others run beside it,
-# has a rate, or waits for other tasks itself, and if a task of the key is SCHEDULED, perhaps for a retry.
+# Admits the first waiting task of each of these keys if no task of the key is admitted. Most keys admit one task at a
+# time, and need nothing else. The server plans this statement in a fifth of the time that it needs for ``ADMIT``. All
+# other keys are returned, and ``ADMIT`` admits to them. Those are the keys whose first task may run beside others, has
+# a rate, or waits for other tasks, and the keys with a SCHEDULED task, which may be a retry.
 #
-# The comments at ``ADMIT`` say why locked rows are skipped, and why ranges.
+# The comments at ``ADMIT`` say why locked rows are skipped, and why keys are compared by ranges.
 ADMIT_NEXT = """
 WITH first AS MATERIALIZED (
     SELECT keys.key, waiting.id, busy.status,
@@ -80,23 +80,25 @@ UNION ALL
 SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 """
 
-# Admits the first waiting tasks of these keys, as many as have room. Room is taken by tasks that have been admitted and
-# have not ended. At a key that admits one task at a time it is also taken by a task that will be retried: the others
-# wait for it, because order is what they asked for. If the functions that share a key differ in their concurrency, no
-# task is admitted while a task runs that allows fewer. At a key with a rate each admitted task takes a token from the
-# bucket. Tasks that are READY count against the burst, so that a busy worker cannot save them up. If the tasks wait for
-# something else than a token, ``opens_at`` is set nevertheless. The longer that wait lasts, the later it is set.
+# Admits the first waiting tasks of these keys, as many as the capacity of each key allows. A task uses capacity from
+# its admission to its end. At a key that admits one task at a time, a task that will be retried uses it, too. The next
+# tasks wait for the retry, because such a key promises to run its tasks in order. If the functions that share a key
+# differ in their concurrency, the smallest concurrency of the running tasks is the limit. At a key with a rate, each
+# admitted task takes a token from the bucket. READY tasks count against the burst. Otherwise admitted tasks would pile
+# up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the tasks wait for
+# something else than a token. The longer they have waited, the later it is.
 #
-# No task is admitted before an older task whose ``after=`` tasks have all ended, if ``RELEASE`` has not recorded this
-# yet. ``RELEASE`` admits to the key afterwards. Only the first hundred such tasks are read, as a limit.
+# If all tasks that an older task waits for (``after=``) have ended, but ``RELEASE`` has not recorded this yet, no task
+# is admitted before that older task. ``RELEASE`` admits to the key afterwards. Only the first hundred older tasks are
+# read.
 #
 # If another transaction holds a row lock on a blocked task, only tasks with the same lock key wait: the row and the
 # tasks behind it stay BLOCKED. The transaction that has changed the row admits after its commit; upkeep does so, too.
 #
-# The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may walk
-# another index, past all tasks that wait for other keys, in the expectation of finding these soon. They are updated by
-# an array of ids, because the planner expects an array to be short; it expects a LIMIT whose value it does not know to
-# return a tenth of all rows.
+# The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may choose
+# another index, because it expects to find these tasks soon. It would then read all tasks that wait for other keys. The
+# UPDATE selects by an array of ids, because the planner expects an array to be short. It expects a LIMIT of unknown
+# value to return a tenth of all rows.
 #
 # The bucket is selected with LIMIT, so that the planner looks up its key. While the statistics know of no buckets, it
 # would merge the keys with the whole index of buckets instead.
@@ -119,7 +121,7 @@ WITH head AS MATERIALIZED (
             ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
         WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
                JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
-), gate AS MATERIALIZED (
+), capacity AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted
                - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '%%group ') AND (
@@ -138,12 +140,12 @@ WITH head AS MATERIALIZED (
         WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
-    SELECT gate.*, GREATEST(0, CASE
+    SELECT capacity.*, GREATEST(0, CASE
                WHEN burst IS NULL THEN room
                ELSE LEAST(room, burst - ready, floor(
                    burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
                END) AS count
-    FROM gate
+    FROM capacity
 ), next AS MATERIALIZED (
     SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT waiting.id, row_number() OVER earlier AS place,
@@ -166,7 +168,7 @@ WITH head AS MATERIALIZED (
 ), bucket AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
     SELECT allowed.key, moment.arrives_at,
-           CASE WHEN gate_has_more.more THEN GREATEST(
+           CASE WHEN remaining.more THEN GREATEST(
                moment.arrives_at - make_interval(secs => (burst - 1) * interval),
                clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.05),
                    CASE WHEN through.taken = 0 THEN LEAST(1, allowed.idle / 10) END))) END
@@ -180,7 +182,7 @@ WITH head AS MATERIALIZED (
         SELECT EXISTS (SELECT FROM {task} AS task
             WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
-            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS gate_has_more
+            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS remaining
     WHERE burst IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )
@@ -189,7 +191,7 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BL
 RETURNING task.queue
 """
 
-# Like ``ADMIT_NEXT`` for one task that was enqueued in a transaction, once that is committed.
+# Does the same as ``ADMIT_NEXT``, for one task, after the commit of the transaction that has enqueued it.
 ADMIT_OWN = """
 WITH other AS MATERIALIZED (
     SELECT task.status FROM {task} AS task
@@ -206,7 +208,7 @@ SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 
 
 def admit(using: str, keys: Iterable[str | None]) -> int:
-    """Make READY as many tasks of these keys as have room, in the order of enqueueing. Returns how many that were."""
+    """Make tasks of these keys READY, in the order of enqueueing, up to the capacity of each key. Returns how many."""
     wanted = sorted({key for key in keys if key is not None})
     queues: list[str] = []
     for start in range(0, len(wanted), KEYS_AT_ONCE):
@@ -216,9 +218,10 @@ def admit(using: str, keys: Iterable[str | None]) -> int:
 
 
 def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
-    """Admit to the key of one task that was enqueued, after its commit. ``is_alone``: no task may run beside it.
+    """Admit to the key of one task right after the commit that enqueued it.
 
-    The statement is cheaper than those of ``admit``, and mostly sufficient.
+    ``is_alone``: no other task of the key may run at the same time. The statement is cheaper than those of ``admit``,
+    and is enough in most cases.
     """
     values = (key, key, id_, id_)
     try:
@@ -226,7 +229,7 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
-        # Somebody has locked the row already, for example to cancel the task.
+        # Another transaction has already locked the row, for example to cancel the task.
         queue, other = None, None
     if queue is not None:
         wake(using, [queue])
@@ -246,13 +249,13 @@ def _admit(using: str, keys: list[str]) -> list[str]:
     plain = [key for key in keys if not key.startswith(RATED)]
     rows = _admit_by(using, ADMIT_NEXT, plain) if plain else []
     queues = [queue for queue, _ in rows if queue is not None]
-    # The keys that the small statement did not admit to, because they need the general one.
+    # The keys that need the general statement.
     others = sorted(rated + [key for _, key in rows if key is not None])
     return queues + [queue for (queue,) in _admit_by(using, ADMIT, others)] if others else queues
 
 
 def _admit_by(using: str, statement: str, keys: list[str], values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    # The answer is not needed on the disk: if the server crashes, upkeep admits again.
+    # The commit need not wait for the disk: if the server crashes, upkeep admits again.
     is_own = not connections[using].in_atomic_block
     unsynced = [("SET LOCAL synchronous_commit = off", ())] if is_own else []
     # Two statements, so that the snapshot of the second is younger than the lock.

@@ -14,16 +14,16 @@ from django_pglock.store.statements import array_of_numbers, bound, run
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: Retried tasks that one statement blocks again: the planner may compare each with each.
+#: The number of retried tasks that one statement blocks again. The planner may compare each pair of them.
 BLOCKED_AT_ONCE = 200
 
-# Locks the tasks that others are to run after. Until the others are committed, nobody sees that these are waited for,
-# and pruning skips locked rows. The lock is that of a foreign key: tasks can be claimed and settled beside it, because
-# only pruning locks the key of a row.
+# Locks the tasks of ``after=``, because pruning skips locked rows. Before the commit of the new task, no other
+# transaction can see that the new task waits for them. FOR KEY SHARE is the lock that a foreign key takes. It does not
+# conflict with a claim or a settle of the locked task, because only pruning locks the key of a row.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
-# One call that runs after others and is not unique. Returns nothing if one of the others does not exist. The task
-# begins BLOCKED whatever else it asks for; ``RELEASE`` moves it on.
+# One call that runs after other tasks and is not unique. Returns nothing if one of the other tasks does not exist. The
+# new task is always BLOCKED, whatever its other options are. ``RELEASE`` changes its status later.
 ENQUEUE_AFTER = f"""
 WITH awaited AS MATERIALIZED ({LOCK_AWAITED}), new AS (
     INSERT INTO {{task}} (status, waits_for, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
@@ -41,10 +41,11 @@ SELECT * FROM new
 # Which of these tasks were enqueued to run after others.
 HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
 
-# Lets retried tasks wait again for those tasks of their ``after=`` that have not succeeded, whatever has become of
-# these: ``RELEASE`` runs after the commit, as it does for new tasks. A task that does not exist any more is not waited
-# for: it was pruned, so it ended long ago. The waiters of a task that was cancelled while it waited are still there and
-# would count twice, so they are deleted. IN within an expression uses a hash table; a join may compare each with each.
+# Makes retried tasks wait again for the tasks of their ``after=`` that have not succeeded, also for those that have
+# ended. ``RELEASE`` runs after the commit and treats those as it does for new tasks. A retried task does not wait for a
+# task that no longer exists, because that task was pruned, so it ended long ago. If a task was cancelled while it
+# waited, its waiter rows still exist and would count twice. So they are deleted first. IN within an expression uses a
+# hash table. A join may compare each pair.
 WAIT_AGAIN = """
 WITH named AS MATERIALIZED (
     SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
@@ -71,13 +72,13 @@ SELECT DISTINCT awaited FROM waits
 
 
 def lock_awaited(using: str, ids: Collection[int]) -> list[int]:
-    """Keep these tasks from being deleted or archived until the end of the transaction; return ids that no task has."""
+    """Lock these tasks against deletion and archiving until the end of the transaction. Return ids without a task."""
     known = {id_ for (id_,) in run(using, LOCK_AWAITED, array_of_numbers(ids))}
     return [each for each in ids if each not in known]
 
 
 def insert_after(using: str, task: TaskFields, call: Call, meta: str) -> Enqueued | None:
-    """Write one call that runs after others; return None if one of these does not exist."""
+    """Write one call that runs after other tasks. Return None if one of the other tasks does not exist."""
     connection = connection_for(using)
     connection.ensure_connection()
     awaited = set(task.after)
@@ -90,10 +91,10 @@ def insert_after(using: str, task: TaskFields, call: Call, meta: str) -> Enqueue
 
 
 def wait_again(using: str, ids: Sequence[int]) -> None:
-    """Block those of these retried tasks whose ``after=`` has not succeeded, until it has.
+    """Block each of these retried tasks until all tasks of its ``after=`` have succeeded.
 
-    Has to be called in the transaction that has retried them. Tasks whose ``after=`` has failed, and is not retried
-    with them, are cancelled again after the commit.
+    Call it in the transaction that retries them. If a task of its ``after=`` has failed and is not retried as well, the
+    retried task is cancelled again after the commit.
     """
     waiting = [id_ for (id_,) in run(using, HAVE_AWAITED, array_of_numbers(ids))] if ids else []
     for start in range(0, len(waiting), BLOCKED_AT_ONCE):

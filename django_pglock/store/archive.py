@@ -1,11 +1,12 @@
-"""Finished tasks are moved to the archive, whose days are dropped as whole partitions instead of deleted row by row.
+"""Moves finished tasks to the archive. Old days are dropped there as whole partitions, not deleted row by row.
 
-Only tasks that have succeeded move, an hour after their end, and only those that pruning could delete as well: no task
-waits for them, and their unique key is free. Tasks with ``keep_result`` stay, because their time differs from that of
-their day. As pruning does, the move walks along the primary key, skips locked rows, and ends where all tasks are young.
+Only successful tasks are moved, an hour after their end, and only tasks that pruning could delete: no task waits for
+them, and their unique key is free. Tasks with ``keep_result`` stay, because each has its own expiry date, and a
+partition is dropped as a whole. Like pruning, the move reads along the primary key, skips locked rows, and stops where
+all tasks are young.
 
-A batch is one message and one transaction, which checks twice whether a task waits for one of them, as pruning does
-(``prune.py``).
+A batch is one message and one transaction. Like pruning (``prune.py``), it checks twice whether a task waits for one of
+the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from django_pglock.store.prune import DAY, UNAWAITED, locking_old, unneeded
 from django_pglock.store.statements import BY_INDEX, rows_of, run, run_together
 from django_pglock.tasks.states import TaskStatus
 
-#: Seconds between the end of a task and its move. Most readers of a result have read it by then.
+#: Seconds between the end of a task and its move. After that time most results have been read.
 AGE = 3600.0
 #: Tasks that one batch reads.
 MOVED_AT_ONCE = 1000
@@ -35,11 +36,11 @@ COLUMNS = (
     "rescues, worker, lock_key, concurrency, group_key, fair_key, unique_key, cancel_requested_at, run_after, "
     "enqueued_at, started_at, last_attempted_at, finished_at, progress, result, log, meta"
 )
-#: What is kept of a failed or lost attempt.
+#: The columns of a failed or lost attempt that are archived.
 ATTEMPT = "number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback, log"
 
-# Where the next batch ends, whether all tasks in it were enqueued less than so many seconds ago, and on which days, by
-# UTC, those have ended that may be old enough and are not too old.
+# The end of the next batch; whether all tasks in it were enqueued less than a number of seconds ago; and the days, in
+# UTC, on which tasks ended that may be old enough and are not too old.
 NEXT_TO_ARCHIVE = """
 SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s)),
        array_agg(DISTINCT (finished_at AT TIME ZONE 'UTC')::date) FILTER (
@@ -75,11 +76,11 @@ SELECT count(*) FROM kept
 def archive_window(
     using: str, after: int, days: float | None, *, age: float = AGE, batch: int = MOVED_AT_ONCE
 ) -> tuple[int, int]:
-    """Move the tasks of the one window behind the id ``after`` that are old enough, but not older than ``days``.
+    """Move tasks of one window, which begins behind the id ``after``: those that ended at least ``age`` seconds ago.
 
-    Tasks that are older are left to pruning. ``days``: None for no such limit. ``age``: seconds since their end.
-    Returns how many tasks were moved, and the id behind which to continue: 0 when the walk has ended. Call it outside
-    of a transaction.
+    Tasks older than ``days`` are not moved, because pruning deletes them. ``days``: None for no such limit. Returns how
+    many tasks were moved, and the id behind which to continue: 0 at the end of the table. Call it outside of a
+    transaction.
     """
     oldest = (MOST_DAYS if days is None else days) * DAY
     [(last, is_young, found)] = run(using, NEXT_TO_ARCHIVE, age, oldest, age, after, batch)
@@ -106,15 +107,15 @@ def movable(using: str, days: float | None, *, age: float = AGE) -> Any:
 
 
 def _move(using: str, tasks: Any, days: Collection[date], batch: int) -> int:
-    """Move those of these tasks that have ended on these days, and that nobody has locked."""
+    """Move the tasks that ended on these days and that no other transaction has locked."""
     on_days = RawSQL(
         "(finished_at AT TIME ZONE 'UTC')::date = ANY (%s::date[])",
         ("{" + ",".join(map(str, days)) + "}",),
         output_field=BooleanField(),
     )
-    # Two workers would each skip what the other has locked, and would do the same work.
-    is_my_turn = RawSQL("(SELECT is_mine FROM turn)", (), output_field=BooleanField())
-    turn = f"turn (is_mine) AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({UPKEEP}, 1)), "
-    lock = locking_old(tasks.filter(on_days, is_my_turn), batch, turn)
+    # Only one worker at a time moves tasks. Two would do the same work, and each would skip the rows of the other.
+    has_lock = RawSQL("(SELECT is_held FROM archive_lock)", (), output_field=BooleanField())
+    archive_lock = f"archive_lock (is_held) AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({UPKEEP}, 1)), "
+    lock = locking_old(tasks.filter(on_days, has_lock), batch, archive_lock)
     [(count,)] = run_together(using, (LIMIT_MOVE, ()), lock, (MOVE_TO_ARCHIVE, ()))
     return int(count)

@@ -1,8 +1,9 @@
 """The partitions of the archive, one a day: created when they are needed, dropped when they are old enough.
 
-Nobody waits for this. A new partition is attached, which takes a weaker lock on the parent than to create it there. An
-old one is detached concurrently, in a session of its own with a short ``lock_timeout``, and only while nobody uses the
-archive. What could not be done is done later.
+No other session waits for these changes. A new partition is created as a table and then attached, because that takes a
+weaker lock on the parent table than CREATE TABLE … PARTITION OF. An old one is detached concurrently, in a separate
+session with a short ``lock_timeout``, and only while no other session uses the archive. A change that fails is tried
+again later.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ LIMITS = {"lock_timeout": "1s", "statement_timeout": "20s", "idle_in_transaction
 #: SQLSTATEs that say that another session has just created the same table.
 ALREADY_EXISTS = ("42P07", "23505", "42710")
 #: SQLSTATEs after which a partition is dropped later: a lock timeout, a running transaction, or another worker that
-#: does the same.
+#: drops the same partition.
 RETRY_LATER = ("55P03", "57014", "55000", "42P01", "40P01")
-#: The comment of a partition that is about to be dropped. Others detach partitions to keep them.
+#: The comment on a partition that a worker drops. It marks the partition, because a person may detach one to keep it.
 EXPIRED = "django_pglock: dropped because it is older than PRUNE_AFTER allows"
 
 # The partitions, and tables that were partitions: the schema, whether each is attached, whether it is being detached,
-# and whether a worker has marked it as expired; and the day that it was so many seconds ago, by UTC.
+# and whether a worker has marked it as expired. Also the date, in UTC, of a number of seconds ago.
 PARTITIONS_AND_DETACHED = """
 SELECT part.relname::text, nspname::text, inhparent IS NOT NULL, COALESCE(inhdetachpending, false),
        COALESCE(obj_description(part.oid, 'pg_class') = %s, false),
@@ -54,7 +55,7 @@ WHERE inhparent = to_regclass('{archived_task}') AND NOT inhdetachpending
 ORDER BY part.relname
 """
 
-# Whether another session uses the archive. This one is outside of all transactions, so it has no lock.
+# Whether another session has a lock on the archive. Our session is outside of a transaction, so it has none.
 ARCHIVE_IS_USED = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'relation'
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -84,7 +85,7 @@ def create_days(using: str, days: Collection[date]) -> ArchiveState:
 def drop_days(using: str, older_than: float) -> list[date]:
     """Drop the partitions of the days that ended more than ``older_than`` days ago; return these days.
 
-    Finishes what an interrupted try has left. Some partitions may stay: those that another session uses at the moment.
+    Also finishes a drop that was interrupted. Partitions that another session uses at the moment may stay.
     """
     if not expired_days(using, older_than):
         return []
@@ -99,7 +100,7 @@ def expired_days(using: str, older_than: float) -> list[date]:
 
 
 class DaySize(NamedTuple):
-    """A day of the archive: its rows as the statistics know them, None before the first ANALYZE, and its bytes."""
+    """A day of the archive: its number of rows by the statistics (None before the first ANALYZE), and its bytes."""
 
     day: date
     rows: int | None
@@ -164,7 +165,7 @@ def _drop(cursor: Any, part: _Part) -> bool:
 
 
 def _text(statement: sql.SQL, **names: sql.Composable) -> str:
-    # As text, because wrappers of the project around execute() expect text.
+    # As text, because the project's wrappers around execute() expect text.
     return statement.format(**names).as_string(None)
 
 
@@ -174,7 +175,7 @@ def _names(schema: str, day: date) -> dict[str, sql.Composable]:
 
 @contextmanager
 def _session(using: str) -> Iterator[Any]:
-    """Yield a cursor of a session outside of all transactions, whose statements wait for nobody for long."""
+    """Yield a cursor of a session in autocommit, whose statements have short time limits."""
     connection = dedicated_connection(using, application_name="django_pglock archive")
     try:
         set_limits(connection, LIMITS)

@@ -1,8 +1,8 @@
-"""Whether finished tasks are moved to the archive, and which days it has: what the database says of it.
+"""The state of the archive in the database: whether finished tasks are moved there, and which days it has.
 
 The switch is in the comment of the archive's table, so that all processes see it without a restart, and only the owner
-of the table can change it. A process remembers the state for some seconds. So a project without an archive pays for the
-archive only when it asks for a task that does not exist, and then one query of the catalog in these seconds.
+of the table can change it. A process caches the state for some seconds. So a project without an archive only has the
+cost of one catalog query in these seconds, and only when it looks up a task that does not exist.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from psycopg import sql
 
 from django_pglock.store.statements import filled, run
 
-#: Seconds for which a process knows the state.
+#: Seconds for which a process caches the state.
 KNOWN_FOR = 10.0
-#: Seconds after ``on`` before the first task is moved: by then, every process knows that the archive may have tasks.
+#: Seconds from ``on`` to the first move. After that time no process has a cached state in which the archive is off.
 UNTIL_FIRST_MOVE = 3 * KNOWN_FOR
 
 # The seconds since the archive was turned on, NULL if it is off; the schema; whether this role may read the archive;
-# and the names of its partitions. Nothing if there is no such table.
+# and the names of its partitions. No row if the table does not exist.
 ARCHIVE_STATE = """
 SELECT date_part('epoch', clock_timestamp())
            - substring(obj_description(archive.oid, 'pg_class') FROM 'archive on since ([0-9]+)')::float8,
@@ -51,7 +51,7 @@ ORDER BY 1
 
 @dataclass(frozen=True)
 class ArchiveState:
-    """What a query of the archive has found."""
+    """The state of the archive at one moment."""
 
     #: Whether the database has the table.
     exists: bool = False
@@ -70,11 +70,11 @@ class ArchiveState:
 
     @property
     def may_have_rows(self) -> bool:
-        """Whether a task that does not exist any more may be in the archive, which this role may read."""
+        """Whether a task that is missing in the table of tasks may be in the archive, and this role may read that."""
         return self.is_readable and (self.is_on or bool(self.days))
 
 
-# When a process has queried last, by database, and what it has found.
+# The cache: for each database, the time of the last query and its answer.
 _known: dict[str, tuple[float, ArchiveState]] = {}
 
 
@@ -89,7 +89,7 @@ def archive_state(using: str) -> ArchiveState:
 
 
 def may_be_archived(using: str) -> bool:
-    """Say whether a task that is not in the table of tasks may be in the archive, as this process has seen it last."""
+    """Return whether a task that is not in the table of tasks may be in the archive, by the cached state."""
     looked_at, state = _known.get(using, (0.0, None))
     if state is None or time.monotonic() - looked_at > KNOWN_FOR:
         state = archive_state(using)
@@ -97,12 +97,15 @@ def may_be_archived(using: str) -> bool:
 
 
 def references_to_tasks(using: str) -> list[str]:
-    """Return the tables of the project that have a foreign key to tasks: their rows would be lost or would refuse."""
+    """Return the tables of the project with a foreign key to tasks.
+
+    A move deletes the task from the table of tasks. The foreign key would refuse this, or would delete the row as well.
+    """
     return [table for (table,) in run(using, REFERENCES_TO_TASKS)]
 
 
 class Rights(NamedTuple):
-    """What this role may do: a role that moves tasks has to own the archive, and to create tables in its schema."""
+    """The rights of this role. To move tasks, it must own the archive and may create tables in the schema."""
 
     role: str
     owner: str
@@ -124,7 +127,7 @@ def turn_on(using: str) -> None:
 
 
 def turn_off(using: str) -> None:
-    """Let workers move no more tasks. What is in the archive stays there until it is old enough to be dropped."""
+    """Stop workers from moving tasks. Archived tasks stay until their day is old enough to be dropped."""
     _write_comment(using, sql.SQL("NULL"))
 
 
@@ -150,7 +153,7 @@ def day_of(table: str) -> date | None:
 
 
 def bounds_of(day: date) -> tuple[datetime, datetime]:
-    """Return the first moment of a day and that of the next day, by UTC."""
+    """Return the first moment of a day and of the next day, in UTC."""
     start = datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
     return start, start + timedelta(days=1)
 

@@ -1,7 +1,7 @@
 """Finds tasks in the archive that are no longer in the table of tasks.
 
-A task moves from the table of tasks to the archive, by one transaction, and never back. So a caller that asks the table
-first and then the archive misses no task.
+A task moves from the table of tasks to the archive in one transaction, and never back. So a caller that queries first
+the table and then the archive misses no task.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"
 def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
     """Return the row of a task in the archive, None if it is not there. ``wanted`` are values of its columns.
 
-    Ask for it when the task is not in the table of tasks. One statement; none if this process knows that the archive
-    is not in use.
+    Call it after the table of tasks did not have the task. Sends one statement, or none while the cached state says
+    that the archive is not in use.
     """
     if not may_be_archived(using):
         return None
@@ -33,7 +33,7 @@ def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
 
 
 def archived_among(using: str, ids: Collection[int]) -> set[int]:
-    """Return those of these tasks that are in the archive: tasks that have succeeded."""
+    """Return the ids of these tasks that are in the archive. All archived tasks have succeeded."""
     if not ids or not may_be_archived(using):
         return set()
     return {id_ for (id_,) in run(using, ARE_ARCHIVED, array_of_numbers(ids))}
@@ -46,7 +46,7 @@ def bounds_of_day(using: str, day: date) -> tuple[datetime, datetime]:
 
 
 def is_archived(row: Any) -> bool:
-    """Say whether this is a row of the archive."""
+    """Return whether this is a row of the archive."""
     return bool(row._meta.model_name == "archivedtask")
 
 

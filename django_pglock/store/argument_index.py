@@ -1,7 +1,7 @@
 """The index on arguments and metadata, for projects that ask for it: ``manage.py locktasks index --arguments``.
 
-No migration creates it, because each change of a task adds entries for each argument to it. With it the filters of the
-admin find tasks of any age; without it they search the newest ones.
+No migration creates it, because each change of a task adds index entries for each argument. With the index, the filters
+of the admin find tasks of any age. Without it, they search only the newest tasks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from django_pglock.store.statements import run, run_together
 
-#: Seconds for which a process knows whether there is the index.
+#: Seconds for which a process caches whether the index exists.
 KNOWN_FOR = 10.0
-#: The most tasks that are found by the index. A value of more is searched for among the newest tasks.
+#: The largest number of tasks that are found by the index. If more tasks have a value, only the newest are searched.
 MOST_FOUND = 10_000
 
-# Whether the index is complete: a build that was interrupted leaves one that is not.
+# Whether the index is valid: an interrupted build leaves an invalid one.
 ARGUMENT_INDEX = """
 SELECT index.indisvalid FROM pg_index AS index JOIN pg_class AS class ON class.oid = index.indexrelid
 WHERE index.indrelid = '{task}'::regclass AND class.relname = 'pglock_task_arguments'
@@ -27,16 +27,16 @@ USING gin (args jsonb_path_ops, kwargs jsonb_path_ops, meta jsonb_path_ops)
 """
 DROP_ARGUMENT_INDEX = "DROP INDEX CONCURRENTLY pglock_task_arguments"
 
-# The planner does not know how many tasks have a value, and would rather walk through the table than read the index.
-# Until the end of the transaction.
+# Until the end of the transaction. The planner does not know how many tasks have a value. Without these settings it
+# would rather read the whole table than the index.
 _ONLY_BITMAPS = "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true)"
 
-# When a process has queried for the index, by database, and whether it was there.
+# The cache: for each database, the time of the last query, and whether the index existed.
 _known: dict[str, tuple[float, bool]] = {}
 
 
 def has_argument_index(using: str) -> bool:
-    """Say whether there was a complete index when this process has queried last, a few seconds ago at most."""
+    """Return whether a valid index exists, as of a query a few seconds ago at most."""
     looked_at, is_there = _known.get(using, (0.0, False))
     if not looked_at or time.monotonic() - looked_at > KNOWN_FOR:
         is_there = run(using, ARGUMENT_INDEX) == [(True,)]
@@ -45,9 +45,9 @@ def has_argument_index(using: str) -> bool:
 
 
 def create_argument_index(using: str) -> bool:
-    """Create the index while tasks are written; say whether it was not there. Call it outside of a transaction.
+    """Create the index without blocking writes. Return whether it did not exist. Call it outside of a transaction.
 
-    What an interrupted try has left is dropped first.
+    An invalid index of an interrupted build is dropped first.
     """
     found = run(using, ARGUMENT_INDEX)
     if found == [(True,)]:
@@ -60,7 +60,7 @@ def create_argument_index(using: str) -> bool:
 
 
 def drop_argument_index(using: str) -> bool:
-    """Drop the index; say whether it was there. Call it outside of a transaction."""
+    """Drop the index. Return whether it existed. Call it outside of a transaction."""
     is_there = bool(run(using, ARGUMENT_INDEX))
     if is_there:
         run(using, DROP_ARGUMENT_INDEX)
@@ -69,9 +69,9 @@ def drop_argument_index(using: str) -> bool:
 
 
 def ids_by_arguments(tasks: Any) -> list[int] | None:
-    """Return the ids of these tasks, which are filtered by arguments or metadata, the newest first.
+    """Return the ids of these tasks, the newest first. The queryset is filtered by arguments or metadata.
 
-    None if there is no index, or if there are more than ``MOST_FOUND``. One message.
+    Returns None if there is no index, or if more than ``MOST_FOUND`` tasks match. Sends one message.
     """
     if not has_argument_index(tasks.db):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from django_pglock.errors import TaskError
 from django_pglock.postgres.connections import connection_for, in_transaction
-from django_pglock.store.result_listener import Waiter, listening
+from django_pglock.store.result_listener import WaitingCaller, listening
 
 
 def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
@@ -29,7 +29,7 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
         else:
             answer.set_result(said)
 
-    with listening(using, Waiter(task_id, tell, is_abandoned=lambda: False)):
+    with listening(using, WaitingCaller(task_id, tell, is_abandoned=lambda: False)):
         try:
             return answer.result(timeout)
         except WaitedTooLong:
@@ -37,7 +37,7 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
 
 
 async def await_end_async(task_id: int, using: str, timeout: float | None) -> bool | None:
-    """Do the same for a coroutine, which holds no thread while it waits."""
+    """Do the same for a coroutine. It occupies no thread while it waits."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
 
@@ -46,7 +46,7 @@ async def await_end_async(task_id: int, using: str, timeout: float | None) -> bo
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, answer, said)
 
-    with listening(using, Waiter(task_id, tell, is_abandoned=loop.is_closed)):
+    with listening(using, WaitingCaller(task_id, tell, is_abandoned=loop.is_closed)):
         try:
             await asyncio.wait([answer], timeout=timeout)
             return answer.result() if answer.done() else None

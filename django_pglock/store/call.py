@@ -1,4 +1,4 @@
-"""One call as it is written into a row: its arguments and keys as texts, and the values of its columns."""
+"""One call in the form in which it is written into a row: arguments and keys as texts, and the values of columns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django_pglock.tasks.retry import seconds_of
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: Calls that one statement writes, and characters of their arguments after which it is full.
+#: The largest number of calls in one statement, and the number of characters of arguments at which a statement is full.
 BATCH, LARGEST_BATCH = 5000, 8_000_000
 
 
 class Call(NamedTuple):
-    """One call as it is written: JSON texts, and the keys that ``tasks/call_keys.py`` makes of them.
+    """One call in the form in which it is written: JSON texts, and the keys that ``tasks/call_keys.py`` makes of them.
 
-    All in one tuple, because the garbage collector looks at each tuple of a hundred thousand calls several times.
+    It is one flat tuple, because the garbage collector visits each tuple of a hundred thousand calls several times.
     """
 
     args: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 class Enqueued(NamedTuple):
     """The values that the server filled in when a task was enqueued; the date is seconds since the epoch.
 
-    ``is_new`` is False for a unique task that was there before.
+    ``is_new`` is False if a unique task existed before the call.
     """
 
     id: int
@@ -45,7 +45,7 @@ class Enqueued(NamedTuple):
 
 
 def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """Yield calls in portions for one statement each, as they come."""
+    """Yield the calls in batches, in their order. Each batch is for one statement."""
     batch, size = [], 0
     for call in calls:
         batch.append(call)
@@ -66,7 +66,7 @@ def row_of(task: TaskFields, call: Call, meta: str) -> tuple[str | int, ...]:
 
 
 def options_of(task: TaskFields) -> tuple[Any, ...]:
-    """Return the values of options that have columns of their own and that only some tasks have."""
+    """Return the values of the options that have their own columns and that only some tasks use."""
     unique = task.unique
     return task.concurrency, unique and unique.scope.value, unique and unique.seconds, seconds_kept(task)
 
@@ -101,5 +101,5 @@ def seconds_kept(task: TaskFields) -> int | None:
 
 
 def is_alone(task: TaskFields) -> bool:
-    """Say whether no other task of its lock key may run beside it."""
+    """Return whether no other task of its lock key may run at the same time."""
     return (task.concurrency or 1) == 1

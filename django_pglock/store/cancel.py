@@ -1,4 +1,4 @@
-"""Waiting tasks are cancelled at once; running ones are asked to end, and their workers pass the request on."""
+"""Cancels tasks: waiting tasks at once, running tasks by a request that their worker passes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_pglock.store.statements import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.tasks.states import WAITING, TaskStatus
 
-# Notifies the workers, which all listen, of requests about these tasks: requests_to_worker.py.
+# Notifies all workers of requests about these tasks (requests_to_worker.py).
 NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 _RUNNING = Q(status=TaskStatus.RUNNING)
@@ -25,10 +25,10 @@ _UNFINISHED = (*sorted(WAITING), TaskStatus.RUNNING.value)
 
 
 def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
-    """Cancel the waiting tasks, and ask the running ones to end. Returns how many were cancelled or asked.
+    """Cancel the waiting tasks, and request a cancel of the running ones. Returns how many tasks that were.
 
-    The newest first, so that meanwhile no task that is to be cancelled is let through to its lock key, or because the
-    tasks that it waits for have ended.
+    The newest tasks are cancelled first. Otherwise the cancel of an older task could admit a newer one to its lock key,
+    or release it from its ``after=``, before the newer one is cancelled.
     """
     return by_windows(tasks, tasks.filter(_UNASKED | _WAITING).order_by("-pk"), _cancel, progress)
 

@@ -1,13 +1,13 @@
-"""Capturing: what a trigger function does to enqueue a task for the rows that a statement has changed.
+"""Capturing: the trigger functions that enqueue a task for the rows that a statement has changed.
 
 A trigger runs once for each statement and reads all changed rows from the transition tables ``old_rows`` and
-``new_rows``. PostgreSQL writes each changed row into each table that a trigger names, which is most of what a capture
-costs an UPDATE. If the task gets primary keys only, the trigger of UPDATE names ``new_rows`` only, because a key is the
-same before and after an UPDATE as a rule. For each row whose key was changed a second trigger runs, with the old key.
+``new_rows``. PostgreSQL writes each changed row into each table that a trigger names. This is most of the cost that a
+capture adds to an UPDATE. Usually an UPDATE does not change the primary key. So if the task gets only primary keys, the
+trigger of UPDATE names only ``new_rows``. For each row whose key was changed, a second trigger runs, with the old key.
 
-A trigger writes the same rows as ``enqueue()``. All that ``enqueue()`` computes from the options of the task is
-computed here once, the keys included, and is a literal in the text of the function. Only two parts of a key may differ
-from row to row: ``{id}`` and ``{schema}``.
+A trigger writes the same rows as ``enqueue()``. The values and keys that ``enqueue()`` computes from the options of the
+task are computed here once, and are literals in the text of the function. Only two parts of a key may differ from row
+to row: ``{id}`` and ``{schema}``.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
     from django_pglock.tasks.options import Unique
 
-#: What a captured call may pass, by the names of the parameters. A function takes any of them, but not both of the ids.
+#: The names of the parameters to which a capture can pass a value. A function may have any of them, but not both
+#: ``id`` and ``ids``.
 ARGUMENTS = ("id", "ids", "model", "operation", "schema")
 
 # While keys are computed, these characters stand for the values that only the server knows. No text contains them:
 # Unicode has them for private use.
 _ID, _SCHEMA = "\ue000", "\ue001"
 
-#: What a trigger reads that runs for each row and tells of changed primary keys.
+#: The row that the trigger for changed primary keys reads. It runs for each row.
 OLD_ROW = "OLD"
 
 # The ids of the changed rows.
 CHANGED = "SELECT {id} AS id FROM {rows} WHERE {condition}"
 
-# The same for an UPDATE of the watched columns. Two values differ if their stored bytes do. An operator of their type
-# might be in a schema that the function does not search, and json has none. A row whose primary key was changed has no
-# partner and counts as changed.
+# The same for an UPDATE of the watched columns. Values are compared by their stored bytes, because an operator of their
+# type may be in a schema that the function does not search, and the type json has no operator. If the primary key of a
+# row was changed, its old row is not found, and the row counts as changed.
 CHANGED_COLUMNS = """
 SELECT side.id
 FROM (SELECT {keys}, {id} AS id, ROW({watched})::record AS watched, {condition} AS matches FROM old_rows) AS old
@@ -62,13 +63,13 @@ CROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side
 WHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE
 """
 
-# The id that a row had before an UPDATE, if that is another one now. This is no condition of the trigger, because
-# PostgreSQL cannot write down such a condition in a form that it reads again, as for a dump.
+# The id that a row had before an UPDATE, if the UPDATE has changed it. This is not a WHEN condition of the trigger,
+# because a dump of such a condition cannot be restored.
 CHANGED_KEY = """
 SELECT OLD.{id} AS id WHERE ROW(OLD.{id})::record OPERATOR(pg_catalog.*<>) ROW(NEW.{id})::record
 """
 
-# One call for each portion of the ids, in order. Slices of one array take half the time of a window and groups.
+# One call for each batch of ids, in order. Slices of one array take half the time of window functions and GROUP BY.
 IN_PORTIONS = """
 SELECT to_jsonb(changed.ids[first:first + {size} - 1]) AS ids
 FROM (SELECT ARRAY({ids} ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), {size}) AS first
@@ -79,8 +80,8 @@ ALWAYS = "SELECT '[]'::jsonb AS ids"
 
 INSERT = "INSERT INTO {task} ({columns})\nSELECT {values}\nFROM ({calls}) AS call"
 
-# store/wake.py says why NOTIFY is sent only if a worker sleeps. Here it is sent with the COMMIT instead of after it. A
-# worker that falls asleep between this statement and a COMMIT much later finds the task by its poll.
+# store/wake.py says why NOTIFY is sent only if a worker sleeps. Here it is sent with the COMMIT, not after it. If a
+# worker falls asleep between this statement and a much later COMMIT, its poll finds the task.
 WAKE = "PERFORM pg_notify({channel}, {queue}) WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping);"
 
 ENQUEUE = """
@@ -90,14 +91,15 @@ IF FOUND THEN
 END IF;
 """
 
-# A call whose unique key is taken is left out only if the waiting task will see this change. So the row of that task is
-# locked to the end of this transaction: workers skip it until then. If a worker claims it first, its key is free again,
-# and the call is written.
+# If the unique key of a call is taken, the call is skipped only if the waiting task will see this change. So the row of
+# the waiting task is locked to the end of this transaction, because workers skip locked rows. If a worker claims the
+# task first, its key is free again, and the call is written.
 #
-# A task that was enqueued with another ``unique`` may have the key for longer than it waits. It may have read the row
-# already, so the call is written nevertheless, without a unique key: a task too many, but no change is missed.
+# A task that was enqueued with another value of ``unique`` may keep its key also while it runs. It may have read the
+# changed row already. So the call is written nevertheless, without a unique key. This may be one task too many, but no
+# change is missed.
 #
-# Keys are taken in the order in which ``enqueue_many`` takes them, so that no two deadlock.
+# The order of the keys is that of ``enqueue_many``, so that two transactions cannot deadlock.
 ENQUEUE_UNIQUE = """
 wanted := ARRAY(SELECT DISTINCT {unique_key} FROM ({calls}) AS call ORDER BY 1);
 IF cardinality(wanted) = 0 THEN
@@ -125,10 +127,11 @@ UNIQUE_VARIABLES = "DECLARE wanted text[]; taken text[]; locked bigint;"
 
 
 class Columns(NamedTuple):
-    """What a trigger reads of a changed row: quoted names of columns, and a condition as SQL.
+    """The columns of a changed row that a trigger reads, as quoted names, and a condition as SQL.
 
-    ``id`` is the column whose values the task gets. ``watched`` are the columns of which an UPDATE has to change one;
-    none means any UPDATE. ``has_plain_id``: values of ``id`` are numbers or UUIDs, whose text may be part of a key.
+    ``id`` is the column whose values the task gets. An UPDATE is captured only if it changes one of the columns
+    ``watched``; without ``watched`` each UPDATE is. ``has_plain_id``: values of ``id`` are numbers or UUIDs, whose text
+    may be part of a key.
     """
 
     id: str
@@ -139,7 +142,7 @@ class Columns(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A change that is captured: its operation, the label of its model, what is read of its rows, and from where.
+    """A captured change: its operation, the label of its model, and the columns and the tables that are read.
 
     ``rows`` are names of transition tables, or ``OLD_ROW`` alone.
     """
@@ -153,13 +156,13 @@ class Captured(NamedTuple):
 def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, str]:
     """Return the variables and the statements of the trigger function, in PL/pgSQL.
 
-    ``size`` is the number of ids of a call at most. Raises ``TaskOptionError`` for options that a trigger cannot keep,
-    and ``LockKeyError`` for the template of a key that needs anything else than a captured call has.
+    A call gets at most ``size`` ids. Raises ``TaskOptionError`` for options that a trigger cannot apply, and
+    ``LockKeyError`` if the template of a key needs a value that a captured call does not have.
     """
     names = arguments_of(task)
     _refuse(task, names, captured)
     if captured.rows == (OLD_ROW,) and names.isdisjoint({"id", "ids"}):
-        return "", ""  # the call for the statement says all
+        return "", ""  # the call for the whole statement is enough
     task_table, worker_table = filled("{task}"), filled("{worker}")
     columns = _columns(task, names, captured)
     calls = _calls(names, captured, size)
@@ -189,7 +192,7 @@ def _insert(columns: dict[str, str], calls: str) -> str:
 def arguments_of(task: TaskFields) -> set[str]:
     """Return the names of the arguments that a captured call passes: those that the function has parameters for.
 
-    A grouped function gets them all, with ``id`` instead of ``ids`` if one of its keys names it. Raises
+    A grouped function gets all of them, with ``id`` instead of ``ids`` if one of its keys contains ``{id}``. Raises
     ``TaskOptionError`` for a function that cannot be called with them.
     """
     if task.group is not None:
@@ -219,7 +222,7 @@ def identifier(name: str) -> str:
 
 
 def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
-    """Raise ``TaskOptionError`` for what a trigger cannot keep."""
+    """Raise ``TaskOptionError`` for options that a trigger cannot apply."""
     problem = None
     if task.after or due_of(task)[0] is not None:
         problem = "has after, or a date as run_after; both are options of a single call"
@@ -234,7 +237,7 @@ def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
 
 
 def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str | None:
-    """Say why the changes of a call that is left out might be missed, or return None."""
+    """Return why changes could be missed if a call is skipped as a duplicate, None if they cannot."""
     if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
         return "must be unique only while it waits, with on_conflict='skip', or changes are lost or writes fail"
     if unique.key is None and task.redact:
@@ -265,7 +268,7 @@ def _columns(task: TaskFields, names: set[str], captured: Captured) -> dict[str,
     }
     columns = {name: literal(value) for name, value in values.items() if value is not None}
     if delay is not None or keys.lock is not None:
-        # What has to follow the commit of a task with a lock key, follows when a worker promotes the task.
+        # A task with a lock key must be admitted after the commit. Here the worker that promotes the task does so.
         seconds = literal(0 if delay is None else str(delay.total_seconds()))
         columns["status"] = literal("SCHEDULED")
         columns["run_after"] = f"statement_timestamp() + make_interval(secs => {seconds})"
@@ -292,24 +295,25 @@ def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
 
 
 def _of_arguments(text: str) -> str:
-    """Return what ``unique=True`` puts into the key, by the rule of ``tasks/call_keys.py``."""
+    """Return the part of the key for ``unique=True``, by the rule of ``tasks/call_keys.py``."""
     digest = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
     return f"CASE WHEN length({text}) > {LONGEST_ARGUMENTS} THEN {digest} ELSE {text} END"
 
 
-#: What stands for the marks: in a key, with the escapes of ``part_of``, and in JSON, there with their quotes.
+#: The SQL that replaces each mark in a key, with the escapes of ``part_of``; and in JSON, where it replaces the quotes
+#: around the mark, too.
 _TEXTS = {_ID: "call.id::text", _SCHEMA: "replace(replace(TG_TABLE_SCHEMA, '%', '%25'), ':', '%3A')"}
 _JSON = {f'"{_ID}"': "to_jsonb(call.id)::text", f'"{_SCHEMA}"': "to_jsonb(TG_TABLE_SCHEMA)::text"}
 
 
 def _expression(text: str, values: dict[str, str]) -> str:
-    """Return a text as SQL that joins its literal pieces and the values of the marks in it."""
+    """Return a text as SQL: its literal pieces, joined with the values of its marks."""
     pieces = re.split(f"({'|'.join(values)})", text)
     return " || ".join(values.get(piece) or literal(piece) for piece in pieces if piece)
 
 
 def _calls(names: set[str], captured: Captured, size: int) -> str:
-    """Return the query of the calls that one statement makes: one for each portion of ids, for each id, or one."""
+    """Return the query of the calls of one statement: one call for each batch of ids, one for each id, or one."""
     if captured.operation == "truncate":
         return ALWAYS
     if "ids" in names:
@@ -322,7 +326,7 @@ def _changed_ids(captured: Captured) -> str:
     if captured.rows == (OLD_ROW,):
         changed = CHANGED_KEY.format(id=columns.id)
     elif columns.watched and operation == "update":
-        # The id of a row is watched, too: what the row has left has changed as well.
+        # The id of a row is watched, too: a change of the id also changes the object that the row had belonged to.
         watched = ", ".join(dict.fromkeys((columns.id, *columns.watched)))
         keys = {f"key{number}": column for number, column in enumerate(columns.primary_key)}
         changed = CHANGED_COLUMNS.format(

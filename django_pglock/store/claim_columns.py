@@ -25,11 +25,11 @@ CLAIM_COLUMNS = (
     "lock_key",
     "uncounted",
 )
-#: Returned as seconds since the epoch: a date as text would take the server ten times as long. A double holds the
-#: microseconds of the next two centuries. It is returned as text, because few of these dates are ever read, and psycopg
-#: needs five times as long to make a number of it.
+#: These dates are returned as seconds since the epoch, because the server needs ten times as long to write a date. A
+#: double is exact to the microsecond for the next two centuries. Python gets the double as text, because few of these
+#: dates are ever read, and psycopg needs five times as long to convert it to a number.
 DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
-#: NULL if this is the first claim, as most are.
+#: NULL for the first claim of a task, which most claims are.
 STARTED_AT = "NULLIF({started_at}, {last_attempted_at})"
 
 

@@ -1,4 +1,4 @@
-"""A worker that has claimed a task with ``group=`` claims the others of its group, to run all in one call."""
+"""A worker that has claimed a task with ``group=`` claims the other tasks of the group, to run all in one call."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from django_pglock.store.statements import run_by_index
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 
-# Without ``lock=``: claims the others of the same group and backend as a claimed task: those that wait for the group's
-# key, and those that are SCHEDULED only to gather. All have the same key, so no other worker can be claiming them,
-# unless this worker was frozen and its claim is lost. The comment at ADMIT in admit.py says why ranges.
+# Without ``lock=``: claims the other tasks of the group and backend of a claimed task: those that wait for the group's
+# key, and those that are SCHEDULED only because of ``gather``. All have the same key. So no other worker can claim them
+# at the same time, unless this worker was frozen and has lost its claim. The comment at ADMIT in admit.py says why keys
+# are compared by ranges.
 CLAIM_GROUP = """
 WITH leader AS MATERIALIZED (
     SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
@@ -37,9 +38,9 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leade
 RETURNING {claim_columns}
 """
 
-# With ``lock=``: claims those of the same group and backend that are next in the order of the lock key. A task is not
-# claimed if an older task of another group, an older task that waits for others (``after=``), or a locked row is ahead
-# of it at this key. Those that are SCHEDULED only to gather have no place at the key yet; they are claimed if all older
+# With ``lock=``: claims the tasks of the same group and backend that are next in the order of the lock key. A task is
+# not claimed if an older task at this key belongs to another group, waits for other tasks (``after=``), or has a locked
+# row. Tasks that are SCHEDULED only because of ``gather`` have no place at the key yet. They are claimed if all older
 # tasks at the key are claimed.
 CLAIM_GROUP_IN_KEY_ORDER = """
 WITH leader AS MATERIALIZED (
@@ -91,4 +92,6 @@ def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list
         statement, found = CLAIM_GROUP_IN_KEY_ORDER, (*key, limit, *key, gather, limit, limit)
     values = (leader.id, leader.attempt, *found, leader.worker)
     rows = run_by_index(using, statement, *values)
-    return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
+    return sorted(
+        (Claim(id_, attempt, leader.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
+    )

@@ -1,6 +1,6 @@
-"""Claims on any table: take rows that nobody else has, in one statement, and skip those that somebody has.
+"""Claims on any table: one statement takes free rows, and skips rows that another process has locked.
 
-Nothing here knows tasks. Put ``ClaimManager`` on a model of your own and claim its rows as a worker claims tasks.
+Nothing here depends on tasks. Give your own model a ``ClaimManager``, and claim its rows as a worker claims tasks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 class ClaimedRows(Sequence[Row]):
-    """Rows that are ours until the end of the transaction. The claims of all others skip them.
+    """Rows that are locked for the caller until the end of the transaction. Claims of other processes skip them.
 
-    As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit your changes and
-    release the rows; raise to undo both. Each block claims anew. Inside your own ``atomic()`` it can also just be
-    iterated; then the rows are locked when they are first read.
+    As a context manager it opens a transaction, or a savepoint in yours. Leave the block to commit your changes and to
+    release the rows. An exception rolls the changes back, and also releases the rows. Each block claims again. Inside
+    your own ``atomic()`` you can also just iterate; then the rows are locked when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
@@ -41,7 +41,7 @@ class ClaimedRows(Sequence[Row]):
     def __enter__(self) -> Self:
         self._atomic.__enter__()
         try:
-            # A copy of the queryset has no rows yet. Those of an earlier block are no longer locked.
+            # A copy has no rows yet. The rows of an earlier block are no longer locked.
             self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
@@ -78,10 +78,10 @@ class ClaimedRows(Sequence[Row]):
 
 
 class HoldingQuerySet(models.QuerySet[Row]):
-    """A queryset whose rows can be held to the end of a transaction, each row by one process. It changes no row."""
+    """A queryset whose rows a process can lock to the end of a transaction. It changes no row."""
 
     def claim(self, limit: int) -> ClaimedRows[Row]:
-        """Hold up to ``limit`` rows of this queryset to the end of the transaction, in its order.
+        """Lock up to ``limit`` free rows of this queryset to the end of the transaction, in its order.
 
         ::
 
@@ -96,27 +96,27 @@ class HoldingQuerySet(models.QuerySet[Row]):
 
 
 class ClaimQuerySet(HoldingQuerySet[Row]):
-    """A queryset whose rows can be claimed by many processes at once, each row by one of them."""
+    """A queryset from which many processes can claim rows at the same time. Each row is claimed by one of them."""
 
     def claim_each(
         self, limit: int, function: Callable[[Row], object], *, failed: Mapping[str, Any] | None = None
     ) -> int:
-        """Call a function for each row of this queryset that nobody else has; return how many rows that were.
+        """Call a function for each free row of this queryset. Return for how many rows it was called.
 
-        It is one pass over ``limit`` rows at most, in the order of the primary key. Each call has a transaction of its
-        own, in which the row is held; inside of your own ``atomic()``, a savepoint. The next search begins behind that
-        row, so that what is locked, or dead while a long transaction is open, is walked past once and not at each
-        search. What others had locked is there in the next pass::
+        One call of ``claim_each`` is one pass over ``limit`` rows at most, in the order of the primary key. Each call
+        of the function has its own transaction, in which the row is locked; inside of your own ``atomic()``, a
+        savepoint. The next search begins behind that row. So rows that are locked, and dead rows that a long
+        transaction keeps, are read once in a pass, not at each search. The next pass finds the rows that were locked::
 
             while Row.objects.filter(status="new").claim_each(100, handle, failed={"status": "failed"}):
                 pass
 
-        If the function raises, what it did in the database is undone, the row gets the changes ``failed``, the log has
-        the exception, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
-        ``InterfaceError``, the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit
+        If the function raises, its changes in the database are rolled back, the row gets the changes ``failed``, the
+        exception is logged, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
+        ``InterfaceError``, the exception ends the pass and the row is not changed. Raises ``ValueError`` for a limit
         below one.
         """
-        # So that its database is the one that the router names for writing.
+        # select_for_update, so that ``rows.db`` is the database to which the router sends writes.
         rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
         for count in range(checked_limit(limit)):
             with behind.claim(1) as claimed:
@@ -128,10 +128,10 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         return limit
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
-        """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
+        """Mark up to ``limit`` rows of this queryset with ``changes``. Return the changed rows, in its order.
 
-        This is one statement, and needs no transaction. The mark has to take the row out of the queryset, because only
-        the mark keeps others from claiming it::
+        This is one statement, and needs no transaction. After the change, a row must no longer match the queryset.
+        Otherwise another process could claim it as well::
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
@@ -149,7 +149,7 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         field: str = "status",
         **changes: Any,
     ) -> list[Row]:
-        """Move rows of this queryset from any of some statuses to another one, and return them as they are now.
+        """Move rows of this queryset from any of some statuses to another one. Return the changed rows.
 
         ::
 
@@ -157,9 +157,9 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
                 from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), tries=F("tries") + 1
             )
 
-        - ``from_``: the statuses to move from, or one status. A row that has another one by now is not changed.
-        - ``to``: the status to move to, which is none of ``from_``. So no row is moved twice.
-        - ``limit``: so many rows at most, the first in the queryset's order; None: all.
+        - ``from_``: the statuses to move from, or one status. A row that has another status by now is not changed.
+        - ``to``: the status to move to. It must not be in ``from_``, so that no row is moved twice.
+        - ``limit``: the largest number of rows, the first ones in the queryset's order; None: all.
         - ``field``: the name of the field that has the status.
         - ``changes``: values or expressions for other fields.
 
@@ -181,7 +181,7 @@ def _call(function: Callable[[Row], object], row: Row, key: Any, failed: Mapping
         with atomic(using=using, savepoint=failed is not None):
             function(row)
     except (OperationalError, InterfaceError):
-        # A deadlock or a lost session, for which the row is not to blame.
+        # A deadlock or a lost session. The row is not the cause.
         raise
     except Exception:
         if failed is None:

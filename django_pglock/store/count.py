@@ -1,4 +1,4 @@
-"""What is in the queues. Counts stop at a limit, because counting ten million rows takes seconds."""
+"""Counts the tasks of the queues. A count stops at a limit, because to count ten million rows takes seconds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.states import TaskStatus
 
-#: Tasks of one status that are counted at most.
+#: The largest number of tasks of one status that are counted.
 MOST_COUNTED = 10_000
-#: The number of tasks, those with the lowest ids, among which the oldest ready task of a queue is found: one alone may
-#: have become due just now.
+#: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
+#: enough: the task with the lowest id may have become due just now.
 OLDEST = 3
-#: Tasks that are read at most where no index helps: by a first search, and by a second one.
+#: The largest number of tasks that are read without a fitting index: by a first search, and by a second one.
 FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
-# How many tasks of each queue are ready, and for how many seconds the oldest of them has been. Only so many entries of
-# a queue are read, in the order of the two indexes of ready tasks, and no rows but those with the lowest ids: to read
-# the rows of 229,000 tasks took seconds. ready.py says why the limits are subqueries.
+# How many tasks of each queue are ready, and for how many seconds the oldest of them has been ready. A limited number
+# of entries of each queue is read, from the two indexes of ready tasks. Only for the tasks with the lowest ids the rows
+# are read, too, because to read the rows of 229,000 tasks took seconds. ready.py says why the limits are subqueries.
 COUNT_READY = """
 SELECT name.queue, ready.count, EXTRACT(EPOCH FROM clock_timestamp() - (
     SELECT min(GREATEST(task.enqueued_at, task.run_after)) FROM {task} AS task WHERE task.id = ANY (ready.oldest)
@@ -43,8 +43,8 @@ FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
 WHERE ready.count > 0
 """
 
-# How many tasks of each queue have failed. The queues are found by one index probe each, and only so many tasks of each
-# are read.
+# How many tasks of each queue have failed. Each queue is found by one index probe. A limited number of tasks of each
+# queue is read.
 COUNT_FAILED = """
 WITH RECURSIVE found AS (
     (SELECT queue FROM {task} WHERE status = 'FAILED' ORDER BY queue LIMIT 1)
@@ -59,7 +59,7 @@ SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
 WHERE found.queue IS NOT NULL
 """
 
-# The same of some queues.
+# The same for some queues.
 COUNT_FAILED_IN = """
 SELECT name.queue, failed.count FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
     SELECT count(*) FROM (
@@ -67,9 +67,9 @@ SELECT name.queue, failed.count FROM unnest(%s::text[]) AS name (queue) CROSS JO
         ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
 """
 
-# The newest tasks of each other status that a person may have to look at, by queue; no index knows their queues. The
-# statuses are a range, read in the order of the index. With "=" the planner may walk the primary key instead, past all
-# tasks that have succeeded, in the expectation of finding these soon.
+# The newest tasks of each other unfinished status, by queue. No index has their queues. The statuses are a range, read
+# in the order of the index. With "=" the planner may choose the primary key, because it expects to find these tasks
+# soon. It would then read all tasks that have succeeded.
 COUNT_OTHERS = """
 SELECT newest.status, newest.queue, count(*)
 FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING']) AS wanted (status) CROSS JOIN LATERAL (
@@ -84,7 +84,7 @@ GROUP BY newest.status, newest.queue
 class QueueCounts:
     """One queue: its tasks by status, the seconds for which the oldest has been ready, and since when it is paused.
 
-    Of the statuses in ``at_least`` there may be more tasks than counted; the oldest ready one may then be older, too.
+    For a status in ``at_least`` there may be more tasks than counted. The oldest ready task may then be older, too.
     """
 
     queue: str
@@ -97,7 +97,7 @@ class QueueCounts:
 def ready_counts(
     using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
 ) -> dict[str, tuple[int, float | None]]:
-    """Return how many tasks of each queue are ready, and the age of the oldest in seconds; of these queues, or of all.
+    """Return how many tasks of these queues (none: of all) are ready, and the age of the oldest in seconds, by queue.
 
     Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """
@@ -110,9 +110,10 @@ def failed_counts(using: str, queues: Collection[str], *, most: int = MOST_COUNT
 
 
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
-    """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
+    """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
 
-    At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
+    At most ``most`` ready and ``most`` failed tasks of each queue are counted, and ``most`` tasks of each other status
+    in all queues together.
     """
     failed = dict(run(using, COUNT_FAILED, most))
     ready = ready_counts(using, most=most)
@@ -129,9 +130,10 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
 
 
 def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
-    """Return how many tasks of these queues (none: of all) a worker could start now: ready ones and due ones.
+    """Return how many tasks of these queues (none: of all) a worker could start now: ready tasks and due tasks.
 
-    Paused queues are not counted, and at most ``most`` ready tasks of each queue and ``most`` due ones in all.
+    Paused queues are not counted. At most ``most`` ready tasks of each queue are counted, and ``most`` due tasks in all
+    queues together.
     """
     paused = paused_queues(using)
     wanted = [queue for queue in queues or ready_queues(using) if queue not in paused]
@@ -149,14 +151,14 @@ def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
     ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
     """
     if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
-        # Most tasks have succeeded, so a walk along the primary key finds them at once.
+        # Most tasks have succeeded, so the planner soon finds them along the primary key.
         return tasks.filter(status=status)
     # The comment at COUNT_OTHERS says why a range.
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 
 def search_end(tasks: Any, *, most: int) -> int | None:
-    """Return the id behind the first ``most`` of these tasks, None when there are no more than that."""
+    """Return the id of the task behind the first ``most`` of these tasks; None if there is none."""
     return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
 
 
@@ -166,7 +168,7 @@ def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tu
 
 
 def _count_others(using: str, most: int) -> tuple[dict[str, dict[str, int]], set[str]]:
-    """Return the counts by queue and status, and the statuses of which there may be more."""
+    """Return the counts by queue and status, and the statuses of which there may be more tasks."""
     by_queue: dict[str, dict[str, int]] = {}
     totals: Counter[str] = Counter()
     for status, queue, count in run(using, COUNT_OTHERS, most):

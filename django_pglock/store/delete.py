@@ -1,4 +1,4 @@
-"""Finished tasks are deleted because a person asks for it, however young they are, also in the archive."""
+"""Deletes finished tasks at the request of a person, whatever their age, also in the archive."""
 
 from __future__ import annotations
 

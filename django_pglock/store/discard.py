@@ -1,4 +1,4 @@
-"""Failed tasks become CANCELLED because a person gives them up: nobody has to look at them any more."""
+"""Makes failed tasks CANCELLED at the request of a person, so that they no longer count as failures."""
 
 from __future__ import annotations
 

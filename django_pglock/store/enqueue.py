@@ -1,4 +1,4 @@
-"""Enqueueing: calls become rows in the caller's transaction; what has to follow is done once that is committed."""
+"""Enqueueing: calls become rows in the caller's transaction. Admission and wake-ups are done after its commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> Enqueued:
     """Add one call of ``task`` in the caller's transaction.
 
-    Once that is committed, sleeping workers are woken, and a task with a key is admitted. Raises ``DuplicateTask``.
+    After the commit, sleeping workers are woken, and a task with a key is admitted. Raises ``DuplicateTask``.
     """
     if task.is_plain and due_of(task) == (None, None):
         enqueued, is_done = insert_plain(using, task, call, meta), False
@@ -48,8 +48,8 @@ def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> En
 def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
     """Add calls of ``task``, in order, by one statement.
 
-    Calls of a unique task may take more statements: if they are many, or if some of their keys are taken. Give all such
-    calls of a transaction at once, so that it takes their keys in the same order as all others.
+    Calls of a unique task may need more statements, if they are many or if some of their keys are taken. Pass all such
+    calls of a transaction at once. Then the transaction takes their keys in the same order as all other transactions.
     """
     if task.after and task.unique is not None and task.unique.on_conflict == "replace":
         raise TaskOptionError(
@@ -72,7 +72,7 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
 
 
 def _can_admit_at_once(using: str, task: TaskFields) -> bool:
-    """Say whether a call can be written and admitted to its key in one transaction, which is not the caller's."""
+    """Return whether a call can be written and admitted in one transaction of our own."""
     has_both = task.rate is not None and (task.lock is not None or due_of(task) != (None, None))
     is_simple = not has_both and not task.after and task.unique is None
     return is_simple and not in_transaction(connection_for(using))
@@ -87,7 +87,7 @@ def _enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str
 
 
 def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
-    """Do what has to be done after the commit: admit, wake, and check whether the tasks of ``after`` have ended."""
+    """After the commit, admit, wake workers, and check whether the tasks of ``after`` have ended."""
     statuses = {row.status for row in rows}
     if task.after:
         release_ended_on_commit(using, task.after)
@@ -104,7 +104,7 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
     if len(rows) > 1 or key is None or task.rate is not None:
         admit_on_commit(using, {call.lock for call in calls})
         if task.rate is not None:
-            # Admission may have set an alarm for the next token. A sleeping worker has to learn when it rings.
+            # Admission may have set the date of the next token. A sleeping worker has to read this date.
             wake(using, [task.queue_name], SCHEDULED_CHANNEL)
     else:
         after_commit(using, admit_own, using, rows[0].id, key, is_alone=is_alone(task))

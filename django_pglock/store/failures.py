@@ -1,8 +1,8 @@
-"""Failed tasks in groups: those of one function with one exception, raised in one place, have the same fingerprint.
+"""Groups of failed tasks: failures of one function, with one exception, raised in one place, have the same fingerprint.
 
-A worker writes the fingerprint with the failure (settle.py). Tasks that failed in another way have none: in a version
-without fingerprints, or with their worker. They are grouped by function and exception, under the fingerprint that a
-failure without a place has.
+A worker writes the fingerprint with the failure (settle.py). A task has no fingerprint if it failed because its worker
+died, or in a version of the package without fingerprints. Such tasks are grouped by function and exception. Their group
+has the fingerprint of a failure whose place is not known.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import message_in, place_in
 
-#: Groups that are returned, and groups that are read to find those with the latest failures.
+#: The largest number of groups that are returned, and that are read to find those with the latest failures.
 MOST_GROUPS, MOST_FOUND = 100, 1000
-#: Failed tasks without a fingerprint that are read: each is a row, and another one for its exception.
+#: The largest number of failed tasks without a fingerprint that are read: a row of the task, and a row of its attempt.
 MOST_UNMARKED = 500
-#: Characters of a traceback that are read, from its end.
+#: The number of characters that are read from the end of a traceback.
 MOST_READ = 20_000
 #: Hours for which failures are counted by the hour.
 HOURS = 24
 
-# The groups of failed tasks: muted ones last, else those with the latest failures first. Fingerprints are found by one
-# index probe each. A group is counted along the same index, the newest tasks first, up to a limit; the dates are in the
-# index. ready.py says why the limits are subqueries. Hour 24 is the last one, hour 0 all time before the first.
+# The groups of failed tasks, those with the latest failures first, and muted groups last. Each fingerprint is found by
+# one index probe. A group is counted in the same index, the newest tasks first, up to a limit. The index has the dates,
+# too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1.
 FAILURE_GROUPS = """
 WITH RECURSIVE found AS (
     (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
@@ -78,7 +78,7 @@ LEFT JOIN LATERAL (
     WHERE attempt.task_id = shown.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
 """
 
-# The newest failed tasks without a fingerprint, each with its exception. They are the last in the index.
+# The newest failed tasks without a fingerprint, each with its exception. They are at the end of the index.
 UNMARKED_FAILURES = """
 WITH newest AS MATERIALIZED (
     SELECT id, task_path, finished_at FROM {task} WHERE status = 'FAILED' AND fingerprint IS NULL
@@ -100,8 +100,8 @@ FROM unnest(%s::bigint[]) AS wanted (id)
 """
 
 
-class Group(NamedTuple):
-    """What names a group of failures. The two paths find the tasks without a fingerprint."""
+class FailureGroupId(NamedTuple):
+    """Identifies a group of failures. The two paths find the tasks without a fingerprint."""
 
     fingerprint: int
     task_path: str
@@ -118,12 +118,13 @@ class Group(NamedTuple):
 class FailureCounts:
     """Failed tasks of one function with one exception, raised in one place of the project."""
 
-    #: The number that the tasks of the group have in the column of this name; also that of a group without one.
+    #: The value of the column ``fingerprint`` in the tasks of the group. A group of tasks without it has one, too.
     fingerprint: int
     task_path: str
     #: The path of the exception's class; empty if no attempt is recorded.
     exception_path: str
-    #: The last own frame of the newest task, such as ``bank.py:88``, and its message; empty if not known.
+    #: The project's own innermost frame in the traceback of the newest task, such as ``bank.py:88``, and the message;
+    #: empty if not known.
     place: str
     message: str
     #: The id of the newest task.
@@ -131,19 +132,19 @@ class FailureCounts:
     count: int
     #: Whether there may be more tasks than ``count``.
     is_capped: bool
-    #: When the first and the last of these tasks failed. If ``is_capped``, the first is that with the lowest id.
+    #: When the first and the last of these tasks failed. If ``is_capped``, the first is the task with the lowest id.
     first_at: datetime
     last_at: datetime
     #: How many failed in each of the last 24 hours, the oldest hour first.
     by_hour: tuple[int, ...]
-    #: Since when somebody has muted the group, and who.
+    #: When the group was muted, and who muted it; None: it is not muted.
     muted_at: datetime | None = None
     muted_by: str = ""
 
     @property
-    def group(self) -> Group:
-        """What names the group."""
-        return Group(self.fingerprint, self.task_path, self.exception_path)
+    def group(self) -> FailureGroupId:
+        """The identity of the group."""
+        return FailureGroupId(self.fingerprint, self.task_path, self.exception_path)
 
     @property
     def name(self) -> str:
@@ -159,10 +160,11 @@ class FailureCounts:
 def failures(
     using: str, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
 ) -> list[FailureCounts]:
-    """Return the groups of failed tasks: muted ones last, else those with the latest failures first.
+    """Return the groups of failed tasks, those with the latest failures first, and muted groups last.
 
-    - ``limit``: at most so many groups are returned, chosen among a thousand.
-    - ``most``: at most so many tasks of a group are counted, and 500 of all those without a fingerprint.
+    - ``limit``: the largest number of groups that are returned. They are chosen from at most a thousand.
+    - ``most``: the largest number of tasks that are counted in a group. Of the tasks without a fingerprint, at most 500
+      are counted.
     - ``with_muted``: False leaves the muted groups out.
     """
     rows = run(using, FAILURE_GROUPS, MOST_FOUND, with_muted, limit, HOURS, most, MOST_READ)
@@ -177,16 +179,18 @@ def failures(
     return sorted(newest_first, key=lambda group: group.muted_at is not None)[:limit]
 
 
-def group_of(using: str, fingerprint: int) -> Group | None:
-    """Return the group of this number; None if no task of it is known."""
+def find_failure_group(using: str, fingerprint: int) -> FailureGroupId | None:
+    """Return the group with this fingerprint; None if it has no task."""
     newest = marked(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
     for id_, task_path in newest.values_list("pk", "task_path")[:1]:
         attempts = rows_of("Attempt", using).filter(task=id_).order_by("-number")
-        return Group(fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), ""))
+        return FailureGroupId(
+            fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), "")
+        )
     return next((each.group for each in _unmarked_groups(using) if each.fingerprint == fingerprint), None)
 
 
-def in_group(tasks: Any, group: Group) -> Any:
+def in_group(tasks: Any, group: FailureGroupId) -> Any:
     """Return those of the tasks that have failed and belong to a group."""
     known = marked(tasks, group.fingerprint)
     if not group.has_unmarked:
@@ -197,14 +201,14 @@ def in_group(tasks: Any, group: Group) -> Any:
 def marked(tasks: Any, fingerprint: int) -> Any:
     """Return those of the tasks that have failed with this fingerprint.
 
-    It is a range: if the tasks are also ordered by fingerprint and id, only the index of groups has that order. With
-    "=" the planner may walk the primary key instead, past all tasks that have succeeded.
+    The condition is a range. If the tasks are also ordered by fingerprint and id, only the index of groups has this
+    order. With "=" the planner may choose the primary key, and would then read all tasks that have succeeded.
     """
     return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=(fingerprint, fingerprint))
 
 
-def unmarked(tasks: Any, group: Group) -> Any:
-    """Return those of the tasks that have failed with the function and the exception of a group, and no fingerprint."""
+def unmarked(tasks: Any, group: FailureGroupId) -> Any:
+    """Return the failed tasks without a fingerprint whose function and exception are those of a group."""
     _, task_path, exception_path = group
     attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")
     exception = Coalesce(Subquery(attempts.values("exception_path")[:1]), Value(""), output_field=CharField())
@@ -213,14 +217,14 @@ def unmarked(tasks: Any, group: Group) -> Any:
 
 
 def mute(using: str, fingerprint: int, *, by: str = "") -> bool:
-    """Let a group sink to the end of the list, and leave it out of overviews; say whether it was not muted before."""
+    """Mute a group: it is last in the list, and not in overviews. Return whether it was not muted before."""
     rows = rows_of("FailureGroup", using)
     rows.bulk_create([rows.model(fingerprint=fingerprint)], ignore_conflicts=True)
     return bool(rows.filter(pk=fingerprint, muted_at=None).update(muted_at=Now(), muted_by=by))
 
 
 def unmute(using: str, fingerprint: int) -> bool:
-    """Show a group like the others again; say whether it was muted."""
+    """Show a group like the other groups again. Return whether it was muted."""
     return bool(rows_of("FailureGroup", using).filter(pk=fingerprint).exclude(muted_at=None).update(muted_at=None))
 
 
@@ -260,7 +264,7 @@ def _unmarked_groups(using: str) -> Iterable[FailureCounts]:
 
 
 def _joined(group: FailureCounts, other: FailureCounts) -> FailureCounts:
-    """Return a group with the tasks that belong to it and have no fingerprint."""
+    """Return a group together with those of its tasks that have no fingerprint."""
     return replace(
         group if group.newest > other.newest else other,
         count=group.count + other.count,

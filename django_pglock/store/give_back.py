@@ -1,6 +1,6 @@
-"""Gives back claims whose answer was lost on the way: the table says that a worker has them, but the worker does not.
+"""Gives back claims whose answer was lost: by the table a worker has them, but the worker does not know of them.
 
-The heartbeat of the worker would keep them alive forever.
+Without this, such a task would stay RUNNING as long as its worker lives.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from django_pglock.store.statements import run, run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
-# The tasks are found first, in the order of an index. A row that changes meanwhile is compared again when it is locked.
+# The tasks are found first, in the order of an index. When a row is locked, its conditions are checked again, because
+# the row may have changed.
 #
-# Claims that were made after the worker listed what it holds are not given back. Neither are claims of the lock keys
-# for which its threads are claiming groups at this moment.
+# Claims that were made after the worker has listed its tasks in flight are not given back. Neither are claims of lock
+# keys for whose groups threads of the worker are claiming at this moment.
 GIVE_BACK = """
 WITH mine AS MATERIALIZED (
     SELECT id FROM {task} WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s ORDER BY worker
@@ -38,7 +39,7 @@ RETURNING task.id, task.status, task.queue, task.lock_key
 
 
 def server_time(using: str) -> str:
-    """Return the time of the server's clock, as the server writes it, so that no setting of time zones changes it."""
+    """Return the time of the server's clock as text of the server, so that no time zone setting changes it."""
     [(now,)] = run(using, "SELECT clock_timestamp()::text")
     return str(now)
 
@@ -52,14 +53,14 @@ def give_back(
     before: str | None = None,
     except_keys: Iterable[str] = (),
 ) -> int:
-    """Give back the tasks that ``worker`` has claimed in the table and that are not ``in_flight``, which are ids.
+    """Give back the tasks that ``worker`` has by the table and whose ids are not in ``in_flight``.
 
-    Only claims that are over ``older_than`` seconds old, that were made before a moment of ``server_time()`` (None:
-    any), and whose lock key is none of ``except_keys``. Returns how many tasks that were.
+    Only claims are given back that are older than ``older_than`` seconds, that were made before ``before``, a moment
+    of ``server_time()`` (None: any), and whose lock key is not in ``except_keys``. Returns the number of tasks.
     """
     values = (worker, worker, worker, list(in_flight), older_than, before, list(except_keys))
     given_back = run_by_index(using, GIVE_BACK, *values)
-    # The worker may have no free thread, and others may sleep.
+    # The worker may have no free thread, and other workers may sleep.
     wake(using, (queue for _, status, queue, _ in given_back if status == TaskStatus.READY))
     admit(using, (key for *_, key in given_back))
     release(using, (id_ for id_, status, *_ in given_back if status == TaskStatus.CANCELLED))

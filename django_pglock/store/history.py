@@ -1,11 +1,11 @@
 """The history of attempts: how many ended with which outcome, how long they waited and ran, per minute and hour.
 
-Workers count the attempts that they have settled, and add the numbers once a minute to the rows of the minute and of
-the hour. So nothing has to be summed up later: rows of minutes are deleted after two days, rows of hours after ninety.
-What a worker has counted and not yet written is lost if the worker is killed.
+Workers count the attempts that they have settled. Once a minute they add the numbers to the rows of the minute and of
+the hour. So no later step has to sum up minutes. Rows of minutes are deleted after two days, rows of hours after
+ninety. If a worker is killed, the numbers that it has not written yet are lost.
 
-Each period has a row for each queue and function, one for each queue, and one for everything, so that a chart reads one
-row a point. A row of everything has no queue and no function, that of a queue no function.
+Each period has one row for each queue and function, one row for each queue, and one row for all tasks. So a chart reads
+one row a point. In the row of all tasks queue and function are empty. In the row of a queue the function is empty.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from django_pglock.tasks.claim import date_of
 #: Seconds of the two kinds of periods, and for how many seconds their rows are kept.
 MINUTE, HOUR = 60, 3600
 KEPT = {MINUTE: 2 * 86_400, HOUR: 90 * 86_400}
-#: How an attempt may have ended. ``lost``: with its worker or its connection, so that nobody knows how far it came.
+#: The ways in which an attempt can end. ``lost``: its worker died, or its connection was lost, so its outcome is not
+#: known.
 OUTCOMES = ("succeeded", "failed", "retried", "cancelled", "snoozed", "lost")
-#: Queue and function of the rows that sum up: no queue and no function has an empty name.
+#: The value of queue or function in rows that sum up. No queue and no function has an empty name.
 ALL = ""
-#: How long the settler, which has outcomes to write, waits for a lock.
+#: The longest wait for a lock. It is short, because the settler also has outcomes to write.
 LONGEST_WAIT = "1s"
 #: The most steps of a series.
 MOST_POINTS = 10_000
@@ -39,8 +40,8 @@ MOST_POINTS = 10_000
 #: What the row of a period has counted, in the order of the fields of ``Counts``.
 NUMBERS = "succeeded, failed, retried, cancelled, snoozed, lost, wait_seconds, run_seconds, wait, run"
 
-# Adds to the rows of periods, element by element. Workers write the same rows, so the rows come sorted. An array ends
-# with the last bucket that is not empty, so one may be longer than the other.
+# Adds to the rows of periods, element by element. All workers write the same rows, so the rows are passed in a fixed
+# order. An array ends at its last bucket that is not empty, so the two arrays may differ in length.
 ADD_HISTORY = f"""
 INSERT INTO {{task_history}} AS history (seconds, started_at, queue, task_path, {NUMBERS})
 SELECT each.seconds, to_timestamp(each.started), each.queue, each.path,
@@ -68,14 +69,14 @@ ON CONFLICT (seconds, task_path, queue, started_at) DO UPDATE SET
 
 CLOCK = "SELECT date_part('epoch', clock_timestamp())"
 
-# The rows of some periods of one length: of one queue and function, either of which may be the empty name.
+# The rows of some periods of one length, for one queue and one function. Each of these names may be empty.
 HISTORY_OF = f"""
 SELECT date_part('epoch', started_at), {NUMBERS} FROM {{task_history}}
 WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND started_at < %s
 ORDER BY started_at
 """
 
-# The same of one function in all queues.
+# The same for one function in all queues.
 HISTORY_OF_FUNCTION = f"""
 SELECT date_part('epoch', started_at), {NUMBERS} FROM {{task_history}}
 WHERE seconds = %s AND task_path = %s AND queue <> '' AND started_at >= %s AND started_at < %s
@@ -90,8 +91,8 @@ _SUMMED = """{column} AS (
     GROUP BY queue, task_path
 )"""
 
-# All rows of some periods, of queues or of functions. The numbers are summed up here and the buckets of the histograms
-# in the same pass: each row is read once.
+# All rows of some periods, for queues or for functions. Numbers and buckets of the histograms are summed up in one
+# pass, so each row is read once.
 TOTAL_HISTORY = f"""
 WITH found AS MATERIALIZED (
     SELECT queue, task_path, {NUMBERS} FROM {{task_history}}
@@ -106,7 +107,8 @@ SELECT sums.*, COALESCE(wait.counts, '{{{{}}}}'), COALESCE(run.counts, '{{{{}}}}
 FROM sums LEFT JOIN wait USING (queue, task_path) LEFT JOIN run USING (queue, task_path)
 """
 
-# Rows that are too old, some at a time. Two workers may do it at once: each skips what the other has locked.
+# Deletes some of the rows that are too old. Two workers may do so at once: each skips the rows that the other has
+# locked.
 PRUNE_HISTORY = """
 WITH old AS MATERIALIZED (
     SELECT id FROM {task_history}
@@ -122,9 +124,9 @@ RETURNING id
 class Counts:
     """How many attempts ended with which outcome, and how long they waited and ran.
 
-    ``wait`` and ``run`` are the numbers of attempts by the bucket of ``histogram.py``, ``wait_seconds`` and
-    ``run_seconds`` the sums. An attempt whose function was not called has neither. A task that somebody has made ready
-    by hand has no wait.
+    ``wait`` and ``run`` are the numbers of attempts by bucket (``histogram.py``). ``wait_seconds`` and ``run_seconds``
+    are the sums. An attempt whose function was not called is in none of them. A task that a person has made ready has
+    no wait.
     """
 
     succeeded: int = 0
@@ -149,11 +151,11 @@ class Counts:
         return self.succeeded + self.failed + self.cancelled
 
     def wait_quantile(self, share: float) -> float | None:
-        """Return the seconds that ``share`` of the attempts waited at most, from ready to claimed; None without any."""
+        """Return the quantile of the seconds from ready to claimed for ``share``; None if there was no attempt."""
         return quantile(self.wait, share)
 
     def run_quantile(self, share: float) -> float | None:
-        """Return the seconds that ``share`` of the attempts ran at most; None without any."""
+        """Return the quantile of the seconds for which attempts ran; None if there was no attempt."""
         return quantile(self.run, share)
 
     def add(self, other: Counts) -> None:
@@ -186,7 +188,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One step of a series: when it began, and what ended in it."""
+    """One step of a series: its start, and the attempts that ended in it."""
 
     started_at: datetime
     counts: Counts
@@ -194,36 +196,37 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What ended in a queue, or of one function in a queue; ``task_path`` is then not empty."""
+    """The attempts that ended in one queue. If ``task_path`` is not empty: only those of this function."""
 
     queue: str
     task_path: str
     counts: Counts
 
 
-#: Counted attempts: by the second since the epoch at which their minute began, by queue and function.
+#: Counted attempts by the start of their minute (in seconds since the epoch), queue and function.
 Counted = Mapping[tuple[int, str, str], Counts]
 
 
 def add_history(using: str, counted: Counted) -> float:
-    """Add what was counted in some minutes to the rows of these minutes, of their hours, and of the sums.
+    """Add the counts of some minutes to the rows of these minutes, of their hours, and of the sums.
 
-    Returns the database's time in seconds since the epoch. One message. Raises ``OperationalError`` if somebody has
-    locked the table or a row for longer than a second.
+    Returns the database's time in seconds since the epoch. Sends one message. Raises ``OperationalError`` if the table
+    or a row stays locked for longer than a second.
     """
-    # Every worker writes the rows in this order, so no two can deadlock. Those that all workers share come last.
+    # Every worker writes the rows in this order, so two workers cannot deadlock. The rows that all workers share are
+    # the last ones.
     rows = sorted(_rows(counted).items(), reverse=True)
     values = [(seconds, float(started), queue, path, *each.columns()) for (seconds, path, queue, started), each in rows]
     columns = list(map(list, zip(*values, strict=True)))
-    # The lock of a table is taken before a statement begins, so another statement has to limit the wait for it.
+    # A statement takes the lock of the table before it can set a limit. So a statement before it sets the limit.
     [(seconds,)] = run_together(using, (LIMIT_WAITS, [LONGEST_WAIT]), (ADD_HISTORY, columns), (CLOCK, []))
     return float(seconds)
 
 
 def add_rescued(using: str, rescued: Iterable[tuple[str, str, str]]) -> None:
-    """Count attempts that ended with their workers now: each by its queue, its function and the status of the task.
+    """Count the attempts of rescued tasks. ``rescued`` has queue, function and new status of each task.
 
-    If that is FAILED or CANCELLED, the attempt was the last of its task; else it is ``lost``.
+    If the status is FAILED or CANCELLED, the attempt was the last of its task. Otherwise it counts as ``lost``.
     """
     names = {"FAILED": "failed", "CANCELLED": "cancelled"}
     by_outcome = Counter((queue, path, names.get(status, "lost")) for queue, path, status in rescued)
@@ -243,13 +246,13 @@ def series(
     queue: str | None = None,
     task_path: str | None = None,
 ) -> list[Point]:
-    """Return what ended between two moments, in steps of ``step`` seconds: one point a step, also where nothing ended.
+    """Return the attempts that ended between two moments, in steps of ``step`` seconds. Each step has a point.
 
-    ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue; without them all are
-    counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first at or before
-    ``since``. Minutes are known for two days and hours for ninety: with a step of whole hours, hours are read. What
-    workers have counted in the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number
-    of minutes, and for more than ``MOST_POINTS`` steps.
+    ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue. Without them all attempts
+    are counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first one at or before
+    ``since``. Minutes are stored for two days, hours for ninety. If ``step`` is a whole number of hours, hours are
+    read. Attempts of the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number of
+    minutes, and for more than ``MOST_POINTS`` steps.
     """
     seconds = int(step.total_seconds() if isinstance(step, timedelta) else step)
     if seconds < MINUTE or seconds % MINUTE:
@@ -274,10 +277,10 @@ def totals(
     queue: str | None = None,
     task_path: str | None = None,
 ) -> list[Total]:
-    """Return what ended between two moments, by queue and function, or by queue alone; most attempts first.
+    """Return the attempts that ended between two moments, by queue and function, or only by queue; most attempts first.
 
-    ``queue`` and ``task_path`` choose one queue or function. Up to three hours are read by the minute, more by the
-    hour. The periods in which ``since`` and ``until`` lie are read as a whole.
+    ``queue`` and ``task_path`` choose one queue or function. Up to three hours are read from the minutes, longer times
+    from the hours. The minutes or hours that contain ``since`` and ``until`` are counted as a whole.
     """
     period = MINUTE if (until - since).total_seconds() <= 3 * HOUR else HOUR
     span = (_date(_floor(since, period)), _date(until.timestamp()))
@@ -293,12 +296,12 @@ def clock(using: str) -> float:
 
 
 def prune_history(using: str, *, batch: int = WINDOW) -> int:
-    """Delete rows that are older than they are kept, ``batch`` of minutes and of hours at most. Returns how many."""
+    """Delete old rows, at most ``batch`` rows of minutes and ``batch`` rows of hours. Returns how many."""
     return sum(len(run(using, PRUNE_HISTORY, seconds, float(age), batch)) for seconds, age in KEPT.items())
 
 
 def _rows(counted: Counted) -> dict[tuple[int, str, str, int], Counts]:
-    """Return what to add to which row, by seconds, function, queue and start."""
+    """Return the counts to add, by row: length of the period in seconds, function, queue and start."""
     rows: dict[tuple[int, str, str, int], Counts] = {}
     for (minute, queue, path), counts in counted.items():
         for seconds in KEPT:

@@ -1,7 +1,7 @@
-"""Where in the ids of all tasks something begins, by halving the range of ids: a dozen probes of the primary key.
+"""Finds an id by bisection: for example, an id below all tasks enqueued since a moment. A dozen primary key probes.
 
-Ids grow with the time of enqueueing, and workers claim the oldest tasks first. So tasks enqueued since a moment have
-the highest ids, and above the newest tasks that have succeeded there may be very many that wait.
+Ids grow with the time of enqueueing, and workers claim the oldest tasks first. So the tasks enqueued since a moment
+have the highest ids. Above the ids of the newest successful tasks, very many tasks may wait.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from django.db.models.expressions import RawSQL
 
 from django_pglock.store.statements import filled, run
 
-#: The range of ids that is not halved again.
+#: A range of ids of this size is not bisected further.
 ROUGHLY = 300
 
-# What is true for low ids and false for high ones is the only difference between the ranges. Ids have gaps, so a probe
-# looks at the next tasks behind the middle. ``low`` and ``high`` end up ``ROUGHLY`` ids apart.
+# The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
+# gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``ROUGHLY`` ids apart.
 _HALVE = """{name} AS (
     SELECT COALESCE(min(id), 1) - 1 AS low, COALESCE(max(id), 0) + 1 AS high, {is_wanted} AS is_wide FROM {{task}}
     UNION ALL
@@ -35,19 +35,19 @@ _HALVE = """{name} AS (
 """
 
 _HALVE_AT = partial(_HALVE.format, is_low="next.enqueued_at < %s", sample=1, roughly=ROUGHLY)
-# An id below that of the first task enqueued at a moment or later, and one above that of the last task enqueued before
-# another moment. A moment that is NULL is not looked for.
+# An id below the first task enqueued at a moment or later, and an id above the last task enqueued before another
+# moment. For a moment that is NULL no id is searched.
 _BETWEEN = f"""WITH RECURSIVE {_HALVE_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
 {_HALVE_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")},
 bounds AS MATERIALIZED (SELECT (SELECT max(low) FROM since) AS low, (SELECT min(high) FROM before) AS high)
 SELECT bounds.low, bounds.high"""
-# The limits of the ids within that statement, for tasks in the order of their ids, and in that of status and id. There
-# both columns are compared at once. The planner expects few tasks between two ids that it does not know, and would read
-# all of these along the primary key, whatever their status is.
+# The limits of the ids within that statement: for tasks in the order of the ids, and for tasks in the order of status
+# and id. The second form compares both columns at once. Otherwise the planner, which expects few tasks between two
+# unknown ids, would read all tasks between them along the primary key, whatever their status is.
 _ABOVE_LOW = ("id > bounds.low", "(status, id) > (%s, bounds.low)")
 _BELOW_HIGH = ("id < bounds.high", "(status, id) < (%s, bounds.high)")
 
-# An id above which samples show only tasks that have not succeeded, if there is a task above it.
+# An id above which the samples have found only tasks that have not succeeded. NULL if no task is above it.
 ABOVE_SUCCEEDED = (
     "WITH RECURSIVE "
     + _HALVE.format(name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, roughly=ROUGHLY)
@@ -57,18 +57,18 @@ ABOVE_SUCCEEDED = (
 
 
 class IdRange(NamedTuple):
-    """The conditions of the ids, and the id at which a search among these tasks stops; None if it reads them all."""
+    """Conditions on ids, and the id at which a search of these tasks stops; None if the search reads all of them."""
 
     ids: dict[str, int]
     end: int | None
 
 
 def ids_between(tasks: Any, since: datetime | None, before: datetime | None, *, most: int, status: str = "") -> IdRange:
-    """Return the range of ids of tasks enqueued since a moment and before another, if they are given.
+    """Return the range of ids of the tasks that were enqueued since one moment and before another one.
 
-    ``tasks`` are those that will be searched, in the order of an index: the search ends behind the first ``most`` of
-    them. ``status``: they have this one, and are in the order of status and id. One statement. Ids are only roughly in
-    the order of time, so compare the times as well.
+    ``tasks`` are the tasks that will be searched, in the order of an index. The search stops behind the first ``most``
+    of them. ``status``: all of them have this status, and are in the order of status and id. Sends one statement. Ids
+    are only roughly in the order of time, so compare the times as well.
     """
     for moment, conditions in ((since, _ABOVE_LOW), (before, _BELOW_HIGH)):
         if moment is not None:
@@ -83,5 +83,5 @@ def ids_between(tasks: Any, since: datetime | None, before: datetime | None, *, 
 
 
 def above_succeeded(using: str) -> int | None:
-    """Return an id above which no sample has found a task that has succeeded; None if samples of the newest have."""
+    """Return an id above which no sample has found a successful task; None if the newest tasks have succeeded."""
     return next((int(high) for (high,) in run(using, ABOVE_SUCCEEDED)), None)

@@ -1,4 +1,4 @@
-"""A call with a lock key or a rate that is written and admitted to its key in one transaction of its own."""
+"""Writes a call with a lock key or a rate, and admits it to its key, in one transaction of our own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from django_pglock.tasks.states import TaskStatus
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-# Like ``ENQUEUE_ONE``, right after ``LOCK_KEY`` in a message that is a transaction of its own. So a task that is alone
-# at its key needs no second transaction to be admitted. Also returns the status of another task at the key; of an
-# admitted one if there is one, because BLOCKED comes before all other statuses. Not for a unique task: it may wait for
-# somebody's transaction, and then all others at the key would wait with it.
+# Does the same as ``ENQUEUE_ONE``, right after ``LOCK_KEY`` in the same message, which is a transaction. So a task that
+# is the only one of its key needs no second transaction for its admission. Also returns the status of another task of
+# the key. If one is admitted, the status is that of an admitted one, because BLOCKED is the first status in the order.
+# This is not for unique tasks: the INSERT may wait for another transaction, and all other tasks of the key would wait,
+# too.
 ENQUEUE_AT_KEY = f"""
 WITH other AS MATERIALIZED (
     SELECT task.status FROM {{task}} AS task
@@ -31,10 +32,11 @@ WITH other AS MATERIALIZED (
 """
 
 # One call that is due at once and has a rate, but no lock. It takes a token from the bucket of its key if the bucket
-# has one, no other task waits for one, and fewer tasks than may be admitted at once are READY; the comment at ``ADMIT``
-# in admit.py says why. BLOCKED tasks come first in this range of the index, so one probe is enough. Also returns
-# whether ``opens_at`` is set for the next token: then a task that begins BLOCKED needs nothing else. The task has no
-# unique key, so the statement needs no ON CONFLICT, with which the server looks for conflicts before it writes.
+# has one, no other task waits for a token, and fewer tasks than the burst are READY. The comment at ``ADMIT`` in
+# admit.py says why. BLOCKED tasks are the first in this range of the index, so one probe is enough. Also returns
+# whether ``opens_at`` is set for the next token. If it is, nothing else has to be done for a BLOCKED task. The task has
+# no unique key, so the statement needs no ON CONFLICT, which would make the server search for conflicts before it
+# writes.
 ENQUEUE_AT_RATE = """
 WITH token AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at)
@@ -61,7 +63,7 @@ RETURNING id, status, date_part('epoch', enqueued_at), NULL,
 def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
     """Write one call with a lock key.
 
-    Returns also whether the call waits for a task that admits to the key when it ends, so that nothing is left to do.
+    Also returns whether the call waits for another task whose end admits to the key. Then nothing else has to be done.
     """
     key = call.lock
     enqueued, other = _insert(using, key, ENQUEUE_AT_KEY, (key, key, *values_of_one(task, call, meta)))
@@ -71,7 +73,7 @@ def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[
 def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
     """Write one call with a rate.
 
-    Returns also whether the call waits for a token for which an alarm is set, so that nothing is left to do.
+    Also returns whether the call waits for a token whose date is set. Then nothing else has to be done.
     """
     assert task.rate is not None  # noqa: S101 - for the type checker
     key, interval, most = call.lock, task.rate.interval, task.rate.portion
@@ -84,7 +86,7 @@ def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple
 
 
 def _insert(using: str, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:
-    """Write one call while nobody else admits to its key. Returns also what the statement says of the key."""
+    """Write one call while no other transaction admits to its key. Also return the statement's answer about the key."""
     connection = connection_for(using)
     connection.ensure_connection()
     *row, said = send(connection, message(using, (LOCK_KEY, [key]), (statement, values))) or ()

@@ -14,16 +14,16 @@ from django_pglock.store.statements import array_of_numbers, bound, filled, run
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-# One call that is due at once and has no option with a column of its own.
+# One call that is due at once and has no option that is stored in its own column.
 ENQUEUE = """
 INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
 VALUES ('READY', %s, %s, %s, %s, %s, %s, %s, %s)
 RETURNING id, status, date_part('epoch', enqueued_at)
 """
 
-# One call with a date, keys, or ``keep_result``. Returns nothing if its unique key is taken. A task with a lock key
-# begins BLOCKED, whether or not another task holds the key. Looking for one and writing the answer here would make
-# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` admits right after the commit.
+# One call with a date, keys, or ``keep_result``. Returns nothing if its unique key is taken. A task with a lock key is
+# always BLOCKED first, and ``ADMIT_OWN`` admits it right after the commit. If this statement itself checked whether
+# another task holds the key, transactions that enqueue tasks of one key would wait for each other.
 ENQUEUE_ONE = """
 INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
     lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)
@@ -37,8 +37,8 @@ ON CONFLICT DO NOTHING
 RETURNING id, status, date_part('epoch', enqueued_at), unique_key
 """
 
-# Many calls, which may differ in their arguments and keys, or one call that runs after others. Ids are drawn in the
-# order of the rows.
+# Many calls, which may differ in their arguments and keys, or one call that runs after other tasks. Ids are drawn from
+# the sequence in the order of the rows.
 ENQUEUE_MANY = """
 WITH new AS (
     INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
@@ -65,9 +65,9 @@ WITH new AS (
 SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY id
 """
 
-# The same with ids that were drawn before, so that the rows can be written in the order of their unique keys instead of
-# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. Returns
-# one row: status, time, and the ids only if some calls were skipped.
+# The same with ids that were drawn before. So the rows can be written in the order of their unique keys, not in the
+# order of the calls. If two transactions wrote the same keys in different orders, they would deadlock. Returns one row:
+# status, time, and the ids only if some calls were skipped.
 ENQUEUE_DRAWN = (
     ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
     .replace("    SELECT CASE", "    SELECT call.id, CASE")
@@ -83,7 +83,7 @@ ENQUEUE_DRAWN = (
 
 
 def insert_plain(using: str, task: TaskFields, call: Call, meta: str) -> Enqueued:
-    """Write one call that is a row and nothing else."""
+    """Write one call for which one row without options is enough."""
     connection = connection_for(using)
     connection.ensure_connection()
     statement = filled(ENQUEUE) % literals(connection, row_of(task, call, meta))
@@ -93,9 +93,9 @@ def insert_plain(using: str, task: TaskFields, call: Call, meta: str) -> Enqueue
 def insert_calls(
     using: str, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int] = ()
 ) -> list[Enqueued]:
-    """Write calls by one statement; return the rows in order, without calls whose unique key is taken.
+    """Write calls by one statement. Return the rows in order, without the calls whose unique key is taken.
 
-    ``ids`` were drawn before, one for each call, if the rows are written in another order than that of the calls.
+    ``ids``: one id for each call, drawn before, if the rows are to be written in another order than the calls.
     """
     if ids:
         return _insert_drawn(using, task, calls, meta, ids)
@@ -150,5 +150,5 @@ def _values_of_many(task: TaskFields, calls: Sequence[Call], meta: str, *ids: st
 
 
 def _column(values: Iterable[str | None], *, any_: bool) -> str | None:
-    # A missing array is padded with NULL. As JSON, because psycopg makes arrays of texts in Python, text by text.
+    # The server pads a missing array with NULL. JSON, because psycopg would build an array of texts text by text.
     return json.dumps(list(values), ensure_ascii=False) if any_ else None

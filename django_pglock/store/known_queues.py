@@ -1,7 +1,7 @@
-"""Which queues exist: those of waiting, running and failed tasks by index, of finished ones by statistics.
+"""Which queues exist: queues of waiting, running and failed tasks by index, of finished tasks by the statistics.
 
-With hundreds of queues the index probes read thousands of pages. So if a worker has counted the queues for all
-lately (shared_counts.py), its counts say which queues have such tasks.
+With hundreds of queues the index probes read thousands of pages. So if a worker has counted the queues lately
+(shared_counts.py), the queues are read from its counts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from django_pglock.store.ready import FIND_QUEUES
 from django_pglock.store.shared_failures import SHOWN_FOR
 from django_pglock.store.statements import run
 
-#: Tasks of a status that are read where no index has the queues. Others may be in further queues.
+#: The largest number of tasks of a status that are read where no index has the queues. Further tasks may be in other
+#: queues.
 MOST_READ = 1000
 
-# Tasks that have succeeded are in no index on queues, and may be ten million: ANALYZE has noted their most common
-# queues. The name of the table is a subquery: with a join PostgreSQL reads its catalogs from end to end.
+# Successful tasks are in no index on queues, and there may be ten million of them. But ANALYZE has stored their most
+# common queues. The name of the table is a subquery, because with a join PostgreSQL reads its whole catalogs.
 COMMON_QUEUES = """
 SELECT unnest(stats.most_common_vals::text::text[]) AS queue
 FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stats.tablename) = (
@@ -25,7 +26,7 @@ FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stat
     JOIN pg_namespace AS space ON space.oid = class.relnamespace WHERE class.oid = '{task}'::regclass)
 """
 
-# The queues, and the age of the counts; that is NULL if there are none that are young enough.
+# The queues, and the age of the counts. The age is NULL if there are no counts that are young enough.
 COUNTED_QUEUES = f"""
 WITH counted AS MATERIALIZED (
     SELECT queue, counted_at FROM {{queue_count}}
@@ -36,8 +37,8 @@ WITH counted AS MATERIALIZED (
 SELECT known.queue, (SELECT EXTRACT(EPOCH FROM clock_timestamp() - min(counted_at))::float8 FROM counted) FROM known
 """
 
-# Queues with ready or failed tasks, by a few index probes each. BLOCKED, SCHEDULED and RUNNING ones: of the newest.
-# count.py says why a range of statuses, and ready.py why the limit is a subquery.
+# Queues with ready or failed tasks, by a few index probes for each queue, and the queues of the newest BLOCKED,
+# SCHEDULED and RUNNING tasks. count.py says why the statuses are a range, and ready.py why the limit is a subquery.
 KNOWN_QUEUES = f"""{FIND_QUEUES}, failed AS (
     (SELECT queue FROM {{task}} WHERE status = 'FAILED' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -60,16 +61,17 @@ SELECT name FROM {{queue}}
 
 
 class KnownQueues(NamedTuple):
-    """Names of queues, and how many seconds ago a worker has counted their tasks; None if they were read now."""
+    """Names of queues, and how many seconds ago a worker has counted their tasks. None: the queues were read now."""
 
     names: list[str]
     age: float | None
 
 
 def queues_without_row(using: str, *, also: Iterable[str] = ()) -> KnownQueues:
-    """Return the queues that have tasks, and those of ``also``, but not those that have been paused once.
+    """Return the queues that have tasks, and those of ``also``, without the queues that have a row.
 
-    A queue whose tasks are all finished, and few, may be missing. So may one that is younger than the counts.
+    A queue has a row once it has been paused. A queue may be missing if it is newer than the counts, or if it has only
+    a few tasks and all of them are finished.
     """
     names = list(also)
     counted = run(using, COUNTED_QUEUES, SHOWN_FOR, names)

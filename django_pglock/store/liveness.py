@@ -1,14 +1,14 @@
 """Which workers are alive: their rows and their heartbeats.
 
-A worker shows that it lives in two ways: by a heartbeat in its row, and by a session that holds an advisory lock of its
-own. Rescue needs both to be gone, so that neither a restarted server nor a cut connection condemns a living worker.
-After the hard limit (``HEARTBEAT_LIMIT``) the heartbeat alone decides, because a frozen process keeps its session, and
-behind a pooler no worker holds a lock. A worker without a row is dead: it has ended in order, or its heartbeat process
-has seen it die.
+There are two signs that a worker lives: the heartbeat in its row, and a session that holds the worker's own advisory
+lock. A worker counts as dead only if both are missing. So neither a restart of the server nor a lost connection makes a
+living worker count as dead. After the hard limit (``HEARTBEAT_LIMIT``) only the heartbeat counts, because a frozen
+process keeps its session, and behind a pooler no worker holds a lock. A worker without a row is dead: it has ended in
+order, or its heartbeat process has noticed its death and deleted the row.
 
-While the server is out of reach all workers are silent, and afterwards one of them is the first to come back. So
-silence proves a death only while there is a witness: another worker whose heartbeats have come without interruption for
-so long that the silent ones would have come back, too.
+While the server cannot be reached, no worker can write a heartbeat, and afterwards one worker is the first to write one
+again. So missing heartbeats prove a death only while there is a witness: another worker whose heartbeats have come
+without interruption for so long that each living worker would have written one, too.
 """
 
 from __future__ import annotations
@@ -25,36 +25,39 @@ from django_pglock.conf import get_settings
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import WOKEN_FIRST
 
-#: Missing heartbeats after which a worker without a session is dead. A little more than two, because a heartbeat may be
-#: in transit.
+#: The number of missing heartbeats after which a worker without a session is dead. A little more than two, because a
+#: heartbeat may be in transit.
 MISSING = 2.2
-#: Intervals after which a heartbeat is late: the server may be out of reach at that moment.
+#: Intervals after which a heartbeat is late. The server may be unreachable at that moment.
 LATE = 1.5
-#: Intervals without a late heartbeat that make a witness: more than ``LATE``, so that one heartbeat alone proves
-#: nothing; less than two rounds of upkeep, so that a new worker rescues in its third round.
+#: Intervals without a late heartbeat after which a worker is a witness. More than ``LATE``, so that a single heartbeat
+#: is not enough. Less than two rounds of upkeep, so that a new worker rescues in its third round.
 WITNESS_AFTER = 1.75
-#: Intervals between two heartbeats of a worker that rests. It is no witness then, nor on duty.
+#: Intervals between two heartbeats of a resting worker. While it rests, it is neither a witness nor an upkeep worker.
 REST_INTERVALS = 3
-#: The least number of older workers that beat in each interval, for a worker to rest: so many seldom freeze or are
-#: killed all at once.
+#: A worker may rest only if at least this number of older workers beat in each interval. It is rare that so many
+#: workers freeze or are killed at the same time.
 LEAST_FREQUENT = 8
-#: The least number of other workers. If all frequent ones are killed nevertheless, one of these notices it soon.
+#: A worker may rest only if there are at least this number of further workers. If all workers that beat in each
+#: interval are killed nevertheless, one of these soon notices it.
 LEAST_OTHERS = 6
-#: The greatest age of a frequent worker's heartbeat, in intervals. If it is older, the worker may be dead.
+#: A worker beats in each interval if its heartbeat is at most this old, in intervals. Otherwise it may be dead.
 IN_TIME = 1.2
-#: The least ``HEARTBEAT_LIMIT``, in intervals, for a worker to rest: a late beat must not be taken for a death.
+#: Workers rest only if ``HEARTBEAT_LIMIT`` is at least this number of intervals. Otherwise a resting worker with a late
+#: heartbeat would count as dead.
 LEAST_LIMIT = 2 * REST_INTERVALS
-#: The least number of frequent older workers on the host of the worker that rests, unless they are on two hosts. After
-#: the loss of a host, one of them is still a witness.
+#: If all older workers that beat in each interval are on one host, a worker may rest only on this host, and only if
+#: they are at least this number. So after the loss of a host, the resting workers of the other hosts still have a
+#: witness.
 LEAST_ON_HOST = 2
-#: The number of workers that do the upkeep often, the oldest ones: more than one, because one may freeze.
-ON_DUTY = 2
+#: The number of upkeep workers: the oldest workers, which do the upkeep often. More than one, because one may freeze.
+UPKEEP_WORKERS = 2
 
-# An older worker that beats in each interval, by itself.
+# An older worker that itself beats in each interval.
 _OLDER = """(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
           AND older.beating_since < older.heartbeat_at
           AND older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
-# Whether enough older workers beat often, and there are enough others.
+# Whether enough older workers beat in each interval, and there are enough further workers.
 _HAS_ENOUGH_OLDER_WORKERS = f"""
     SELECT count(*) >= {LEAST_FREQUENT} + {LEAST_OTHERS} AND count(*) FILTER (WHERE is_often) >= {LEAST_FREQUENT} AND (
         min(hostname) FILTER (WHERE is_often) < max(hostname) FILTER (WHERE is_often)
@@ -65,19 +68,20 @@ _HAS_ENOUGH_OLDER_WORKERS = f"""
 _SLEEPING = """sleeping.is_sleeping AND NOT sleeping.is_stopping AND sleeping.queues = worker.queues
         AND sleeping.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
 
-# Registers workers at their first heartbeat, and again if their rows were removed while they were out of reach. The
-# functions are many and seldom change, so they are sent only when they have changed. Only a heartbeat that names them
-# registers: a supervisor that hangs may send one after the process has ended and removed its row.
+# Writes heartbeats. The first heartbeat of a worker inserts its row, and so does the first one after its row was
+# deleted, for example after an outage. The list of functions is long and rarely changes, so a heartbeat has it only if
+# it has changed. A heartbeat without the list inserts no row: a supervisor that hangs may send one after the process
+# has ended and deleted its row.
 #
-# The heartbeats are continuous until one comes late, or in a new session. The answer says how many functions the row
-# has, whether those who enqueue believe that the worker sleeps, and how many older workers can do the upkeep; and how
-# many workers of the same queues sleep, older ones and all; and whether enough older workers beat often. One whose
-# heartbeats are written by its heartbeat process, or come rarely, cannot do the upkeep: there, ``beating_since`` is not
-# before ``heartbeat_at``. In the order of the ids: two statements that write the same rows do not wait for each other
-# in a circle.
+# ``beating_since`` restarts with a heartbeat that is late or comes from a new session. The answer has: the number of
+# functions in the row; whether the row says that the worker sleeps; the number of older workers that can do the upkeep;
+# the number of sleeping workers of the same queues, of the older ones and of all; and whether enough older workers beat
+# in each interval. An older worker cannot do the upkeep if its heartbeat process writes its heartbeats, or if it rests.
+# Its ``beating_since`` is then not before ``heartbeat_at``. The rows are written in the order of their ids, so that two
+# statements cannot deadlock.
 #
-# The oldest workers have too few older ones, so they always beat often, and so do the oldest that sleep for some
-# queues. They are the ones that are counted: a worker that beats rarely counts only among all that sleep.
+# The oldest workers, and the oldest sleeping workers of each set of queues, have too few older workers, so they never
+# rest. These are the workers that are counted. A resting worker counts only as one of all sleeping workers.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -96,7 +100,7 @@ SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_k
     task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
 RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
     SELECT count(*) FROM (
-        SELECT FROM {{worker}} AS older WHERE {_OLDER} LIMIT {ON_DUTY}) AS older_workers), (
+        SELECT FROM {{worker}} AS older WHERE {_OLDER} LIMIT {UPKEEP_WORKERS}) AS older_workers), (
     SELECT count(*) FROM (
         SELECT FROM {{worker}} AS sleeping
         WHERE (sleeping.started_at, sleeping.id) < (worker.started_at, worker.id)
@@ -107,32 +111,32 @@ RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, 
 """
 
 
-# One worker whose heartbeats have come without interruption for so long that all living ones have sent one, too.
+# One worker whose heartbeats have come without interruption for so long that each living worker has sent one, too.
 WITNESS = """witness AS MATERIALIZED (
     SELECT worker.id FROM {worker} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
       AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
 )"""
 
-# Removes the rows of workers that are silent and own nothing, if there is a witness. SKIP LOCKED, because the caller
-# has tasks to rescue, and a person may have locked a row in a transaction that stays open.
+# Deletes the rows of dead workers without running tasks, if there is a witness. SKIP LOCKED, because the caller must
+# not wait: it has tasks to rescue, and a person may have locked a row in a transaction that stays open.
 FORGET_DEAD = f"""
-WITH {WITNESS}, forgotten AS MATERIALIZED (
+WITH {WITNESS}, dead AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
       AND NOT EXISTS (SELECT FROM {{task}} AS task WHERE task.worker = worker.id AND task.status = 'RUNNING')
     FOR UPDATE OF worker SKIP LOCKED
 )
-DELETE FROM {{worker}} AS worker USING forgotten WHERE worker.id = forgotten.id RETURNING worker.id
+DELETE FROM {{worker}} AS worker USING dead WHERE worker.id = dead.id RETURNING worker.id
 """
 
 
 class Beat(NamedTuple):
     """A heartbeat of one worker, with the values of its row.
 
-    - ``lock_key``: the number of the advisory lock that a session holds for it; None: no session does.
-    - ``is_interrupted``: the session of the heartbeat before was lost.
-    - ``task_paths``: the functions that it knows, if they have changed, or if the worker has no row.
+    - ``lock_key``: the number of the advisory lock that a session holds for the worker; None: no session does.
+    - ``is_interrupted``: whether the session of the previous heartbeat was lost.
+    - ``task_paths``: the functions that the worker knows, if they have changed or if the worker has no row.
     """
 
     id: UUID
@@ -154,28 +158,28 @@ class HeartbeatReply(NamedTuple):
     known: int
     #: Whether the row says that the worker sleeps.
     is_sleeping: bool
-    #: How many workers have run for longer and can do the upkeep, ``ON_DUTY`` at most.
+    #: The number of older workers that can do the upkeep, ``UPKEEP_WORKERS`` at most.
     older_workers: int
-    #: How many of the workers that serve the same queues and have run for longer sleep, ``WOKEN_FIRST`` at most.
+    #: The number of older sleeping workers that serve the same queues, ``WOKEN_FIRST`` at most.
     older_sleeping_workers: int
-    #: How many workers that serve the same queues sleep, at most one more than ``WOKEN_FIRST``.
+    #: The number of all sleeping workers that serve the same queues, at most one more than ``WOKEN_FIRST``.
     sleeping_workers: int
-    #: Whether enough older workers beat often, and there are enough others.
+    #: Whether enough older workers beat in each interval, and there are enough further workers.
     has_enough_older_workers: bool
 
     @property
     def may_rest(self) -> bool:
-        """Whether the worker may rest while it has nothing in flight: others are witnesses and are woken first."""
+        """Whether the worker may rest while nothing is in flight: older workers are witnesses and are woken first."""
         return self.has_enough_older_workers and self.older_sleeping_workers >= WOKEN_FIRST
 
 
 def alive(workers: Any) -> Any:
-    """Workers that have sent a heartbeat within the hard limit."""
+    """Return the workers that have sent a heartbeat within the hard limit."""
     return workers.filter(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
 
 
 def silent(workers: Any) -> Any:
-    """Workers that have sent no heartbeat for longer than the hard limit."""
+    """Return the workers that have sent no heartbeat for longer than the hard limit."""
     return workers.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
 
 
@@ -186,9 +190,9 @@ def witness_values() -> tuple[float, float]:
 
 
 def silent_after() -> float:
-    """Return the seconds without a heartbeat after which a worker is dead, whatever sessions there are.
+    """Return the seconds without a heartbeat after which a worker is dead even if a session holds its lock.
 
-    This is early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.
+    Upkeep runs once an interval, so the tasks of a frozen worker run elsewhere within ``HEARTBEAT_LIMIT``.
     """
     interval = get_settings().HEARTBEAT_INTERVAL
     return max(MISSING * interval, get_settings().HEARTBEAT_LIMIT - interval)
@@ -201,9 +205,9 @@ def beat(using: str, worker: UUID, **values: Any) -> HeartbeatReply:
 
 
 def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, HeartbeatReply]:
-    """Write heartbeats of several workers, one each, in one statement. Return the answers by the workers' ids.
+    """Write one heartbeat of each of several workers, in one statement. Return the answers by the workers' ids.
 
-    A worker without a row gets no answer if its heartbeat does not name its functions.
+    A worker without a row gets no answer if its heartbeat has no list of functions.
     """
     given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
     interval = get_settings().HEARTBEAT_INTERVAL
@@ -213,17 +217,17 @@ def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, HeartbeatReply]:
 
 
 def deregister(using: str, worker: UUID) -> None:
-    """Remove the row of a worker that stopped in order."""
+    """Delete the row of a worker that has ended in order."""
     rows_of("Worker", using).filter(pk=worker).delete()
 
 
-def forget_dead(using: str) -> int:
-    """Remove the rows of workers that are dead and have no claims any more. Returns how many."""
+def delete_dead(using: str) -> int:
+    """Delete the rows of dead workers that have no claims. Returns how many."""
     return len(run(using, FORGET_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 
 
 def is_oldest(using: str, worker: UUID) -> bool:
-    """Say whether this worker has run for longest of those alive. So one of them writes what one of them should log."""
+    """Return whether this is the oldest living worker. It writes the log records that only one worker should write."""
     oldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
     return bool(oldest == worker)
 

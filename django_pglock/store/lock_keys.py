@@ -1,14 +1,14 @@
-"""At which lock keys tasks wait, and which tasks hold a lock key."""
+"""Finds the lock keys at which tasks wait, and the tasks that hold a lock key."""
 
 from __future__ import annotations
 
 from django_pglock.store.statements import run
 
-#: Keys that one statement returns.
+#: The largest number of keys that one statement returns.
 KEYS_AT_ONCE = 1000
 
-# The next keys at which tasks wait, from one key on, by one index probe for each key. A crash may have left these
-# tasks waiting although their key is free.
+# The next keys at which tasks wait, behind one key, by one index probe for each key. After a crash, tasks may wait
+# although their key is free.
 BLOCKED_KEYS = """
 WITH RECURSIVE found AS (
     (SELECT lock_key, 1 AS number FROM {task}
@@ -22,8 +22,8 @@ WITH RECURSIVE found AS (
 SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
-# The tasks that hold a key: those that have been admitted, and those that will be retried, among the first thousand of
-# each status. The comment at ADMIT in admit.py says why ranges, and ready.py why the limit is a subquery.
+# The tasks that hold a key: admitted tasks, and tasks that will be retried. The first thousand of each status are read.
+# The comment at ADMIT in admit.py says why keys are compared by ranges, and ready.py why the limit is a subquery.
 HOLDERS = """
 SELECT first.id FROM unnest(ARRAY['READY', 'RUNNING', 'SCHEDULED']) AS wanted (status) CROSS JOIN LATERAL (
     SELECT task.id, task.status, task.started_at FROM {task} AS task
@@ -36,10 +36,10 @@ ORDER BY first.id LIMIT %s
 
 
 def blocked_keys(using: str, after: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
-    """Return the next keys behind ``after`` at which tasks wait, in order, ``limit`` at most."""
+    """Return, in order, up to ``limit`` keys behind ``after`` at which tasks wait."""
     return [key for (key,) in run(using, BLOCKED_KEYS, after, limit)]
 
 
 def holders(using: str, key: str, *, limit: int) -> list[int]:
-    """Return the ids of the tasks that hold ``key``, ``limit`` at most, the oldest first."""
+    """Return the ids of up to ``limit`` tasks that hold ``key``, the oldest first."""
     return [id_ for (id_,) in run(using, HOLDERS, key, key, limit)]

@@ -1,7 +1,7 @@
-"""Writing the log records of attempts that have succeeded, for functions with ``capture_logs``.
+"""Writes the log records of successful attempts, for functions with ``capture_logs``.
 
-Other outcomes are written with theirs. The statement that writes successes is the hottest of all, and has no column for
-them.
+The log records of other outcomes are written with the outcome. The statement for successes is the most frequent of all,
+so it has no column for log records.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 
-# Also if an attempt has logged nothing: else the log of the attempt before would stay. An atomic task has ended
-# already, so the status is not asked. Locked rows are skipped, because other outcomes wait.
+# Also written if an attempt has logged nothing. Otherwise the log of the previous attempt would stay. The status is not
+# compared, because an atomic task has already ended. Locked rows are skipped, because other outcomes wait.
 NOTE_LOGS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS said (id, attempt, log)
@@ -27,7 +27,7 @@ WHERE task.id = free.id AND task.id = ANY (ARRAY(SELECT id FROM free))
 
 
 def note_logs(using: str, claims: Sequence[Claim]) -> None:
-    """Write what these claims have logged into the rows of their tasks, except for claims that were lost."""
+    """Write the log records of these claims into the rows of their tasks, except for claims that were lost."""
     run(
         using, NOTE_LOGS, [each.id for each in claims], [each.attempt for each in claims], [each.log for each in claims]
     )

@@ -1,6 +1,7 @@
-"""What ``Task.objects`` and the managers of schedules, queues, workers and of the history offer to people.
+"""The managers of tasks, schedules, queues, workers and the history, such as ``Task.objects``.
 
-Each method asks one verb of this folder. The worker and the doors ask the verbs themselves.
+Each method calls one function of this folder. They are for people. The worker, the admin and the commands call the
+functions directly.
 """
 
 from __future__ import annotations
@@ -36,40 +37,40 @@ if TYPE_CHECKING:
 
 
 class TaskQuerySet(HoldingQuerySet[Any]):
-    """Tasks, and what a person may ask of them.
+    """Tasks, and the operations on tasks.
 
-    Of the verbs for tables of your own it has ``claim`` alone. The others would change the status of a task without
-    what belongs to it, such as the release of the tasks that wait for it.
+    Of the methods for your own tables it has only ``claim``. The others would change the status of a task without the
+    steps that belong to it, such as the release of the tasks that wait for it.
     """
 
     # Sets
 
     def ready(self) -> Self:
-        """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
+        """Return the tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
         tasks: Self = ready(self)
         return tasks
 
     def due(self) -> Self:
-        """Scheduled tasks whose time has come, the longest overdue first."""
+        """Return the scheduled tasks whose time has come, the longest overdue first."""
         tasks: Self = due(self)
         return tasks
 
     def stuck(self) -> Self:
-        """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
+        """Return the running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
         tasks: Self = stuck(self)
         return tasks
 
     def unknown(
         self, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
     ) -> list[UnknownTasks]:
-        """Return which ready tasks no living worker knows, the longest waiting first.
+        """Return the ready tasks whose function no living worker knows, the longest waiting first.
 
-        - ``limit``: so many tasks of each queue are read, the first ones, by index.
-        - ``worker``: return the tasks that this worker does not know, whatever others do.
+        - ``limit``: the first tasks of each queue are read, up to this number, by index.
+        - ``worker``: return the tasks whose function this worker does not know, even if other workers know it.
         - ``backend``: only tasks of this alias in TASKS.
 
-        All tasks of the database are meant, whatever the queryset selects. Whether a worker that knows a function also
-        serves the queue is not asked.
+        This reads all tasks of the database, whatever the queryset selects. It does not check whether a worker that
+        knows a function also serves the queue.
         """
         return unknown(self.db, limit=limit, worker=worker, backend=backend)
 
@@ -78,60 +79,62 @@ class TaskQuerySet(HoldingQuerySet[Any]):
     def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
-        Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded; if one of them has
-        failed and is not retried as well, it is cancelled again. A unique task is not retried while another task has
-        its key; of several with one key, only the last is retried.
+        Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded. If one of them has
+        failed and is not retried as well, the task is cancelled again. A unique task is not retried while another task
+        has its key. Of several tasks with the same key, only the last is retried.
 
-        Outside of a transaction some thousands are moved at a time, each time by a transaction of its own, so an
-        interruption keeps what is done. ``progress`` is called after each, with the number so far and the last id.
+        Outside of a transaction, some thousand tasks are moved at a time, each time in a separate transaction. So after
+        an interruption, the finished batches stay. ``progress`` is called after each batch, with the number of tasks so
+        far and the last id.
         """
         return retry(self, progress=progress)
 
     def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Cancel the waiting tasks of this queryset, and ask the running ones to end. Returns how many of both.
+        """Cancel the waiting tasks of this queryset, and request a cancel of the running ones. Returns how many.
 
-        A waiting task will never run. A running task stays RUNNING until its worker, once this is committed, has passed
-        on the request and the function has ended: CANCELLED if it raised, SUCCESSFUL if it returned nevertheless.
+        A waiting task will never run. For a running task, its worker passes the request on to the function after the
+        commit. The task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and
+        SUCCESSFUL if it returned nevertheless.
 
-        Some thousands at a time, and ``progress``: as in ``retry``, but the newest first.
+        Batches and ``progress`` are as in ``retry``, but the newest tasks are first.
         """
         return cancel(self, progress=progress)
 
     def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Cancel the failed tasks of this queryset, so that they are no longer among the failures. Returns how many.
+        """Make failed tasks of this queryset CANCELLED, so that they no longer count as failures. Returns how many.
 
-        Some thousands at a time, and ``progress``: as in ``retry``.
+        Batches and ``progress`` are as in ``retry``.
         """
         return discard(self, progress=progress)
 
     def move_to_queue(self, queue: str, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Move waiting tasks of this queryset to another queue. Returns how many.
 
-        Running and finished tasks stay where they are. Some thousands at a time, and ``progress``: as in ``retry``.
-        Raises ``ValueError`` for a queue that ``QUEUES`` of no backend of this database lists.
+        Running and finished tasks stay in their queue. Batches and ``progress`` are as in ``retry``. Raises
+        ``ValueError`` for a queue that no backend of this database lists in ``QUEUES``.
         """
         return move_to_queue(self, queue, progress=progress)
 
     def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
 
-        A task stays if others wait for it, if its unique key is taken for a period, or if a row of the project or a
-        trigger refuses its deletion. Some thousands at a time, and ``progress``: as in ``retry``.
+        A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the project or
+        a trigger refuses its deletion. Batches and ``progress`` are as in ``retry``.
         """
         return delete(self, progress=progress)
 
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make scheduled tasks of this queryset READY, before their time. Returns how many.
+        """Make scheduled tasks of this queryset READY before they are due. Returns how many.
 
-        Some thousands at a time, and ``progress``: as in ``retry``.
+        Batches and ``progress`` are as in ``retry``.
         """
         return run_now(self, progress=progress)
 
     def reset_stuck(self) -> int:
-        """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
+        """Make stuck tasks of this queryset READY again: running tasks whose worker is dead. Returns how many.
 
-        Tasks of a living worker are not reset. A worker that comes back later finds its claim lost. A task that
-        somebody has asked to end is CANCELLED instead.
+        Tasks of a living worker are not reset. If the worker comes back later, it has lost its claim. A task whose
+        cancel was requested becomes CANCELLED instead.
         """
         return reset_stuck(self)
 
@@ -146,24 +149,26 @@ class TaskQuerySet(HoldingQuerySet[Any]):
     ) -> int:
         """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
 
-        - ``older_than``: days since they finished; None: what ``PRUNE_AFTER`` says for each status.
-        - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep forever.
-        - ``batch``: rows that one statement looks at.
+        - ``older_than``: days since they finished; None: the value of ``PRUNE_AFTER`` for each status.
+        - ``statuses``: only these statuses; none: those that ``PRUNE_AFTER`` does not keep forever.
+        - ``batch``: the number of rows that one statement reads.
         - ``dry_run``: delete nothing, only count, up to 10,001.
-        - ``progress``: called after each batch, with the number so far and the id that the walk has reached.
+        - ``progress``: called after each batch, with the number of tasks so far and the last id that was read.
 
         A task with ``keep_result`` is deleted when that time is over, whatever its age. A task whose deletion is
-        refused, for example by a trigger of the project, stays, and the log names one with the reason. Call it outside
-        of a transaction, else all batches are one, and the first refusal raises. Raises ``ValueError``.
+        refused, for example by a trigger of the project, stays, and one such task is logged with the reason. Call it
+        outside of a transaction. Inside of one, all batches are one batch, and the first refusal raises. Raises
+        ``ValueError``.
         """
         return prune(self, older_than=older_than, statuses=statuses, batch=batch, dry_run=dry_run, progress=progress)
 
     # Counts, of all tasks of the database, whatever the queryset selects
 
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
-        """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
+        """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
 
-        At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
+        At most ``most`` ready and ``most`` failed tasks of each queue are counted, and ``most`` tasks of each other
+        status in all queues together.
         """
         return queue_counts(self.db, most=most)
 
@@ -172,16 +177,18 @@ class TaskQuerySet(HoldingQuerySet[Any]):
     ) -> list[FailureCounts]:
         """Return the failed tasks in groups of one function, exception and place: the latest failures first.
 
-        - ``limit``: at most so many groups are returned, chosen among a thousand.
-        - ``most``: at most so many tasks of a group are counted, and 500 of all those without a fingerprint.
+        - ``limit``: the largest number of groups that are returned. They are chosen from at most a thousand.
+        - ``most``: the largest number of tasks that are counted in a group. Of the tasks without a fingerprint, at most
+          500 are counted.
         - ``with_muted``: True puts the muted groups last, False leaves them out.
         """
         return failures(self.db, limit=limit, most=most, with_muted=with_muted)
 
     def count_workable(self, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
-        """Return how many tasks of these queues (none: of all) a worker could start now: ready ones and due ones.
+        """Return how many tasks of these queues (none: of all) a worker could start now: ready tasks and due tasks.
 
-        Paused queues are not counted, and at most ``most`` ready tasks of each queue and ``most`` due ones in all.
+        Paused queues are not counted. At most ``most`` ready tasks of each queue are counted, and ``most`` due tasks in
+        all queues together.
         """
         return count_workable(self.db, queues, most=most)
 
@@ -191,20 +198,20 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
 
 class ScheduleQuerySet(models.QuerySet[Any]):
-    """Schedules, and what a person may ask of them."""
+    """Schedules, and the operations on schedules."""
 
     def enable(self) -> int:
-        """Enable the disabled ones of this queryset. Returns how many. Ticks that have passed are not run."""
+        """Enable the disabled schedules of this queryset. Returns how many. Ticks that have passed are not run."""
         return schedule_switch.enable(self)
 
     def disable(self) -> int:
-        """Enqueue no tasks of these schedules until they are enabled again. Returns how many were enabled."""
+        """Disable the enabled schedules of this queryset. Returns how many. Disabled schedules enqueue no tasks."""
         return schedule_switch.disable(self)
 
     def run_now(self) -> list[int]:
-        """Enqueue the functions of this queryset that this process knows, once each, whatever their dates are.
+        """Enqueue each function of this queryset that this process knows once, whatever its dates are.
 
-        The schedules stay as they are. Returns the ids of the tasks, without those that ``unique=`` has refused.
+        The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
         """
         return schedule_run_now.run_now(self)
 
@@ -214,24 +221,24 @@ class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: 
 
 
 class QueueQuerySet(models.QuerySet[Any]):
-    """Queues, and what a person may ask of them."""
+    """Queues, and the operations on queues."""
 
     def paused(self) -> Self:
-        """Queues from which no worker claims anything."""
+        """Return the queues from which no worker claims tasks."""
         queues: Self = paused(self)
         return queues
 
     def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
-        """Let no worker claim from the queue ``name`` until it is resumed; say whether it was not paused before.
+        """Stop workers from claiming tasks of the queue ``name``. Return whether the queue was not paused before.
 
-        Tasks that are claimed already run to their end. A queue that nobody has used yet can be paused, too. Raises
-        ``ValueError`` for an invalid name, for a name that ends in ``*`` and that no queue has, and for a reason
-        that PostgreSQL cannot store.
+        Tasks that are already claimed run to their end. A queue that does not have tasks yet can be paused, too. Raises
+        ``ValueError`` for an invalid name, for a name that ends in ``*`` and that no queue has, and for a reason that
+        PostgreSQL cannot store.
         """
         return pause(self.db, name, by=by, reason=reason)
 
     def resume(self, name: str) -> bool:
-        """Let workers claim from the queue again, at once; say whether it was paused. Raises as ``pause`` does."""
+        """Let workers claim from the queue again, at once. Return whether it was paused. Raises as ``pause`` does."""
         return resume(self.db, name)
 
 
@@ -240,15 +247,15 @@ class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore
 
 
 class WorkerQuerySet(models.QuerySet[Any]):
-    """Workers by what is known of their lives."""
+    """Workers, by their heartbeats."""
 
     def alive(self) -> Self:
-        """Workers that have sent a heartbeat within the hard limit, ``HEARTBEAT_LIMIT``."""
+        """Return the workers that have sent a heartbeat within the hard limit, ``HEARTBEAT_LIMIT``."""
         workers: Self = liveness.alive(self)
         return workers
 
     def silent(self) -> Self:
-        """Workers that have sent no heartbeat for longer than the hard limit."""
+        """Return the workers that have sent no heartbeat for longer than the hard limit."""
         workers: Self = liveness.silent(self)
         return workers
 
@@ -269,11 +276,11 @@ class HistoryQuerySet(models.QuerySet[Any]):
         queue: str | None = None,
         task_path: str | None = None,
     ) -> list[Point]:
-        """Return what ended between two moments in steps of ``step`` seconds, one point a step.
+        """Return the attempts that ended between two moments, in steps of ``step`` seconds. Each step has a point.
 
         ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue. Steps are whole
-        minutes. Minutes are kept for two days and hours for ninety: with a step of whole hours, hours are read. Raises
-        ``ValueError`` for another step, and for more than 10,000 steps.
+        minutes. Minutes are stored for two days, hours for ninety. If ``step`` is a whole number of hours, hours are
+        read. Raises ``ValueError`` for another step, and for more than 10,000 steps.
         """
         return series(self.db, since, until, step, queue, task_path)
 
@@ -286,10 +293,10 @@ class HistoryQuerySet(models.QuerySet[Any]):
         queue: str | None = None,
         task_path: str | None = None,
     ) -> list[Total]:
-        """Return what ended between two moments, by queue and function, or by queue alone; most attempts first.
+        """Return the attempts that ended between two moments, by queue and function, or only by queue.
 
-        Up to three hours are read by the minute, more by the hour. The periods in which ``since`` and ``until`` lie are
-        read as a whole.
+        The rows with most attempts are first. Up to three hours are read from the minutes, longer times from the hours.
+        The minutes or hours that contain ``since`` and ``until`` are counted as a whole.
         """
         return totals(self.db, since, until, by_function=by_function, queue=queue, task_path=task_path)
 

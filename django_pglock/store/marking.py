@@ -1,7 +1,7 @@
-"""Makes one statement of a queryset that locks the first free rows and changes them.
+"""Makes a queryset into one statement that locks the first free rows and changes them.
 
 Django compiles the queryset, and the result is wrapped into ``WITH … AS MATERIALIZED (SELECT … FOR UPDATE SKIP LOCKED)
-UPDATE … RETURNING``. So which rows are meant is said once, as a queryset.
+UPDATE … RETURNING``. So the rows are defined once, as a queryset.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Row = TypeVar("Row", bound=models.Model)
 def first_free(
     rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False
 ) -> models.QuerySet[Any, Any]:
-    """Return a queryset that locks rows which nobody has locked, ``limit`` at most (None: all), and selects their keys.
+    """Return a queryset that locks up to ``limit`` rows (None: all) that are not locked, and selects their keys.
 
-    ``no_key``: also rows of which another transaction has only the key locked, as a foreign key does.
+    ``no_key``: also rows of which another transaction has locked only the key, as a foreign key does.
     """
-    # OF: a filter may join other tables, whose rows are neither changed nor a reason to skip one of these. Django
-    # writes OF only where it selects instances, so not with values("pk").
+    # OF: a filter may join other tables. Their rows are not changed, and if one is locked, this must not skip a row of
+    # ours. Django writes OF only if the queryset selects instances, so not with values("pk").
     locked = rows.select_for_update(skip_locked=True, no_key=no_key, of=("self",)).select_related(None).only("pk")
     locked.query.set_annotation_mask(())
     return locked[: _ALL if limit is None else limit]
 
 
 def mark(selection: models.QuerySet[Any, Any], changes: dict[str, Any], *returning: str) -> list[tuple[Any, ...]]:
-    """Change the rows that ``selection`` locks; return their columns ``returning``, in no order."""
+    """Change the rows that ``selection`` locks. Return their columns ``returning``, in no particular order."""
     columns = ", ".join(map(connections[selection.db].ops.quote_name, returning))
     try:
         sql, values = marking_sql(selection, changes, columns)
     except EmptyResultSet:
-        # Django knows without asking that nothing can match, as in none() or pk__in=[].
+        # Django knows without a query that nothing can match, for example with none() or pk__in=[].
         return []
     with connections[selection.db].cursor() as cursor:
         cursor.execute(sql, values)
@@ -46,13 +46,13 @@ def mark(selection: models.QuerySet[Any, Any], changes: dict[str, Any], *returni
 
 
 def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[str, Any]) -> list[Row]:
-    """Change up to ``limit`` of ``rows`` (None: all) that nobody has locked; return them as they are now, in order.
+    """Change up to ``limit`` of ``rows`` (None: all) that are not locked. Return the changed rows, in order.
 
-    Raises ``ValueError`` for a model whose rows lie in several tables.
+    Raises ``ValueError`` for a model whose columns are in several tables.
     """
     _require_one_table(rows.model)
     selection = first_free(rows, limit)
-    # Not rows.db: a router may send what reads to a replica.
+    # Not rows.db: a router may send reads to a replica.
     using = selection.db
     fields = rows.model._meta.concrete_fields
     columns = ", ".join(connections[using].ops.quote_name(str(field.column)) for field in fields)
@@ -81,7 +81,7 @@ def _require_one_table(model: type[models.Model]) -> None:
 
 
 def checked_limit(limit: int) -> int:
-    """Return a limit. Raises ``ValueError`` if it is no number of rows."""
+    """Return a limit. Raises ``ValueError`` if it is not a positive number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ValueError(f"The limit of a claim is {limit!r}; give 1 or a larger number.")
     return limit
@@ -96,14 +96,14 @@ def marking_sql(
     """
     locking, locked = locking_sql(selection)
     update, updated = _update_of_claimed(selection, changes).get_compiler(selection.db).as_sql()
-    # MATERIALIZED: else the planner could run the selection again for each row that it joins, and so lock and update
+    # MATERIALIZED: otherwise the planner could execute the selection again for each joined row, and so lock and update
     # more rows than the limit.
     sql = f"WITH claimed (claimed_key) AS MATERIALIZED ({locking})"
     if keep_order:
         keys = _key_columns(selection.model)
         key = ", ".join(connections[selection.db].ops.quote_name(str(field.column)) for field in keys)
         claimed_key = ", ".join(f"claimed_key_{place}" for place in range(len(keys)))
-        # RETURNING promises no order. The numbers keep the one in which the rows were claimed.
+        # RETURNING has no defined order. The row numbers keep the order of the claim.
         sql += (
             f", numbered (claim_order, {claimed_key}) AS (SELECT row_number() OVER (), claimed.* FROM claimed)"
             f", updated AS ({update} RETURNING {returning})"
@@ -116,8 +116,8 @@ def marking_sql(
 
 def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return the statement that locks the rows of ``selection`` and returns their keys, and its values."""
-    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so the server sees no transaction. An
-    # atomic() inside of another one would send a savepoint.
+    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so no transaction begins on the server.
+    # An atomic() inside of another one would send a savepoint.
     is_inside = connections[selection.db].in_atomic_block
     with nullcontext() if is_inside else transaction.atomic(using=selection.db):
         sql: tuple[str, Sequence[Any]] = selection.query.get_compiler(selection.db).as_sql()
@@ -134,12 +134,12 @@ def _update_of_claimed(selection: models.QuerySet[Any, Any], changes: dict[str, 
 
 def _is_claimed(keys: Sequence[models.Field[Any, Any]]) -> models.Func:
     """Return whether a row is one of those claimed."""
-    # By an array, because the planner expects one row in a table that was empty when it was last vacuumed, and then a
-    # join may read the whole table. Only the CTE has a column of this name: the name of a column of the table could be
-    # taken for the outer table's, and then the condition would hold for every row.
+    # By an array, because the planner expects one row in a table that was empty at its last VACUUM, and then a join may
+    # read the whole table. Only the CTE has a column of this name. With a name that the table has, too, the subquery
+    # could refer to the outer table, and then the condition would be true for every row.
     template = "%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))"
     if len(keys) > 1:
-        # PostgreSQL uses no index to compare rows with an array of rows.
+        # PostgreSQL cannot use an index to compare rows with an array of rows.
         template = "(%(expressions)s) IN (SELECT * FROM claimed)"
     return models.Func(*(models.F(key.name) for key in keys), template=template, output_field=models.BooleanField())
 
@@ -149,5 +149,5 @@ def _key_columns(model: type[models.Model]) -> list[models.Field[Any, Any]]:
     return [field for field in model._meta.concrete_fields if field in model._meta.pk_fields]
 
 
-#: More rows than one statement ever changes.
+#: A limit that no statement reaches.
 _ALL = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Waiting tasks move to another queue because a person asks for it."""
+"""Moves waiting tasks to another queue at the request of a person."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def move_to_queue(tasks: Any, queue: str, *, progress: Progress | None = None) -
 
 
 def check_target(using: str, queue: str) -> None:
-    """Raise ``ValueError`` for a name that no queue can have, or that QUEUES of no backend of this database lists."""
+    """Raise ``ValueError`` for an invalid name, and for a name that no backend of this database lists in QUEUES."""
     check_queue_name(queue)
     here = [backend.queues for backend in task_backends.all() if getattr(backend, "database", None) == using]
-    # A backend with an empty QUEUES takes every name.
+    # A backend with an empty QUEUES accepts every name.
     if here and not any(queue in queues or not queues for queues in here):
         raise ValueError(f"No backend in TASKS lists the queue {queue!r} in QUEUES, so no task may be in it.")
 

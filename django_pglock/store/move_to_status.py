@@ -1,7 +1,7 @@
-"""What the verbs of people share: moving the tasks of a queryset to another status, some thousands at a time.
+"""Moves the tasks of a queryset to another status, some thousand at a time. For the operations that people request.
 
-The statement names the statuses from which it moves, so it changes no task that is in another one. Nothing reads a
-status first and writes afterwards.
+The statement names the statuses from which it moves, so it does not change a task that has another status by now. No
+code reads a status first and writes it afterwards.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from django_pglock.store.statements import array_of_numbers
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
-#: The status of a task that is due: READY, or BLOCKED until it is admitted to its lock key.
+#: The new status of a due task: READY, or BLOCKED if it must be admitted to its lock key first.
 DUE_STATUS = Case(
     When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value)
 )
-#: Rows that one statement moves, or reads.
+#: The number of rows that one statement moves or reads.
 WINDOW = 5000
-#: How often a verb tries again with tasks whose rows are locked, and the seconds between two tries.
+#: How often a call tries again to move tasks whose rows are locked, and the seconds between two tries.
 TRIES, BETWEEN_TRIES = 3, 0.01
 
 Progress = Callable[[int, int], None]
@@ -53,10 +53,10 @@ def move(
 
 
 def by_windows(tasks: Any, chosen: Any, verb: Callable[[Any], int], progress: Progress | None) -> int:
-    """Apply ``verb`` to the ``chosen`` of these tasks, some thousands at a time, so that nobody waits for them all.
+    """Apply ``verb`` to the ``chosen`` of these tasks in windows of some thousand, so that row locks are short.
 
-    ``progress`` is called after each window, with the number so far and the last id. Inside the caller's transaction
-    ``verb`` gets all ``tasks`` at once: their rows stay locked until its end in any case.
+    ``progress`` is called after each window, with the number of tasks so far and the last id. Inside the caller's
+    transaction ``verb`` gets all ``tasks`` at once, because their rows stay locked until its end in any case.
     """
     if in_transaction(connection_for(tasks.db)):
         return verb(tasks)
@@ -70,7 +70,7 @@ def by_windows(tasks: Any, chosen: Any, verb: Callable[[Any], int], progress: Pr
 
 
 def is_among(ids: Iterable[int]) -> Func:
-    """Say whether a task has one of these ids: one array instead of a parameter for each, which takes far longer."""
+    """Return a condition: a task has one of these ids. As one array, because a parameter for each takes far longer."""
     template = "%(expressions)s::bigint[])"
     array = Value(array_of_numbers(ids))
     return Func(F("pk"), array, template=template, arg_joiner=" = ANY (", output_field=BooleanField())

@@ -1,4 +1,4 @@
-"""The newest tasks of some statuses, as a person lists them."""
+"""Returns the newest tasks of some statuses, for lists that people read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from django_pglock.store.prune import DAY, first_id_since
 def newest(
     tasks: Any, limit: int, *, statuses: Iterable[str] = (), days: float | None = None, is_narrow: bool = False
 ) -> list[Any]:
-    """Return the newest of these tasks, ``limit`` at most, the newest first.
+    """Return up to ``limit`` of these tasks, the newest first.
 
-    - ``statuses``: only tasks in one of these; none: in any.
-    - ``days``: only tasks enqueued more than so many days ago.
-    - ``is_narrow``: the tasks are those of a queue or of a function, as for ``in_status``.
+    - ``statuses``: only tasks with one of these statuses; none: with any.
+    - ``days``: only tasks that were enqueued more than this number of days ago.
+    - ``is_narrow``: the tasks are those of one queue or of one function, as for ``in_status``.
 
-    One statement for each status, in the order of the index on status and id: for several statuses at once the planner
-    would read the tasks of all statuses by the primary key.
+    Sends one statement for each status, in the order of the index on status and id. For several statuses in one
+    statement, the planner would read the tasks of all statuses by the primary key.
     """
     if days is not None:
         # Without the id, the search for old tasks would read all tasks that are newer.

@@ -1,6 +1,6 @@
-"""Outcomes: how a claim ended, as values. A new ending is a new class here, not a new branch in three places.
+"""Outcomes: values that say how a claim ended. A new kind of outcome is a new class here, not a new branch elsewhere.
 
-An outcome has the status that it leads to and the values to write. It knows neither the database nor the task function.
+An outcome has the new status of the task and the values to write. It uses neither the database nor the task function.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Succeeded:
     status = TaskStatus.SUCCESSFUL
 
 
-#: The most common ending: the function returned None.
+#: The most common outcome: the function returned None.
 SUCCEEDED = Succeeded()
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, as it is stored with the attempt, and as receivers of signals get it."""
+    """An exception, in the form in which it is stored with the attempt and passed to signal receivers."""
 
     exception_path: str
     traceback: str
     #: The exception on one line, for the log.
     message: str = ""
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    #: The module and the function of the last frame that is the project's own.
+    #: The module and the function of the innermost frame of the project's own code.
     place: str = ""
 
     @classmethod
@@ -48,7 +48,7 @@ class Failure:
             each.__traceback__ = _without_own_frames(each.__traceback__)
         failure = cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
         for each in chain:
-            # Releases what the frames hold, such as locks and connections, because the next task may begin now.
+            # The objects of the frames, such as locks and connections, must be freed before the next task begins.
             traceback.clear_frames(each.__traceback__)
         return failure
 
@@ -74,9 +74,9 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The function asked to run again after ``delay`` seconds. No attempt is counted.
+    """The function raised ``Snooze``: it runs again after ``delay`` seconds. No attempt is counted.
 
-    ``snoozes``: how often it has asked so far, if that is limited; else 0.
+    ``snoozes``: the number of snoozes so far, if it is limited; otherwise 0.
     """
 
     delay: float
@@ -87,7 +87,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The task is to end without success: its function raised ``Cancel``, or somebody asked the task to end."""
+    """The task ends without success: its function raised ``Cancel``, or a cancel was requested."""
 
     failure: Failure
 
@@ -96,10 +96,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The function lost the database in its own transaction, or met a read-only server: it runs again.
+    """The function lost the database in its own transaction, or the server was read-only. The function runs again.
 
-    After ``delay`` seconds, because the outage may still last. Counts neither as a retry nor as a rescue: no task is to
-    blame for an outage.
+    It runs after ``delay`` seconds, because the outage may last. This counts neither as a retry nor as a rescue,
+    because the task is not the cause of the outage.
     """
 
     failure: Failure
@@ -109,17 +109,17 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """The claim is given back unused: the function did not run, so nothing is counted."""
+class GivenBack:
+    """The claim is given back: the function did not run, so no attempt, retry or rescue is counted."""
 
     status = TaskStatus.READY
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The process has to end while the function still runs: it runs again after ``delay`` seconds. Nothing is counted.
+    """The process must end while the function still runs. The function runs again after ``delay`` seconds.
 
-    Not at once: until the process has ended, the function would run twice at the same time.
+    Nothing is counted. Without the delay the function could run twice at the same time, until the process has ended.
     """
 
     delay: float
@@ -127,8 +127,8 @@ class Abandoned:
     status = TaskStatus.SCHEDULED
 
 
-Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
-#: The outcome of a task that would run again if nobody had asked it to end meanwhile.
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | GivenBack | Abandoned
+#: The outcome of a task that would run again if its cancel had not been requested meanwhile.
 NOT_AGAIN = Cancelled(
     Failure(
         "django_pglock.errors.TaskCancelled",
@@ -139,13 +139,13 @@ NOT_AGAIN = Cancelled(
 #: After these outcomes a task does not run again by itself.
 FINAL = (Succeeded, Failed, Cancelled)
 
-#: The package whose frames every traceback of a task passes. They help nobody who reads it, and the variables of a
-#: frame that still runs cannot be cleared.
+#: The first frames of each traceback belong to this package. They are removed: a reader does not need them, and the
+#: variables of a frame that still runs cannot be cleared.
 _OWN_FRAMES = "django_pglock.worker."
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its causes and contexts, and the exceptions that it groups."""
+    """Yield an exception, its causes and contexts, and the exceptions of exception groups."""
     seen: set[int] = set()
     left: list[object] = [error]
     while left:

@@ -17,7 +17,7 @@ LONGEST_BY = 255
 
 
 def paused(queues: Any) -> Any:
-    """Queues from which no worker claims anything."""
+    """Return the queues from which no worker claims tasks."""
     return queues.filter(paused_at__isnull=False)
 
 
@@ -27,9 +27,9 @@ def paused_queues(using: str) -> dict[str, datetime]:
 
 
 def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
-    """Let no worker claim from the queue ``name`` until it is resumed; say whether it was not paused before.
+    """Stop workers from claiming tasks of the queue ``name``. Return whether the queue was not paused before.
 
-    Tasks that are claimed already run to their end. A queue that nobody has used yet can be paused, too. Raises
+    Tasks that are already claimed run to their end. A queue that does not have tasks yet can be paused, too. Raises
     ``ValueError`` as ``check_pausable`` does, and for a reason that PostgreSQL cannot store.
     """
     check_pausable(using, name)
@@ -45,7 +45,7 @@ def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
 
 
 def resume(using: str, name: str) -> bool:
-    """Let workers claim from the queue again, at once; say whether it was paused.
+    """Let workers claim from the queue again, at once. Return whether it was paused.
 
     Raises ``ValueError`` as ``check_pausable`` does.
     """
@@ -58,7 +58,7 @@ def resume(using: str, name: str) -> bool:
 
 
 def check_pausable(using: str, name: str) -> None:
-    """Raise ``ValueError`` for a name that no queue can have, or that ends in ``*`` and no queue has."""
+    """Raise ``ValueError`` for an invalid name, and for a name that ends in ``*`` unless a queue has it."""
     check_queue_name(name)
     if name.endswith("*") and not _has_queue(using, name):
         raise ValueError(
@@ -69,7 +69,7 @@ def check_pausable(using: str, name: str) -> None:
 
 def _has_queue(using: str, name: str) -> bool:
     is_named = any(name in backend.queues for backend in task_backends.all())
-    # No index has all tasks by queue, but hardly any queue has such a name.
+    # No index has all tasks by queue. But a queue with such a name is rare, so this query is rare, too.
     return (
         is_named
         or rows_of("Queue", using).filter(name=name).exists()

@@ -1,8 +1,9 @@
-"""Kept plans: planning a claim takes as long as running it.
+"""Prepared statements with generic plans, because to plan a claim takes as long as to execute it.
 
-Plans are kept only in a session that belongs to one worker. Behind a pooler the next user of the session would meet
-our names and settings. A plan is kept for as long as the session lasts, so it has to stay right however much the table
-grows. Therefore such a session reads tables by their indexes only, which is what all our statements are written for.
+Statements are prepared only in a session that belongs to one worker. Behind a pooler, the next client of the session
+would find our prepared statements and settings. The server keeps a generic plan until the session ends. So the plan
+must stay good however much the table grows. Therefore such a session reads tables only by their indexes. All our
+statements are written for that.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from django_pglock.store.statements import OFF
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: Settings of such a session: what ``BY_INDEX`` sets, and what plans need that are made once.
+#: Settings of such a session: those of ``BY_INDEX``, and the one that makes the server plan each statement only once.
 _SETTINGS = f"""
 SELECT {", ".join(f"set_config('{name}', 'off', false)" for name in (*OFF, "enable_seqscan"))},
        set_config('plan_cache_mode', 'force_generic_plan', false)
 """
 
-# By session that keeps plans: the names of its prepared statements, by their text.
+# For each session that keeps plans: the names of its prepared statements by their text.
 _prepared: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
 
@@ -33,11 +34,11 @@ def keep_plans(connection: DatabaseWrapper) -> None:
     _prepared[connection.connection] = {}
 
 
-def kept(cursor: Any, statement: str, *values: str | int) -> str | None:
-    """Return the text that executes a statement with a kept plan, or None in a session that keeps none.
+def prepared(cursor: Any, statement: str, *values: str | int) -> str | None:
+    """Return the EXECUTE of a prepared statement, and prepare it first if needed. None: this session keeps no plans.
 
-    In the statement ``$1`` and so on stand for the values. Whatever differs from call to call, such as the name of a
-    queue, has to be one of the values: each different statement stays in the memory of the server.
+    The statement has ``$1`` and so on in the place of the values. Everything that differs between calls, such as the
+    name of a queue, must be a value, because the server keeps each different statement in its memory.
     """
     names = _prepared.get(cursor.connection)
     if names is None:

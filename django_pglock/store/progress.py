@@ -1,4 +1,4 @@
-"""Writing the progress that running tasks report."""
+"""Writes the progress that running tasks report."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from operator import attrgetter
 from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 
-#: Rows that one statement selects by an array and joins with: the planner may compare each with each.
+#: The number of rows that one statement selects by an array and joins. The planner may compare each pair.
 COMPARED_AT_ONCE = 200
 
-# The progress of running tasks, guarded by their claims. It is in no index, so this is a HOT update. Locked rows are
-# skipped, because the caller has requests to pass on, or other tasks to settle.
+# Writes the progress of running tasks, guarded by their claims. No index has the progress, so this is a HOT update.
+# Locked rows are skipped, because the caller must not wait: it has requests to pass on, or other tasks to settle.
 NOTE_PROGRESS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
@@ -25,8 +25,8 @@ UPDATE {task} AS task SET progress = told.progress
 FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told)) RETURNING task.id
 """
 
-# The last progress of a task, written in its own transaction right before its end. It waits for locked rows, as the
-# statement of the end does.
+# Writes the last progress of a task in the task's own transaction, right before its end. It waits for locked rows, as
+# the statement that ends the task does.
 NOTE_LAST_PROGRESS = """
 UPDATE {task} AS task SET progress = said.progress
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
@@ -38,7 +38,7 @@ RETURNING task.id
 def note_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False) -> None:
     """Write the progress that these running tasks have reported, except for claims that were lost.
 
-    Locked rows are left out as well, unless the progress ``is_last``.
+    Locked rows are skipped as well, unless the progress ``is_last``.
     """
     claims = sorted(claims, key=attrgetter("id"))
     for start in range(0, len(claims), COMPARED_AT_ONCE):
@@ -46,7 +46,7 @@ def note_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False)
 
 
 def _note(using: str, claims: Sequence[Claim], *, is_last: bool) -> None:
-    # Read once: the functions may be reporting more at this moment.
+    # Read once, because the functions may report more at this moment.
     reported = [claim.progress for claim in claims]
     statement = NOTE_LAST_PROGRESS if is_last else NOTE_PROGRESS
     noted = run(using, statement, [claim.id for claim in claims], [claim.attempt for claim in claims], reported)

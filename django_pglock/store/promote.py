@@ -1,4 +1,4 @@
-"""Scheduled tasks whose time has come become READY, or BLOCKED if they have a lock key."""
+"""Makes scheduled tasks READY when they are due, or BLOCKED if they have a lock key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
-# Seconds until the next task is due, or the next token of a rate: zero or less when one is, NULL when there is none.
+# Seconds until the next task or the next token of a rate is due. Zero or less: one is due. NULL: there is none.
 NEXT_DUE = """
 SELECT EXTRACT(EPOCH FROM LEAST(
     (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
@@ -23,12 +23,12 @@ SELECT EXTRACT(EPOCH FROM LEAST(
 
 
 def due(tasks: Any) -> Any:
-    """Scheduled tasks whose time has come, the longest overdue first."""
+    """Return the scheduled tasks whose time has come, the longest overdue first."""
     return tasks.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).order_by("run_after", "id")
 
 
 def promote(using: str, *, limit: int = 1000) -> int:
-    """Move scheduled tasks that are due on to READY or BLOCKED, ``limit`` at most. Returns how many."""
+    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many."""
     selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
     promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
     wake(using, (queue for queue, key in promoted if key is None))
@@ -37,6 +37,6 @@ def promote(using: str, *, limit: int = 1000) -> int:
 
 
 def next_due_in(using: str) -> float | None:
-    """Return the seconds until the next scheduled task is due: zero or less when one is, None when there is none."""
+    """Return the seconds until the next scheduled task is due. Zero or less: one is due. None: there is none."""
     [(seconds,)] = run(using, NEXT_DUE)
     return None if seconds is None else float(seconds)

@@ -1,18 +1,18 @@
-"""Pruning: finished tasks are deleted, a window of the table at a time.
+"""Pruning: deletes old finished tasks, one window of the table at a time.
 
-Ids are drawn in the order in which tasks are enqueued. So a walk along the primary key finds the old tasks first, and
-ends where all tasks are young: ten million rows cost no more than the rows that are deleted. Tasks with ``keep_result``
-have a date of their own, and an index on it.
+Tasks get their ids in the order in which they are enqueued. So pruning reads along the primary key, finds the old tasks
+first, and stops where all tasks are young. The cost depends on the number of deleted rows, not on the size of the
+table. Tasks with ``keep_result`` have their own expiry date, and an index on it.
 
-Pruning does not wait for locks, and nobody waits for it: each window is one short transaction that skips locked
-rows. Tasks that are still needed stay: a task that others wait for, a task whose unique key is taken for a period, and
-a task to which a row of the project refers by a foreign key that refuses its deletion. A task whose deletion is refused
-by anything else, such as a trigger, stays as well (``refusals.py``).
+Pruning does not wait for locks, and no other transaction waits for it: each window is one short transaction that skips
+locked rows. Tasks that are still needed stay: a task that other tasks wait for, a task whose unique key is taken for a
+period, and a task to which a row of the project refers by a foreign key that refuses its deletion. A task whose
+deletion is refused by anything else, such as a trigger, stays as well (``refusals.py``).
 
-The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
-which it checks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
-with ``after=`` has locked the key of the row until its commit. So either the first statement skips the row, or the
-second one sees the waiter.
+The transaction is one message of two statements. The first one locks the rows. The second one has a newer snapshot. It
+checks again whether a task waits for one of the locked tasks, and deletes the others. A transaction that enqueues a
+task with ``after=`` has locked the key of the awaited row until its commit. So either the first statement skips the
+row, or the second one sees the waiter.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 logger = logging.getLogger("django_pglock.worker")
 
 DAY = 86_400.0
-#: Seconds by which the order of ids and the order of dates may differ.
+#: The order of ids and the order of dates may differ by this number of seconds.
 MARGIN = 60.0
 
-# Where the next window of the walk ends, and whether all tasks in it were enqueued less than so many seconds ago. Then
-# no task behind it can have ended longer ago, because ids are drawn in the order in which tasks are enqueued.
+# The last id of the next window, and whether all tasks in it were enqueued less than a number of seconds ago. If so, no
+# task behind the window can be older, because tasks get their ids in the order in which they are enqueued.
 NEXT_WINDOW = """
 SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
 FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
 """
 
-# The first task behind an id, and whether it was enqueued in the last so many seconds.
+# The first task behind an id, and whether it was enqueued within the last number of seconds.
 NEXT_AT = """
 SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {task} WHERE id >= %s ORDER BY id LIMIT 1
 """
 LAST_ID = "SELECT max(id) FROM {task}"
 
-# The locked tasks, and nothing else, for the next statement of the transaction.
+# Keeps the ids of the locked tasks in a setting, for the next statement of the transaction.
 KEEP_IDS = """
 SELECT set_config('django_pglock.locked', COALESCE(array_agg(id)::text, '{{}}'), true) FROM old
 """
 
-# Those of the locked tasks for which no task waits. Deletes their attempts, and what they waited for when they were
-# cancelled. By an array, so that no estimate can make the planner read a whole table.
+# The locked tasks for which no other task waits. Deletes their attempts and their own waiter rows, which a task has
+# that was cancelled while it waited. Rows are selected by an array, so that no wrong estimate can make the planner read
+# a whole table.
 UNAWAITED = """WITH old AS MATERIALIZED (
     SELECT locked.id FROM unnest(current_setting('django_pglock.locked')::bigint[]) AS locked (id)
     WHERE NOT EXISTS (SELECT FROM {waiter} WHERE awaited = locked.id)
@@ -87,7 +88,7 @@ def prune(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Delete those of these tasks that are finished and old enough; ``TaskQuerySet.prune`` describes the arguments."""
+    """Delete the tasks that are finished and old enough. ``TaskQuerySet.prune`` describes the arguments."""
     ages = ages_of(older_than, statuses)
     if batch < 1:
         raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
@@ -108,9 +109,9 @@ def prune(
 
 
 def first_id_since(using: str, seconds: float) -> int:
-    """Return an id below which lie all tasks that were enqueued more than so many seconds ago, and few others.
+    """Return an id above all tasks that were enqueued more than a number of seconds ago, and close above them.
 
-    Ids are drawn in the order in which tasks are enqueued, but for a minute in case a clock was set.
+    Tasks get their ids in the order in which they are enqueued. A minute is added, because a clock may have been set.
     """
     [(last,)] = run(using, LAST_ID)
     first, end = 0, (last or 0) + 1
@@ -123,7 +124,7 @@ def first_id_since(using: str, seconds: float) -> int:
 
 
 def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:
-    """Count up to ``MOST_COUNTED`` and one tasks that would be deleted, each status in the order of its index."""
+    """Count the tasks that would be deleted, up to ``MOST_COUNTED`` + 1, each status in the order of its index."""
     count = int(old[: MOST_COUNTED + 1].count())
     for status, days in ages.items():
         aged = outdated(tasks, {status: days}).filter(pk__lt=first_id_since(tasks.db, days * DAY))
@@ -133,10 +134,10 @@ def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:
 
 
 def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> tuple[int, int]:
-    """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
+    """Delete expired tasks, and the outdated tasks of one window behind the id ``after``.
 
-    For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
-    continue: 0 when the walk has ended.
+    For a caller that prunes one window from time to time. Returns how many tasks were deleted, and the id behind which
+    to continue: 0 at the end of the table.
     """
     tasks, refusals = rows_of("Task", using), Refusals()
     count = refusals.delete(delete_free, expired(tasks), batch)
@@ -148,7 +149,7 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
 
 
 def warn_of_references(using: str, known: set[str]) -> None:
-    """Log the tables whose rows keep tasks from being pruned, without the ``known`` ones; add them to these."""
+    """Log the tables whose rows refuse the deletion of tasks, except for ``known`` tables. Add them to ``known``."""
     for table in sorted({key.table for key in refusing_keys(using)} - known):
         logger.warning(
             "Old tasks to which rows of %s refer are not pruned. Give its foreign key ON DELETE in the database.", table
@@ -157,7 +158,7 @@ def warn_of_references(using: str, known: set[str]) -> None:
 
 
 def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
-    """Return the last id of the window behind ``after``; 0 when no task from there on can be old enough."""
+    """Return the last id of the window behind ``after``; 0 if no task behind ``after`` can be old enough."""
     if not ages:
         return 0
     [(last, is_young)] = run(using, NEXT_WINDOW, min(ages.values()) * DAY, after, batch)
@@ -165,7 +166,7 @@ def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int 
 
 
 def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
-    """Finished tasks without ``keep_result`` that nobody needs and that are older than ``ages``: days by status."""
+    """Return the unneeded finished tasks without ``keep_result`` that are older than ``ages``: days by status."""
     is_old = Q(pk__in=[])
     for status, days in ages.items():
         is_old |= Q(status=status, finished_at__lte=Now() - timedelta(days=days))
@@ -173,17 +174,17 @@ def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
 
 
 def expired(tasks: Any) -> Any:
-    """Finished tasks that nobody needs and whose ``keep_result`` is over, the longest first."""
+    """Return the unneeded finished tasks whose ``keep_result`` is over, the longest expired first."""
     return unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
 
 
 def locking_old(tasks: Any, limit: int | None, before: str = "") -> tuple[str, tuple[Any, ...]]:
-    """Return the statement that locks the first of these tasks that nobody has locked, and keeps their ids.
+    """Return the statement that locks the first of these tasks that are not locked, and keeps their ids.
 
     ``before``: the first parts of its WITH. Raises ``EmptyResultSet`` if nothing can match.
     """
-    # The key is locked as well, unlike by the other verbs: a transaction that enqueues a task to run after one of
-    # these has locked its key, and then the task is still needed.
+    # FOR UPDATE, which locks the key as well. Other statements lock without the key. A transaction that enqueues a task
+    # with ``after=`` has locked the key of the awaited task, and then that task is still needed.
     selection, values = locking_sql(first_free(tasks, limit))
     # A condition of the project's own may have braces.
     selection = selection.replace("{", "{{").replace("}", "}}")
@@ -191,7 +192,7 @@ def locking_old(tasks: Any, limit: int | None, before: str = "") -> tuple[str, t
 
 
 def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> dict[str, float]:
-    """Return by status after how many days tasks are pruned, for arguments of ``prune``. Raises ``ValueError``."""
+    """Return, by status, after how many days ``prune`` with these arguments deletes tasks. Raises ``ValueError``."""
     kept = get_settings().PRUNE_AFTER
     policy = {status: days for status, days in kept.items() if days is not None}
     wrong = sorted(set(statuses) - FINISHED)
@@ -217,11 +218,11 @@ def unneeded(tasks: Any) -> Any:
 
 
 def delete_free(tasks: Any, limit: int | None = None) -> int:
-    """Delete the first of these tasks that nobody has locked, ``limit`` at most (None: all). Returns how many."""
+    """Delete up to ``limit`` of these tasks (None: all) that are not locked. Returns how many."""
     try:
         lock = locking_old(tasks, limit)
     except EmptyResultSet:
-        # Django knows without asking that nothing can match.
+        # Django knows without a query that nothing can match.
         return 0
     [(count,)] = run_together(tasks.db, lock, (PRUNE, ()))
     return int(count)

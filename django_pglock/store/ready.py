@@ -1,4 +1,4 @@
-"""Ready tasks: the set, the queues that have some, and the functions that they call."""
+"""Ready tasks: the queryset, the queues that have ready tasks, and the functions that these tasks call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.store.plans import kept
+from django_pglock.store.plans import prepared
 from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import TaskStatus
 
-#: Tasks of each queue of which the functions are read.
+#: The number of tasks of each queue whose functions are read.
 MOST_READ = 1000
 
 # The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
@@ -32,9 +32,9 @@ WITH RECURSIVE found AS (
 """
 READY_QUEUES = f"{FIND_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
 
-# The first ready tasks of each queue. Tasks that nobody claims come to be among the first by themselves, so nothing
-# needs to be read beyond them. The limits are subqueries: if the planner sees a number that is larger than what it
-# expects in an average queue, it reads and sorts all tasks of a queue that is much longer than average.
+# The first ready tasks of each queue. Tasks that no worker claims become the first ones in time, so it is enough to
+# read these. The limits are subqueries. If a limit is a literal that is larger than the length of an average queue, the
+# planner reads and sorts all tasks of a queue that is much longer than average.
 FIRST_READY = """found CROSS JOIN LATERAL (
     (SELECT task.task_path, task.backend, task.enqueued_at FROM {task} AS task
      WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
@@ -44,12 +44,12 @@ FIRST_READY = """found CROSS JOIN LATERAL (
      WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
      ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first"""
 
-# Which functions the ready tasks call.
+# The functions that ready tasks call.
 READY_PATHS = f"{FIND_QUEUES}SELECT DISTINCT found.queue, first.task_path FROM {FIRST_READY}"
 
 
 def ready(tasks: Any) -> Any:
-    """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
+    """Return the tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
     return tasks.filter(status=TaskStatus.READY).order_by("-priority", "id")
 
 
@@ -57,10 +57,10 @@ def ready_queues(using: str) -> list[str]:
     """Return the names of the queues that have ready tasks."""
     with connections[using].cursor() as cursor:
         statement = filled(READY_QUEUES)
-        cursor.execute(kept(cursor, statement) or statement)
+        cursor.execute(prepared(cursor, statement) or statement)
         return [queue for (queue,) in cursor.fetchall()]
 
 
 def ready_paths(using: str) -> list[tuple[str, str]]:
-    """Return the functions that ready tasks call, as (queue, path), among the first tasks of each queue."""
+    """Return the functions that the first ready tasks of each queue call, as (queue, path)."""
     return run(using, READY_PATHS, MOST_READ, MOST_READ)

@@ -1,8 +1,8 @@
-"""A group of failures is retried a few tasks at a time, in the order of their ids.
+"""Retries a group of failures, a few tasks at a time, in the order of their ids.
 
-How far a redrive has come is in the row of the task that does it, written in the transaction that retries the tasks. So
-a crash neither forgets a task nor counts one twice, and a worker that has lost the claim on that row retries nothing. A
-task that fails again has finished after the redrive was asked for, so it is not retried again.
+A redrive is itself a task. Its row has its position, which is written in the transaction that retries the tasks. So
+after a crash no task is left out and none is counted twice, and a worker that has lost the claim on that row retries
+nothing. A task that fails again has finished after the redrive was requested, so it is not retried again.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost
-from django_pglock.store.failures import Group, in_group, marked, unmarked
+from django_pglock.store.failures import FailureGroupId, in_group, marked, unmarked
 from django_pglock.store.move_to_status import WINDOW, is_among
 from django_pglock.store.retry import retry
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.states import TaskStatus
 
-#: The lowest and the highest rate in tasks a second: one in a quarter of an hour, and one window.
+#: The lowest and the highest rate in tasks a second: one task in a quarter of an hour, and one window a second.
 LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
 
 
 class Redriven(NamedTuple):
-    """How far a redrive has come: how many tasks were retried, and whether all have been read."""
+    """The state of a redrive: how many tasks were retried, and whether all tasks of the group have been read."""
 
     done: int
     is_over: bool
 
 
-def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, attempt: int) -> Redriven:
-    """Retry the next ``limit`` tasks of a group that had failed ``before``, on behalf of the task ``by``.
+def redrive(using: str, group: FailureGroupId, *, before: datetime, limit: int, by: int, attempt: int) -> Redriven:
+    """Retry the next ``limit`` tasks of a group that failed before ``before``, for the redrive that is the task ``by``.
 
-    ``attempt`` is the number of the claim by which that task runs.
+    ``attempt`` is the attempt number of the claim of the redrive.
 
-    Tasks that cannot be retried now, because their rows are locked or their unique key is taken, are passed over.
-    Raises ``ClaimLost`` if that claim is no longer valid; then nothing has happened.
+    Tasks that cannot be retried now, because their rows are locked or their unique key is taken, are skipped. Raises
+    ``ClaimLost`` if the claim is no longer valid. Then nothing was changed.
     """
     tasks = rows_of("Task", using)
     own = tasks.filter(pk=by, attempts=attempt, status=TaskStatus.RUNNING)
@@ -54,12 +54,12 @@ def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, 
     return Redriven(state["done"], len(ids) < limit)
 
 
-def window(failed: Any, group: Group, *, after: int, limit: int) -> list[int]:
-    """Return the first ids above ``after`` of the tasks of a group, ``limit`` at most."""
-    rest = failed.filter(pk__gt=after)
-    known = marked(rest, group.fingerprint).order_by("fingerprint", "pk")
+def window(failed: Any, group: FailureGroupId, *, after: int, limit: int) -> list[int]:
+    """Return the ids of the first ``limit`` tasks of a group above the id ``after``."""
+    later = failed.filter(pk__gt=after)
+    known = marked(later, group.fingerprint).order_by("fingerprint", "pk")
     ids = list(known.values_list("pk", flat=True)[:limit])
     if group.has_unmarked:
-        others = unmarked(rest, group).order_by("fingerprint", "pk")
+        others = unmarked(later, group).order_by("fingerprint", "pk")
         ids += others.values_list("pk", flat=True)[:limit]
     return sorted(ids)[:limit]

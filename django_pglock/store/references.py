@@ -1,4 +1,4 @@
-"""Rows of the project that refer to tasks: their foreign keys keep these tasks from being deleted."""
+"""Rows of the project that refer to tasks. Their foreign keys refuse the deletion of these tasks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from django.db.models import BooleanField, F, Func
 
 from django_pglock.store.statements import run
 
-# The foreign keys of the project's tables to tasks that refuse a deletion, where this role may read their columns.
-# Those of Django have no ON DELETE in the database, whatever the model says. The check itself, at the end of the
-# transaction, needs no rights.
+# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns.
+# Foreign keys of Django models have no ON DELETE in the database, whatever ``on_delete`` is. The database's own check
+# at the end of the transaction needs no rights.
 REFUSING_KEYS = """
 SELECT conrelid::regclass::text, quote_ident(attname)
 FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
@@ -22,14 +22,14 @@ ORDER BY 1, 2
 
 
 class ForeignKey(NamedTuple):
-    """A column that refers to tasks, as SQL writes its names."""
+    """A column that refers to tasks, with quoted names."""
 
     table: str
     column: str
 
 
 def refusing_keys(using: str) -> list[ForeignKey]:
-    """Return the foreign keys of the project by which a row keeps a task from being deleted."""
+    """Return the foreign keys of the project that refuse the deletion of a task."""
     return [ForeignKey(*row) for row in run(using, REFUSING_KEYS)]
 
 

@@ -1,7 +1,7 @@
-"""Tasks that something in the database keeps from being deleted, such as a trigger of the project.
+"""Deletes tasks of which the database may refuse some, for example by a trigger of the project.
 
-One of them makes the deletion of all tasks of its statement fail. So the statement is repeated for each half of these
-tasks, until the ones that are refused are alone. They stay, and all others are deleted.
+One refused task makes the whole statement fail. So the statement is repeated for each half of the tasks, until each
+refused task is alone in its statement. The refused tasks stay, and all others are deleted.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from django_pglock.postgres.connections import connection_for, in_transaction
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: A trigger has raised an error, or has changed the row that is being deleted.
+#: SQLSTATEs of triggers: a trigger has raised an error, or has changed the row that is being deleted.
 FROM_TRIGGERS = {RaiseException.sqlstate, TriggeredDataChangeViolation.sqlstate}
-#: So many refused tasks are looked for among the tasks of one statement. After that, the parts that fail stay.
+#: The largest number of refused tasks that are searched among the tasks of one statement. After that, all tasks of a
+#: statement that fails stay.
 MOST = 10
 
 
 class Refusals:
-    """What was refused in one call of a verb. Log it at the end of the call."""
+    """The refused tasks of one call. Log them at the end of the call."""
 
     def __init__(self) -> None:
-        #: A task that was refused, and the reason.
+        #: The id of a refused task, and the reason.
         self.example: tuple[int, str] | None = None
 
     def delete(self, verb: Callable[[Any, int | None], int], tasks: Any, limit: int | None = None) -> int:
-        """Delete the first of these tasks by ``verb``, ``limit`` at most (None: all), but not those that are refused.
+        """Delete up to ``limit`` of these tasks (None: all) by ``verb``, without the refused ones. Returns how many.
 
-        Returns how many. In a transaction of the caller the first refusal raises, as PostgreSQL ends the transaction.
+        Inside a transaction of the caller the first refusal raises, because PostgreSQL then aborts the transaction.
         """
         return self._delete(verb, tasks, limit, [])
 
@@ -56,7 +57,7 @@ class Refusals:
             return 0
 
     def log(self) -> None:
-        """Warn if something was refused."""
+        """Log a warning if tasks were refused."""
         if self.example is not None:
             logger.warning(
                 "Some finished tasks are not deleted: the database refuses it, as for task %d: %s", *self.example

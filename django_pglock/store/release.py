@@ -1,7 +1,7 @@
-"""When a task ends, those who wait for it are told: other tasks (``after=``), and processes (``result.wait()``).
+"""When a task ends, its waiters are released: other tasks (``after=``), and processes (``result.wait()``).
 
-A waiter writes a row into the table of waiters, commits it, and then checks whether the task has ended. The transaction
-that ends a task commits the end, and then queries for waiters. So one of the two always sees the other.
+A waiter inserts a row into the table of waiters, commits it, and then checks whether the task has ended. The worker
+that ends a task commits the end, and then queries for waiters. So at least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
-#: Waiters that upkeep reads in one round.
+#: The number of waiters that upkeep reads in one round.
 WAITERS_AT_ONCE = 5000
-#: Waiters that one statement releases.
+#: The largest number of waiters that one statement releases.
 RELEASED_AT_ONCE = 200
 
-# Which tasks with ids between two numbers have waiters. Asked first, because waiters are rare, and planning
-# ``RELEASE`` takes the server longer than settling a task. The ids of tasks that are settled together are mostly close
-# together, and one walk along an index is cheaper than a probe for each.
+# The tasks in a range of ids that have waiters. This is the first query, because waiters are rare, and the server needs
+# longer to plan ``RELEASE`` than to settle a task. The ids of tasks that are settled together are mostly close to each
+# other, and one index range scan is cheaper than a probe for each id.
 AWAITED_BETWEEN = "SELECT awaited FROM {waiter} WHERE awaited BETWEEN %s AND %s ORDER BY awaited LIMIT %s"
 
-# Which of these tasks have waiters. Asked where many other tasks between them have.
+# The tasks of a list of ids that have waiters. This is the second query, for a range in which many other tasks have
+# waiters, too.
 AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint[])"
 
-# Releases the waiters of tasks that have ended or do not exist any more. A waiting task moves on when nothing is left
-# that it waits for, and is cancelled when a task that it waits for did not succeed; processes that listen are notified.
-# The waits are counted down in the row of the waiting task, so two tasks that end at once cannot miss each other; the
-# rows are locked in order, so they cannot deadlock. The statement begins with the waiters, who are few, so it costs
-# next to nothing when there are none. It releases a limited number of them: the planner expects one waiting task and
-# compares each with each, which takes a minute for twenty thousand. Each row says how many waiters were released; if
-# this is the limit, there may be more.
+# Releases the waiters of tasks that have ended or no longer exist. A waiting task leaves BLOCKED when it has nothing
+# more to wait for. It is cancelled if a task that it waits for did not succeed. Waiting processes are notified.
 #
-# If somebody's open transaction has locked a waiting task, this waits for a moment only, and fails. The second
-# statement skips such a task and leaves its waiters for upkeep to find. It is not the first choice, because most of
-# those who have such a row locked do the same as this statement, for another task that it waits for.
+# ``waits_for`` in the row of the waiting task is decremented under its row lock. So if two tasks end at the same time,
+# both are counted. The rows are locked in the order of their ids, so two statements cannot deadlock. The statement
+# begins with the waiters, which are few, so it is cheap if there are none. It releases a limited number of waiters,
+# because the planner expects one waiting task and compares each pair. For twenty thousand this takes a minute. Each row
+# of the answer has the number of released waiters. If this is the limit, there may be more.
+#
+# If another open transaction has locked a waiting task, this statement waits for a moment only, and then fails. The
+# second statement skips the locked task, and upkeep releases its waiters later. It is not used first, because in most
+# cases the other transaction only executes this statement, for another task that the waiting task waits for.
 RELEASE = """
 WITH done AS MATERIALIZED (
     SELECT waiter.id, waiter.awaited, waiter.task_id, task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
@@ -81,16 +83,16 @@ WITH done AS MATERIALIZED (
     SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
     FROM moved WHERE status = 'CANCELLED'
     ON CONFLICT DO NOTHING
-), told AS MATERIALIZED (
-    SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS heard
+), notified AS MATERIALIZED (
+    SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS ended
 )
 SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
-FROM told LEFT JOIN moved ON true
+FROM notified LEFT JOIN moved ON true
 """
 RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
-# Some waiters in the order of their ids, and for which of them the task has ended or does not exist any more: a crash
-# has kept them from being told.
+# The next waiters in the order of their ids, each with the task that it waits for if that task has ended or no longer
+# exists. After a crash, such a waiter may not have been released.
 STRAY_WAITERS = """
 SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
 FROM (SELECT id, awaited FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s) AS waiter
@@ -100,11 +102,11 @@ ORDER BY waiter.id
 
 
 def release(using: str, awaited: Iterable[int]) -> int:
-    """Release the waiters of these tasks, as far as these have ended. Returns how many waiting tasks have moved.
+    """Release the waiters of those of these tasks that have ended. Returns how many waiting tasks were changed.
 
-    A waiting task moves on when the last task that it waits for has ended. It is cancelled when one of them did not
-    succeed, and so are the tasks that wait for it. If another transaction has locked the waiting task, upkeep does this
-    later.
+    A waiting task leaves BLOCKED when the last task that it waits for has ended. It is cancelled if one of them did not
+    succeed, and so are the tasks that wait for it. If another transaction has locked the waiting task, upkeep releases
+    it later.
     """
     moved, ids = 0, set(awaited)
     while ids and (ids := _awaited(using, ids)):
@@ -118,21 +120,21 @@ def release(using: str, awaited: Iterable[int]) -> int:
 
 
 def release_on_commit(using: str, awaited: Collection[int]) -> None:
-    """Release once the current transaction is committed."""
+    """Release the waiters of these tasks after the commit of the current transaction."""
     if awaited:
         after_commit(using, release, using, awaited)
 
 
 def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
-    """Release those of these tasks that have ended, once the current transaction is committed.
+    """Release the waiters of those of these tasks that have ended, after the commit of the current transaction.
 
-    Few have ended, and a query for these costs less than the release.
+    Only few have ended, and a query for the ended ones costs less than the release.
     """
     after_commit(using, _release_ended, using, awaited)
 
 
-def stray_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
-    """Return the next waiters behind the id ``after``: their ids, and the task if it has ended or does not exist."""
+def orphaned_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
+    """Return the next waiters behind the id ``after``. Each comes with its task if that has ended or is deleted."""
     return run(using, STRAY_WAITERS, after, limit)
 
 
@@ -149,21 +151,21 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
-    """Release some waiters; return the tasks that this has moved, and how many waiters were released."""
+    """Release some waiters. Return the waiting tasks that were changed, and how many waiters were released."""
     text = "This task was to run after task %s, which did not succeed or was deleted."
     values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
-    # As a message, which is READ COMMITTED: at REPEATABLE READ, to wait for a row that changes is a failure.
+    # As a message, which is READ COMMITTED. At REPEATABLE READ, a wait for a row that changes ends with an error.
     try:
         rows = run_together(using, (RELEASE, values))
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
-        # Somebody's open transaction has locked one of the waiting tasks. It must not delay the others.
+        # Another open transaction has locked one of the waiting tasks. It must not delay the others.
         rows = run_together(using, (RELEASE_UNLOCKED, values))
-    [told] = {row[-1] for row in rows}
+    [released] = {row[-1] for row in rows}
     moved = [row[:-1] for row in rows if row[0] is not None]
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.READY))
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), SCHEDULED_CHANNEL)
-    # A cancelled task blocks no other task of its key any more, whatever else it waited for.
+    # A cancelled task no longer blocks other tasks of its key, even if it still waited for other tasks.
     admit(using, (key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED))
-    return moved, told
+    return moved, released

@@ -1,4 +1,4 @@
-"""What people ask of a worker about the tasks that it runs: to end one, or for its stack."""
+"""Requests to a worker about the tasks that it runs: to cancel a task, or to return its stack."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s AND cancel_requested_at IS
 ORDER BY worker
 """
 
-# One statement for both, because a worker sends it once in a heartbeat interval while it has tasks. There are few
-# requests for stacks, so they need no index.
+# One statement for both kinds, because each worker with tasks sends it once in a heartbeat interval. Requests for
+# stacks are few, so they need no index.
 REQUESTS = """
 (
     SELECT id, attempts, false FROM {task}
@@ -31,21 +31,21 @@ UNION ALL
 SELECT task, attempt, true FROM {running_stack} WHERE worker = %s AND answered_at IS NULL
 """
 
-#: Databases in which our role may not read requests for stacks.
+#: The databases in which our role has no right to read requests for stacks.
 _forbidden: set[str] = set()
 
 
 class Requests(NamedTuple):
-    """Claims as ids and attempts: whose tasks are to end, and whose stacks are asked for."""
+    """Claims, as task id and attempt number: those to cancel, and those whose stack is requested."""
 
     cancels: list[tuple[int, int]]
     stacks: list[tuple[int, int]]
 
 
 def requests_to(using: str, worker: UUID) -> Requests:
-    """Return what is asked of ``worker``.
+    """Return the requests to ``worker``.
 
-    A role that was made for an earlier version has no right to the table of stacks. It still gets the requests to end.
+    A role that was made for an earlier version has no right to the table of stacks. It still gets the cancel requests.
     """
     if using not in _forbidden:
         try:

@@ -1,4 +1,4 @@
-"""Taking claims back from workers that are dead."""
+"""Rescue: takes claims back from dead workers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from django_pglock.store.statements import run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-#: Rows that one statement selects by an array and joins with: the planner may compare each with each.
+#: The number of rows that one statement selects by an array and joins. The planner may compare each pair.
 RESCUED_AT_ONCE = 200
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
-# Whether a session holds the lock of a worker, or the worker's row says that no session does.
+# Whether a session holds the lock of a worker. Also true if the worker's row says that no session holds one.
 LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
                SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
 
-# The workers that run tasks, and NULL after the last one. One probe of the index of running tasks finds the next
-# worker, however many tasks each of them runs. Without BY_INDEX the planner may read all running tasks for each probe.
+# The workers that have running tasks, and NULL after the last one. One probe of the index of running tasks finds the
+# next worker, however many tasks a worker runs. Without BY_INDEX the planner may read all running tasks for each probe.
 _BUSY = """busy (worker) AS (
     (SELECT task.worker FROM {task} AS task WHERE task.status = 'RUNNING' ORDER BY task.worker LIMIT 1)
     UNION ALL
@@ -34,13 +34,13 @@ _BUSY = """busy (worker) AS (
     FROM busy WHERE busy.worker IS NOT NULL
 )"""
 
-# Takes claims back from workers that are dead. A worker is dead if it has no row; if it has sent no heartbeat for the
-# hard limit; or if it has missed two heartbeats and no session holds its lock, unless its row says that none does.
-# While there is no witness (liveness.py), only a worker without a row is dead. Tasks of living workers are not read.
+# Takes claims back from dead workers. A worker is dead in three cases: it has no row; it has sent no heartbeat for the
+# hard limit; or it has missed two heartbeats, its row says that a session holds its lock, and no session does. While
+# there is no witness (liveness.py), only a worker without a row is dead. Tasks of living workers are not read.
 #
-# Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
-# worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
-# moment needs no rescue. A task that somebody asked to end does not run again.
+# The claims are selected on one snapshot, by id and attempt. If a task has been settled and claimed by another worker
+# since then, its row has another attempt number, and it is not rescued. SKIP LOCKED, because a row that is being
+# settled at this moment needs no rescue. A task whose cancel was requested does not run again.
 RESCUE = f"""
 WITH RECURSIVE {WITNESS}, alive AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
@@ -87,8 +87,8 @@ WITH RECURSIVE {WITNESS}, alive AS MATERIALIZED (
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 """
 
-# How many tasks of each queue run on workers that may be dead: no row, a missing heartbeat, or a lock that no session
-# holds.
+# The number of tasks of each queue that run on workers that may be dead: a worker without a row, with a missing
+# heartbeat, or with a lock that no session holds.
 DOUBTFUL = f"""
 WITH RECURSIVE {_BUSY}, silent AS MATERIALIZED (
     SELECT busy.worker FROM busy WHERE busy.worker IS NOT NULL AND NOT EXISTS (
@@ -108,7 +108,7 @@ GROUP BY owned.queue
 class Rescued:
     """A claim that was taken back from a dead worker.
 
-    ``status`` is READY or BLOCKED; FAILED after too many rescues; CANCELLED if somebody had asked the task to end.
+    ``status`` is READY or BLOCKED; FAILED after too many rescues; CANCELLED if a cancel was requested.
     """
 
     id: int
@@ -121,10 +121,10 @@ class Rescued:
 
 
 def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
-    """Take claims back from workers that are dead, ``limit`` at most, and return them.
+    """Take up to ``limit`` claims back from dead workers, and return them.
 
-    A rescued task is READY again and has not spent a retry. A task whose workers died more often than ``MAX_RESCUES``
-    ends FAILED, one that somebody asked to end CANCELLED.
+    A rescued task is READY again, and has used no retry. A task whose workers died more often than ``MAX_RESCUES`` ends
+    FAILED. A task whose cancel was requested ends CANCELLED.
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
@@ -140,6 +140,6 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
 def doubtful(using: str, *, backend: str | None = None) -> list[tuple[str, int]]:
     """Return how many tasks of each queue run on workers that may be dead.
 
-    They are rescued soon, or their workers send heartbeats again. ``backend``: only tasks of this alias in TASKS.
+    Such a task is rescued soon, or its worker sends heartbeats again. ``backend``: only tasks of this alias in TASKS.
     """
     return run_by_index(using, DOUBTFUL, MISSING * get_settings().HEARTBEAT_INTERVAL, backend)

@@ -1,4 +1,4 @@
-"""Running tasks whose worker is gone become READY again because a person asks for it."""
+"""Makes running tasks of dead workers READY again at the request of a person."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ASKED = Q(cancel_requested_at__isnull=False)
 
 
 def stuck(tasks: Any) -> Any:
-    """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
-    # No join: the planner may look up the worker of each task. Along the index on status and id, so that a list reads
-    # as many tasks as it shows: the index on workers has them in another order.
+    """Return the running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
+    # No join, because the planner might look up the worker of each task. The tasks are read in the order of the index
+    # on status and id, so that a list reads only as many tasks as it shows. The index on workers has another order.
     living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
     return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living)
 
 
 def reset_stuck(tasks: Any) -> int:
-    """Make stuck tasks READY again, or CANCELLED if somebody has asked them to end. Returns how many."""
+    """Make stuck tasks READY again, or CANCELLED if their cancel was requested. Returns how many."""
     changes = {
         "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=DUE_STATUS),
         "finished_at": Case(When(_ASKED, then=Now())),

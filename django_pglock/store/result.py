@@ -12,9 +12,9 @@ from django_pglock.tasks.states import TaskStatus
 
 
 def result_of_row(row: Any) -> TaskResult[..., Any] | None:
-    """Return the ``TaskResult`` of a task's row, or None when this process does not know its function.
+    """Return the ``TaskResult`` of a task's row, None if this process does not know its function.
 
-    Costs one more query, for the attempts that failed, unless there cannot be any, or the row is in the archive.
+    Sends one query for the failed attempts, unless the task cannot have any or the row is in the archive.
     """
     definition = registry.find(row.task_path)
     if definition is None:

@@ -1,17 +1,17 @@
-"""The one session of this process that is notified when awaited tasks have ended.
+"""The single session of this process that receives a notification when an awaited task has ended.
 
-A thread owns the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
+One thread owns the session, as long as there are waiters. So a waiter needs neither a thread nor a session. ::
 
     wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a query of the task
          ^                                                          |
          └---------------- tell(), once ----------------------------┴-- NOTIFY, or the poll
 
-All waiters that came while the thread was busy are one round: one statement writes their rows, and one reads their
-tasks. Only the thread reads who waits, so only its start and its end need a lock. A coroutine may be cancelled at any
-point, so leaving takes no lock.
+All waiters that came while the thread was busy are served together: one statement writes their rows, and one reads
+their tasks. Only the thread reads the list of waiters, so only its start and its end need a lock. ``leave()`` takes no
+lock, because a coroutine may be cancelled at any point.
 
-Behind a pooler no notification arrives; there, one statement for all waiters polls every ``POLL_INTERVAL`` seconds. If
-the session is lost, the thread opens another, writes the rows again, and reads all awaited tasks.
+Behind a pooler no notification arrives. There, one statement for all waiters polls every ``POLL_INTERVAL`` seconds. If
+the session is lost, the thread opens another one, writes the rows again, and reads all awaited tasks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.tasks")
 
-#: Time limit in seconds for the statements of one round, because a half-open connection never answers.
-PATIENCE = 15.0
-#: Seconds for which waiters wait for a server that is out of reach; then they get the error.
+#: Seconds for all statements of one turn of the thread. A half-open connection never answers.
+STATEMENT_TIMEOUT = 15.0
+#: Seconds for which waiters wait for a server that cannot be reached. Then they get the error.
 LONGEST_OUTAGE = 60.0
 #: Seconds before the first new connection after a lost session; doubled each time up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
@@ -52,11 +52,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
-class Waiter:
+class WaitingCaller:
     """One caller that waits for the end of one task.
 
-    ``tell`` is called once, on the listener's thread: with True when the task has ended, False when there is no such
-    task, or the error if neither can be found out. ``is_abandoned`` says whether the caller does not exist any more.
+    ``tell`` is called once, in the listener's thread: with True if the task has ended, with False if there is no such
+    task, and with the error if the database could not be queried. ``is_abandoned`` returns whether the caller no longer
+    exists.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Waiter:
 
 
 @contextmanager
-def listening(using: str, waiter: Waiter) -> Iterator[None]:
-    """Tell ``waiter`` when its task in the database ``using`` ends within this block."""
+def listening(using: str, waiter: WaitingCaller) -> Iterator[None]:
+    """Call ``waiter.tell`` if its task in the database ``using`` ends within this block."""
     with _guard:
         listener = _listeners.get(using)
         if listener is None:
@@ -88,14 +89,14 @@ class ResultListener:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._changes: deque[tuple[Waiter, bool]] = deque()
+        self._changes: deque[tuple[WaitingCaller, bool]] = deque()
         #: A byte that is sent here ends the sleep of the thread.
         self._wake_sender, self._wake_receiver = socket.socketpair()
         for end in (self._wake_sender, self._wake_receiver):
             end.setblocking(False)
             keep_from_children(end)
         # Only the thread uses the following.
-        self._waiting: dict[int, set[Waiter]] = {}
+        self._waiting: dict[int, set[WaitingCaller]] = {}
         self._connection: DatabaseWrapper | None = None
         # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
         self._noted: dict[int, int] = {}
@@ -108,16 +109,16 @@ class ResultListener:
         self._failures = 0
 
     def start(self) -> None:
-        """Start the thread. It ends by itself when there are no waiters any more."""
+        """Start the thread. It ends by itself when there are no more waiters."""
         threading.Thread(target=self._run, name="django_pglock wait", daemon=True).start()
 
-    def join(self, waiter: Waiter) -> None:
-        """Have somebody told. The caller has the guard, so that the thread cannot end meanwhile."""
+    def join(self, waiter: WaitingCaller) -> None:
+        """Add a waiter. The caller holds ``_guard``, so that the thread cannot end meanwhile."""
         self._changes.append((waiter, True))
         self._wake()
 
-    def leave(self, waiter: Waiter) -> None:
-        """Forget a waiter. Neither waits nor locks; harmless when the thread has ended."""
+    def leave(self, waiter: WaitingCaller) -> None:
+        """Remove a waiter. Takes no lock and does not wait. Has no effect if the thread has ended."""
         self._changes.append((waiter, False))
         self._wake()
 
@@ -207,7 +208,7 @@ class ResultListener:
         return new
 
     def _tell_ended(self, new: list[int]) -> None:
-        """Look at the new tasks, and from time to time at all of them."""
+        """Query the new tasks, and from time to time all awaited tasks, and tell the waiters of the ended ones."""
         if time.monotonic() >= self._poll_at:
             self._poll_at = time.monotonic() + get_settings().POLL_INTERVAL
             self._forget_abandoned()
@@ -244,7 +245,7 @@ class ResultListener:
             self._wake_receiver.recv(65536)
 
     def _note_notification(self, notification: Any) -> None:
-        # Anybody may notify anything.
+        # Any program may send any payload.
         if notification.payload.isdecimal():
             self._notified.append(int(notification.payload))
 
@@ -256,7 +257,7 @@ class ResultListener:
     # A lost session
 
     def _lose(self, error: BaseException) -> None:
-        """Let the waiters wait for another session, for a while. New ones that come meanwhile get the error."""
+        """Keep the waiters for some time, until there is another session. Waiters that come meanwhile get the error."""
         is_lost = self._connection is not None and has_session_ended(self._connection)
         self._before_loss.update(self._waiting if is_lost else self._noted)
         self._close()
@@ -281,8 +282,8 @@ class ResultListener:
 
 @contextmanager
 def _limited(connection: DatabaseWrapper) -> Iterator[None]:
-    """Close the connection when this block takes too long, so that its statement fails."""
-    timer = threading.Timer(PATIENCE, shut_down_socket, [connection])
+    """Shut the connection down if this block takes too long, so that its statement fails."""
+    timer = threading.Timer(STATEMENT_TIMEOUT, shut_down_socket, [connection])
     timer.daemon = True
     timer.start()
     try:
@@ -292,7 +293,7 @@ def _limited(connection: DatabaseWrapper) -> Iterator[None]:
 
 
 _listeners: dict[str, ResultListener] = {}
-#: Held when a thread ends, and when a waiter comes, which must not join a thread that is about to end.
+#: Held while a thread ends and while a waiter joins, so that no waiter joins a thread that is about to end.
 _guard = threading.Lock()
 
 

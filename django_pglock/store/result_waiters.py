@@ -1,4 +1,4 @@
-"""Processes that wait until a task has ended (``result.wait()``): their rows in the table of waiters."""
+"""The waiter rows of processes that wait until a task has ended (``result.wait()``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from django_pglock.store.statements import array_of_numbers, run
 #: Processes that wait for a result listen here; the payload is the task's id.
 DONE_CHANNEL = "django_pglock_done"
 
-# Writes that this process waits for tasks, and that it no longer waits for others. Rows that ``RELEASE`` deletes at
-# this moment are skipped: two transactions that delete several rows in different orders could deadlock.
+# Inserts a waiter row for each task that this process waits for, and deletes rows of tasks that it no longer waits for.
+# Rows that ``RELEASE`` deletes at this moment are skipped, because two transactions that delete several rows in
+# different orders could deadlock.
 NOTE_WAITS = """
 WITH gone AS (
     DELETE FROM {waiter} WHERE id = ANY (ARRAY(
@@ -19,15 +20,15 @@ WITH gone AS (
 INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
 """
 
-# Which of these tasks have ended.
+# The tasks of a list of ids, and whether each has ended.
 LOOK_AT_AWAITED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
 
 
 def note_waits(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
-    """Write a row for each of these tasks, so that its end is announced on ``DONE_CHANNEL``; delete earlier rows.
+    """Write a waiter row for each of these tasks, and delete earlier rows. Its end is notified on ``DONE_CHANNEL``.
 
-    ``instead_of``: the ids of the earlier rows. Returns the ids of the new rows by the ids of the tasks. The caller has
-    to look afterwards whether a task has ended already.
+    ``instead_of``: the ids of the earlier rows. Returns the ids of the new rows by the ids of the tasks. Afterwards the
+    caller must check whether a task has already ended.
     """
     values = (array_of_numbers(instead_of), array_of_numbers(awaited))
     return dict(run(using, NOTE_WAITS, *values))

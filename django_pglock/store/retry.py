@@ -1,4 +1,4 @@
-"""Failed and cancelled tasks become READY again because a person asks for it."""
+"""Makes failed and cancelled tasks READY again at the request of a person."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from django_pglock.store.statements import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-#: The longest wait for a unique key when many are taken at once. The server looks for deadlocks after a second.
+#: The longest wait for a unique key if one statement takes many. The server searches for deadlocks after a second.
 SHORT_WAIT = "10ms"
 LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
-# The caller's transaction continues with the limit that it had before.
+# Restores the limit that the caller's transaction had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
-#: How often a retry tries again when another task with the same unique key was committed meanwhile.
+#: How often a retry is repeated because another task with the same unique key was committed meanwhile.
 CONFLICT_TRIES = 10
 
 
 def retry(tasks: Any, *, progress: Progress | None = None) -> int:
     """Make failed and cancelled tasks READY again, with all their retries and snoozes. Returns how many.
 
-    ``TaskQuerySet.retry`` says what becomes of tasks with ``after=`` and ``unique=``.
+    ``TaskQuerySet.retry`` describes tasks with ``after=`` and ``unique=``.
     """
     return by_windows(tasks, _retriable(tasks).order_by("pk"), _retry, progress)
 
@@ -40,8 +40,9 @@ def retry(tasks: Any, *, progress: Progress | None = None) -> int:
 def _retry(tasks: Any) -> int:
     count = _retry_free(tasks)
     for _ in range(TRIES):
-        # When a task ends, the rows of those that wait for it are locked for a moment. Not again if any was moved: it
-        # may have been cancelled since, because a task that it waits for has failed.
+        # The release of a task locks the rows of its waiting tasks for a moment, so this may have to be repeated. It is
+        # not repeated if any task was moved: that task may have been cancelled since, because a task of its ``after=``
+        # has failed.
         if count or not _retriable(tasks).exists():
             break
         time.sleep(BETWEEN_TRIES)
@@ -51,7 +52,8 @@ def _retry(tasks: Any) -> int:
 
 def _retry_free(tasks: Any) -> int:
     for _ in range(CONFLICT_TRIES):
-        # Another task with its unique key may be committed between our query and our UPDATE; the next query sees it.
+        # Another task with the same unique key may be committed between our query and our UPDATE. The next query finds
+        # it.
         with suppress(IntegrityError), transaction.atomic(using=tasks.db):
             return _retry_once(tasks)
     with transaction.atomic(using=tasks.db):
@@ -64,7 +66,7 @@ def _retry_once(tasks: Any) -> int:
         "waits_for": 0,
         "retries": 0,
         "rescues": 0,
-        # Ready since now: the age of the oldest ready task, and its wait, do not count the time before the retry.
+        # Now, so that the age of the oldest ready task and the wait of this task do not include the time before.
         "run_after": Now(),
         "worker": None,
         "finished_at": None,
@@ -81,11 +83,11 @@ def _retry_once(tasks: Any) -> int:
     ids = list(unique.values_list("pk", flat=True))
     if len(ids) < 2:
         return _move(tasks.db, [chosen], changes)
-    # An UPDATE of many rows takes the unique keys in the order of the ids. Two transactions that take the same keys in
-    # different orders would deadlock, so this one gives up before the server looks for a deadlock.
+    # An UPDATE of many rows takes the unique keys in the order of the ids. Another transaction may take the same keys
+    # in another order. So this one gives up before the server detects a deadlock, which could end the other one.
     with suppress(_Waited), transaction.atomic(using=tasks.db), _short_waits(tasks.db):
         return _move(tasks.db, [chosen], changes)
-    # One after the other, in the order in which enqueue_many takes the keys.
+    # Then the tasks are moved one by one, in the order in which enqueue_many takes the keys.
     rows = rows_of("Task", tasks.db)
     return _move(tasks.db, [tasks.filter(unique_key=None), *(rows.filter(pk=id_) for id_ in ids)], changes)
 
@@ -102,7 +104,7 @@ class _Waited(Exception):
 
 @contextmanager
 def _short_waits(using: str) -> Iterator[None]:
-    """Let each statement of the block wait for no lock for longer than a moment. Raises ``_Waited``."""
+    """Limit the wait of each statement of the block for a lock. Raises ``_Waited``."""
     [(before, _)] = run(using, LIMIT_WAITS, SHORT_WAIT)
     try:
         yield
@@ -118,7 +120,7 @@ def _retriable(tasks: Any) -> Any:
 
 
 def _without_duplicates(tasks: Any) -> Any:
-    """Return the tasks without those whose unique key is taken; of several with one key, only the last."""
+    """Return the tasks whose unique key is free. Of several tasks with the same key, return only the last."""
     others = tasks.model._base_manager.using(tasks.db).filter(unique_key=OuterRef("unique_key"))
     there = others.filter(HAS_UNIQUE_KEY).exclude(pk=OuterRef("pk"))
     last = tasks.filter(unique_key__isnull=False, status__in=FINISHED)

@@ -1,4 +1,4 @@
-"""Scheduled tasks become READY before their time because a person asks for it."""
+"""Makes scheduled tasks READY before they are due, at the request of a person."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def run_now(tasks: Any, *, progress: Progress | None = None) -> int:
 
 
 def _run_now(tasks: Any) -> int:
-    # Ready since now: the age of the oldest ready task does not count the time before.
+    # Now, so that the age of the oldest ready task does not include the time before.
     return len(move(tasks, TaskStatus.READY, {"status": DUE_STATUS, "run_after": Now()}, among={TaskStatus.SCHEDULED}))

@@ -1,7 +1,8 @@
-"""The stack of a running task: a person asks, the worker that runs the task answers, both through one row.
+"""The stack of a running task: a person requests it, and the worker of the task writes the answer into the same row.
 
-The request names the attempt and the worker that it has found, so no other worker and no later attempt answers it. The
-row is the only way: the worker may run on another host. A worker of an older version never looks at it.
+The request has the attempt and the worker of the task, so no other worker and no later attempt answers it. Request and
+answer go through the database, because the worker may run on another host. A worker of an older version does not
+answer.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from django_pglock.store.cancel import NOTIFY_CANCEL
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 
-#: Seconds after which the next request, for whatever task, deletes a stack.
+#: Seconds after which a stack is deleted by the next request for any task.
 KEPT = 600.0
 #: Seconds between two polls for an answer.
 CHECK_INTERVAL = 0.05
 
-# A new request for the same task takes the place of the one before, and old ones go.
+# A new request replaces an earlier request for the same task. Old requests are deleted.
 ASK_STACK = """
 WITH old AS (
     DELETE FROM {running_stack} WHERE task <> %s AND asked_at < clock_timestamp() - make_interval(secs => %s)
@@ -38,10 +39,11 @@ WHERE task = %s AND attempt = %s AND worker = %s AND answered_at IS NULL
 """
 
 
-def ask_stack(using: str, task: int) -> bool:
-    """Ask the worker of a running task for its stack, once this is committed. Returns False if the task does not run.
+def request_stack(using: str, task: int) -> bool:
+    """Request the stack of a running task. Returns False if the task does not run.
 
-    A worker that listens answers at once, another one within a heartbeat interval.
+    The worker gets the request after the commit. A worker that listens for notifications answers at once, another one
+    within a heartbeat interval.
     """
     if not run(using, ASK_STACK, task, KEPT, task):
         return False
@@ -50,19 +52,19 @@ def ask_stack(using: str, task: int) -> bool:
 
 
 def answer_stack(using: str, task: int, attempt: int, worker: UUID, stack: str) -> None:
-    """Write the answer of a worker. An empty text says that no thread runs the function (yet, or any more)."""
+    """Write the answer of a worker. An empty text means that no thread runs the function yet, or that it has ended."""
     run(using, ANSWER_STACK, stack, task, attempt, worker)
 
 
 def stack_of(using: str, task: int) -> Any:
-    """Return the latest request for the stack of a task, with the answer if there is one; None without a request."""
+    """Return the row of the latest request for the stack of a task, which also has the answer. None: no request."""
     return rows_of("RunningStack", using).filter(pk=task).first()
 
 
 def wait_for_stack(using: str, task: int, *, timeout: float) -> Any:
-    """Return what ``stack_of`` returns, after up to ``timeout`` seconds of waiting for the answer.
+    """Wait up to ``timeout`` seconds for the answer. Return the same as ``stack_of``.
 
-    Inside of a transaction that is not READ COMMITTED the answer cannot be seen.
+    Inside of a transaction that is not READ COMMITTED, the answer is not visible.
     """
     end = time.monotonic() + timeout
     while True:

@@ -1,4 +1,4 @@
-"""Registers schedules: writes those of the code into the table, so that they count from now on."""
+"""Registers schedules: writes the schedules of the code into the table. Their ticks count from that moment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from django_pglock.store.schedule_rows import timings, utc
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.schedules import Timing
 
-# Writes schedules that are new or have changed in the code. A row that is up to date would be locked, too, so
-# ``register`` leaves it out.
+# Writes schedules that are new or have changed in the code. An ON CONFLICT DO UPDATE would also lock a row that is up
+# to date, so ``register`` leaves such schedules out.
 REGISTER_SCHEDULES = """
 INSERT INTO {schedule} AS schedule (task_path, expression, timezone, next_at)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::timestamptz[]) AS code (task_path) ORDER BY task_path
@@ -22,9 +22,9 @@ RETURNING task_path
 
 
 def register(using: str) -> list[str]:
-    """Write the schedules of the known functions into the table; return the paths that are new or have changed.
+    """Write the schedules of the known functions into the table. Return the paths that are new or have changed.
 
-    New schedules count from now on, and so do schedules whose expression or zone has changed.
+    For a new schedule, and for one whose expression or zone has changed, the first tick is the first one after now.
     """
     wanted = timings(using)
     if not wanted:
@@ -32,8 +32,8 @@ def register(using: str) -> list[str]:
     now = _now(using)
     paths = list(wanted)
     written = {path: Timing(*timing) for path, *timing in _written(using, paths)}
-    # One statement each: a transaction that waits for a row holds no other one, so it cannot deadlock with a tick, or
-    # with a person who removes schedules.
+    # One statement for each schedule. So a transaction that waits for a row has locked no other row, and cannot
+    # deadlock with a tick, or with a person who deletes schedules.
     new = [(path, timing) for path, timing in wanted.items() if written.get(path) != timing]
     return [path for path, timing in new if _register(using, path, timing, timing.following(now, now))]
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.tasks")
 
-# The server's clock and the dates of the schedules in UTC without a zone. Django hands such dates out unchanged, with
-# and without USE_TZ. Functions that this process does not know are left to others.
+# The server's clock, and the dates of the schedules in UTC without a zone. Django returns such dates unchanged, with
+# and without USE_TZ. Schedules of functions that this process does not know are not read.
 SCHEDULES = """
 SELECT task_path, expression, timezone, is_enabled, next_at AT TIME ZONE 'UTC', clock_timestamp() AT TIME ZONE 'UTC'
 FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, task_path
@@ -33,41 +33,41 @@ FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, task_path
 
 
 class Row(NamedTuple):
-    """A schedule as it was read, with the time at which it was read. Dates are UTC."""
+    """A schedule, and the time at which it was read. Dates are in UTC."""
 
     path: str
     is_enabled: bool
     next_at: datetime
     now: datetime
-    #: The first tick after now. One run makes up for all ticks that were missed.
+    #: The first tick after now. All ticks that were missed are run once together.
     following: datetime
 
     @property
     def is_due(self) -> bool:
-        """Its tick has come."""
+        """Whether its tick has come."""
         return self.is_enabled and self.next_at <= self.now
 
 
 def known(using: str) -> dict[str, TaskFields]:
-    """Return the scheduled functions that this process knows and whose tasks live in this database, by path."""
+    """Return the scheduled functions that this process knows and whose tasks are in this database, by path."""
     tasks = registry.scheduled()
     return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
 
 
 def timings(using: str) -> dict[str, Timing]:
-    """Return the timings of the known functions, as the code says them."""
+    """Return the timings of the known functions by the code."""
     return {path: timing_of(task) for path, task in known(using).items()}
 
 
 def read_rows(using: str, paths: Iterable[str]) -> list[Row]:
-    """Return the schedules of these functions, the longest due first, without those that cannot be read."""
+    """Return the schedules of these functions that can be parsed, the longest due first."""
     if not (wanted := list(paths)):
         return []
     return [row for each in run(using, SCHEDULES, wanted) if (row := _read(*each))]
 
 
 def enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
-    """Enqueue a scheduled function; return the id of its task, None if ``unique=`` has refused it."""
+    """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
     try:
         with transaction.atomic(using=using):
             return int(task.using(meta={**task.meta, **meta}).enqueue().id)
@@ -77,7 +77,7 @@ def enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int
 
 
 def utc(moment: datetime) -> datetime:
-    """Return a moment that the server has sent without a zone."""
+    """Return a moment in UTC that the server has sent without a zone as an aware one."""
     return moment.replace(tzinfo=timezone.utc)
 
 
@@ -86,7 +86,7 @@ def _read(path: str, expression: str, zone: str, is_enabled: bool, next_at: date
     try:
         following = Timing(expression, zone).following(next_at, now) if next_at <= now else next_at
     except Exception:
-        # Another version of the code has written it, with another version of cronsim.
+        # Another version of the code may have written it, with another version of cronsim.
         logger.exception(
             "The schedule of %s, %r in %r, cannot be read by this worker and is not changed.", path, expression, zone
         )

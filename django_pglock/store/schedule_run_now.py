@@ -8,9 +8,9 @@ from django_pglock.store.schedule_rows import enqueue_scheduled, known
 
 
 def run_now(schedules: Any) -> list[int]:
-    """Enqueue the functions of these schedules that this process knows, once each, whatever their dates are.
+    """Enqueue each function of these schedules that this process knows once, whatever its dates are.
 
-    The schedules stay as they are. Returns the ids of the tasks, without those that ``unique=`` has refused.
+    The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
     """
     tasks = known(schedules.db)
     chosen = schedules.filter(pk__in=tasks).order_by("pk").values_list("pk", flat=True)

@@ -1,8 +1,8 @@
 """The last runs of a schedule: the tasks that its ticks have enqueued, the newest first.
 
-No index lists the tasks of a function, because each enqueue of any task would add to it. Instead, each tick writes the
-id of the task of the tick before into the ``meta`` of its own task. So the history is a chain, from ``last_task`` of
-the schedule on, and each run costs one probe of the primary key. The chain ends at a task that has been deleted.
+No index lists the tasks of a function, because each enqueue of any task would have to update it. Instead, each tick
+writes the id of the previous tick's task into the ``meta`` of its own task. So the history is a linked list that begins
+at ``last_task`` of the schedule, and each run costs one probe of the primary key. It ends at a task that was deleted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from django_pglock.store.archive_state import may_be_archived
 from django_pglock.store.statements import rows_of, run
 
-#: The key in ``meta`` of the id of the task that the tick before has enqueued.
+#: The key in ``meta`` for the id of the task that the previous tick has enqueued.
 PREVIOUS_RUN = "previous_run"
 
-# A program may have written anything into ``meta``: what is not an id ends the chain, and so does an id that is not
-# smaller, so that the chain has an end. LATERAL with LIMIT: else the planner may join by reading the whole table.
+# A program may have written any value into ``meta``. A value that is not an id ends the list. So does an id that is not
+# smaller than the one before, so that the list cannot be a circle. LATERAL with LIMIT, because otherwise the planner
+# may read the whole table for the join.
 SCHEDULE_RUNS = f"""
 WITH RECURSIVE run AS (
     SELECT id, meta ->> '{PREVIOUS_RUN}' AS previous, 1 AS place FROM {{task}} WHERE id = %s AND task_path = %s
@@ -35,7 +36,7 @@ SELECT id FROM run
 """
 
 
-# The same, also among archived tasks. An Append of both tables by their primary keys.
+# The same, also for archived tasks. The plan is an Append of both tables by their primary keys.
 SCHEDULE_RUNS_ARCHIVED = SCHEDULE_RUNS.replace(
     "FROM {task}",
     "FROM (SELECT id, meta, task_path FROM {task} UNION ALL SELECT id, meta, task_path FROM {archived_task}) AS task",
@@ -45,8 +46,8 @@ SCHEDULE_RUNS_ARCHIVED = SCHEDULE_RUNS.replace(
 def last_runs(using: str, task_path: str, last_task: int | None, *, limit: int = 20) -> list[Any]:
     """Return up to ``limit`` tasks that the ticks of a schedule have enqueued, the newest first, without arguments.
 
-    ``last_task`` is that of the schedule's row. Tasks of "run now" are not among them. Two statements, which read by
-    the primary key; one more for the archive.
+    ``last_task`` is from the schedule's row. Tasks of ``run_now`` are not in the list. Sends two statements, which read
+    by the primary key, and one more if the archive is in use.
     """
     if last_task is None:
         return []

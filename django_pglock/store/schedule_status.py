@@ -1,4 +1,4 @@
-"""The status of the last task of each schedule, also if this task is in the archive."""
+"""Reads the status of the last task of each schedule, also if this task is in the archive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LAST_STATUSES = "SELECT id, status FROM {task} WHERE id = ANY (%s::bigint[])"
 def note_last_status(using: str, schedules: Iterable[Any]) -> None:
     """Set ``last_status`` of each of these rows of schedules.
 
-    It is None if no tick has come yet, and if the task has been deleted. One statement; one more for the archive if a
-    task is missing.
+    It is None if there was no tick yet, and if the task has been deleted. Sends one statement, and one more to the
+    archive if a task is missing.
     """
     rows = list(schedules)
     wanted = {each.last_task for each in rows} - {None}
-    # First the table and then the archive: a task moves only in this direction.
+    # First the table and then the archive, because a task moves only in this direction.
     found = dict(run(using, LAST_STATUSES, array_of_numbers(wanted))) if wanted else {}
     archived = archived_among(using, wanted - found.keys())
     for each in rows:

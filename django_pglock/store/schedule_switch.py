@@ -8,7 +8,7 @@ from django_pglock.store.schedule_rows import read_rows
 
 
 def enable(schedules: Any) -> int:
-    """Enable the disabled ones of these schedules. Returns how many. Ticks that have passed meanwhile are not run."""
+    """Enable those of these schedules that are disabled. Returns how many. Ticks that have passed are not run."""
     disabled = list(schedules.filter(is_enabled=False).values_list("pk", flat=True))
     return sum(
         schedules.filter(pk=row.path, is_enabled=False, next_at=row.next_at).update(
@@ -19,5 +19,5 @@ def enable(schedules: Any) -> int:
 
 
 def disable(schedules: Any) -> int:
-    """Enqueue no tasks of these schedules until they are enabled again. Returns how many were enabled."""
+    """Disable those of these schedules that are enabled. Returns how many. They enqueue no tasks until ``enable``."""
     return int(schedules.filter(is_enabled=True).update(is_enabled=False))

@@ -1,7 +1,7 @@
 """Enqueues one task for each schedule that is due.
 
-A tick is one date at which a schedule is due. To take it, a worker moves ``next_at`` to the following tick, in the
-transaction in which it enqueues the task. Of any number of workers only one still finds the date that it has read; the
+A tick is one date at which a schedule is due. To take a tick, a worker moves ``next_at`` to the following tick, guarded
+by the date that it has read, in the transaction that enqueues the task. If several workers try, one succeeds. The
 others find a later date, or a locked row.
 """
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.tasks")
 
-# If a worker freezes while it takes a tick, the others must get the tick; and a worker must not wait forever for
-# somebody's open transaction. The limits hold for this transaction only, so they work behind a pooler, too.
+# If a worker freezes while it takes a tick, another worker must get the tick. And a worker must not wait forever for
+# another open transaction. The limits are valid for this transaction only, so they work behind a pooler, too.
 LIMIT_TICK = """
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)
 """
 
 
 class Ticks(NamedTuple):
-    """What came of one look at the schedules: the ids of the tasks, and the seconds until the next tick, if any."""
+    """The result of one check of the schedules: the ids of the new tasks, and the seconds until the next tick."""
 
     tasks: list[int]
     next_in: float | None
@@ -40,14 +40,14 @@ class Ticks(NamedTuple):
 def enqueue_due(using: str) -> Ticks:
     """Enqueue one task for each known function whose tick has come, however many ticks were missed.
 
-    Each is a transaction of its own, so that one failure affects no other schedule; do not call it inside ``atomic()``.
-    A tick whose task is refused, as by ``unique=`` with ``"raise"``, is skipped and logged. A tick that failed because
-    of the database is still due at the next look.
+    Each tick is a separate transaction, so that one failure affects no other schedule. Do not call this inside
+    ``atomic()``. If a task is refused, for example by ``unique=`` with ``"raise"``, its tick is skipped and logged. A
+    tick that failed because of the database is still due at the next check.
     """
     tasks, looked = known(using), time.monotonic()
     rows = read_rows(using, tasks)
     enqueued = [_try_tick(using, tasks[row.path], row) for row in rows if row.is_due]
-    # For a tick that failed, or that another worker is taking, the following one: looking again at once would be a
+    # The following tick, also if this tick failed or if another worker is taking it. A new check at once would be a
     # busy loop.
     waits = ((row.following - row.now).total_seconds() for row in rows if row.is_enabled)
     next_in = min(waits, default=None)

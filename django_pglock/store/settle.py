@@ -1,7 +1,7 @@
-"""Writing outcomes: one guarded UPDATE ends a whole batch of claims.
+"""Settles claims: one guarded UPDATE writes a batch of outcomes.
 
-The guard is the fence. If a task was rescued, cancelled or reset meanwhile, its row has another number of attempts or
-another status, and the outcome has no effect.
+The guard is the fence: the row must still have the id and the attempt number of the claim, and the status RUNNING. If
+the task was rescued, cancelled or reset meanwhile, it has not, and the outcome has no effect.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from django_pglock.tasks.states import TaskStatus
 
 ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 
-# Successes, with as few columns as they need, because most outcomes are. The arrays are in the order of the ids, so
-# that ``width_bucket`` finds the place of a task in them. A join with the arrays would take longer, and a planner that
-# expects few rows would compare each row with each outcome. The status is compared in a form that no index has: a
-# planner that expects few running tasks would otherwise read the running tasks of all workers.
+# Settles successes. It has only the columns that a success needs, because most outcomes are successes. The arrays are
+# in the order of the ids, so that ``width_bucket`` finds the position of a task in them. A join with the arrays would
+# take longer, and a planner that expects few rows would compare each row with each outcome. The status is compared in a
+# form that no index has. Otherwise a planner that expects few running tasks would read the running tasks of all
+# workers.
 #
-# If somebody's open transaction has locked one of the rows, all others would wait for its end. So this waits for a
-# moment only, and fails; ``HELD`` then says which rows are locked. Skipping locked rows instead would write each row a
-# second time. The statement itself sets the limit, before it locks anything: so this works behind a pooler, too.
+# If another open transaction has locked one of the rows, all other outcomes would wait for it. So the statement waits
+# for a moment only, and then fails. ``HELD`` then returns the locked rows. To skip locked rows, SKIP LOCKED, would
+# write each row twice. The statement itself sets the limit before it locks a row, so this works behind a pooler, too.
 SETTLE_SUCCESSES = """
 WITH ended AS MATERIALIZED (SELECT %s::bigint[] AS ids, %s::int[] AS attempts, %s::jsonb AS results)
 UPDATE {task} AS task
@@ -53,17 +54,18 @@ WHERE task.id = ANY (ARRAY(SELECT unnest(ids) FROM ended))
 RETURNING task.id, date_part('epoch', task.finished_at)
 """
 
-# Successes that nobody observes. The answer is one row: NULL if all were accepted, else the ids that were. To write and
-# to read a row for each of a thousand outcomes takes server and worker longer than all the rest of the answer.
+# Settles successes without observers. The answer is one row: NULL if all were accepted, otherwise the accepted ids. For
+# a thousand outcomes, server and worker would spend most of their time for the answer on its rows.
 SETTLE_UNOBSERVED = f"""
 WITH settled AS ({SETTLE_SUCCESSES.replace(", date_part('epoch', task.finished_at)", "")})
 SELECT CASE WHEN count(*) < %s THEN coalesce(array_agg(id), '{{{{}}}}') END FROM settled
 """
 
-# All other outcomes. The same statement writes the failed attempt: neither can exist without the other.
-# A claim that is given back unused clears ``started_at`` if this claim has set it. A task with a lock key that runs
-# again waits for its key again. A task that somebody asked to end does not run again. Snoozes are counted in ``meta``:
-# hardly any task limits them, and each claim would have to read a column. Only a failed task has a fingerprint.
+# Settles all other outcomes. The same statement inserts the failed attempt, so that neither exists without the other.
+# If a claim is given back, ``started_at`` is cleared if this claim has set it. A task with a lock key that runs again
+# waits for its key again. A task whose cancel was requested does not run again. Snoozes are counted in ``meta``,
+# because few tasks limit them, and each claim would have to read a separate column. Only a failed task has a
+# fingerprint.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -109,8 +111,8 @@ WITH outcome AS MATERIALIZED (
 SELECT id, date_part('epoch', finished_at) FROM settled
 """
 
-# Which of these claims cannot be settled now because somebody has locked their rows. Lost claims are not among them:
-# either their rows are not locked, or they carry another attempt.
+# The claims of these that cannot be settled now because another transaction has locked their rows. Lost claims are not
+# returned: their rows are not locked, or have another attempt number.
 HELD = """
 WITH claim AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[]) AS claim (id, attempt)
@@ -128,8 +130,8 @@ FINISH_DATES = """
 SELECT id, date_part('epoch', finished_at) FROM {task} WHERE id = ANY (%s::bigint[]) AND finished_at IS NOT NULL
 """
 
-# The success of one task inside of its function's own transaction. If the claim is lost, this fails (division by zero),
-# so that the COMMIT that follows in the same message does not happen.
+# Settles the success of one task inside of its function's own transaction. If the claim is lost, the statement fails
+# with a division by zero. Then the COMMIT that follows in the same message is not executed.
 SETTLE_OWN_SUCCESS = """
 WITH settled AS (
     UPDATE {task} AS task
@@ -144,13 +146,13 @@ SELECT 1 / count(*) FROM settled
 def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, float | None]:
     """Write a batch of outcomes, guarded by their claims.
 
-    Returns the ids that were accepted, each with the date at which the task ended in seconds since the epoch, or None
-    if the task runs again. A claim that is missing in the answer was lost: somebody else has the task now, and the
-    outcome had no effect. Raises ``OperationalError`` when a row is locked for longer than a moment. Successes and
-    other outcomes are two statements: give only one kind where all or none must be written.
+    Returns the accepted ids, each with the date at which the task ended in seconds since the epoch, or None if the task
+    runs again. A claim that is missing in the answer was lost: the task no longer belongs to it, and the outcome had no
+    effect. Raises ``OperationalError`` if a row stays locked for longer than a moment. Successes and other outcomes are
+    two statements. If all or none must be written, pass only one kind.
     """
     outcomes = sorted(outcomes, key=_by_id)
-    # Functions in C look at the outcomes, for there may be thousands.
+    # Functions written in C read the outcomes, because there may be thousands.
     are_alike = {*map(type, map(itemgetter(1), outcomes))} == {Succeeded}
     successes = outcomes if are_alike else [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
     others = [_columns(*pair) for pair in ([] if are_alike else outcomes) if not isinstance(pair[1], Succeeded)]
@@ -163,9 +165,9 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
 
 
 def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str]) -> list[int] | None:
-    """Write successes as ``settle`` does, where nobody needs the dates at which the tasks ended.
+    """Write successes as ``settle`` does, without returning the dates at which the tasks ended.
 
-    ``results`` are JSON texts. Returns None if all were accepted, else the ids that were.
+    ``results`` are JSON texts. Returns None if all were accepted, otherwise the accepted ids.
     """
     # Sorted by id, as everywhere: see ``_by_id``.
     ids, attempts, texts = zip(*sorted(zip(map(ID, claims), map(ATTEMPT, claims), results, strict=True)), strict=True)
@@ -175,27 +177,28 @@ def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str
 
 
 def held(using: str, claims: Sequence[Claim]) -> set[int]:
-    """Return the ids of those claims that cannot be settled now, because somebody has locked their rows."""
+    """Return the ids of the claims that cannot be settled now, because another transaction has locked their rows."""
     ids, attempts = [claim.id for claim in claims], [claim.attempt for claim in claims]
     return {id_ for (id_,) in run(using, HELD, ids, attempts)}
 
 
 def finish_dates(using: str, ids: Sequence[int]) -> dict[int, float]:
-    """Return when those of these tasks have finished that have, by id: seconds since the epoch."""
+    """Return, by id, when tasks finished, in seconds since the epoch. Tasks that have not finished are left out."""
     return dict(run(using, FINISH_DATES, array_of_numbers(ids)))
 
 
 def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
     """Write successes as the last statement of the current transaction, and commit it, in one message.
 
-    ``atomic()`` then has nothing left to commit and continues with the functions of ``on_commit``. Raises ``ClaimLost``
-    when one claim is lost; nothing is committed then.
+    Then ``atomic()`` has nothing to commit, and it calls the functions of ``on_commit``. Raises ``ClaimLost`` if one
+    claim is lost. Then nothing is committed.
     """
     connection = connection_for(using)
     connection.ensure_connection()
     statement = filled(SETTLE_OWN_SUCCESS)
     values = [(outcome.result, claim.id, claim.attempt) for claim, outcome in successes]
-    # Says why the transaction cannot be committed. Without it the values of a closed session could not be quoted.
+    # Raises the reason if the transaction cannot be committed. Otherwise the error would be that values cannot be
+    # quoted for a closed session.
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
         bound = [statement % literals(connection, each) for each in values]
@@ -208,13 +211,14 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
 
 
 def _by_id(pair: tuple[Claim, Outcome]) -> tuple[int, int]:
-    # Every statement that writes several rows locks them in this order, or skips locked rows. So no two can deadlock.
-    # Of two attempts of one task, only the later one can be settled: ``width_bucket`` finds the last of equal ids.
+    # Each statement that writes several rows locks them in this order, or skips locked rows. So two statements cannot
+    # deadlock. Of two attempts of one task, only the later one can be settled, and ``width_bucket`` finds the last of
+    # equal ids.
     return pair[0].id, pair[0].attempt
 
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
-    """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
+    """Return an outcome other than success as a row of ``SETTLE_OTHERS``."""
     status, delay, retried, snoozes, record = outcome.status.value, 0.0, 0, 0, None
     match outcome:
         case Retried():
@@ -228,7 +232,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         case Failed() | Cancelled():
             record = "FAILED"
     if status == TaskStatus.SCHEDULED and delay <= 0:
-        # A task that is due at once needs no promotion.
+        # A task that is due at once does not have to be promoted.
         status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
@@ -251,12 +255,12 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, str | None]:
-    """Return ids and attempts of successes as arrays, in text that is quicker to make than a list; and the results."""
+    """Return ids and attempts of successes as the text of arrays, which is faster than lists, and the results."""
     claims, outcomes = zip(*pairs, strict=True)
     texts = list(map(attrgetter("result"), outcomes))
     return array_of_numbers(map(ID, claims)), array_of_numbers(map(ATTEMPT, claims)), _results(texts)
 
 
 def _results(texts: Sequence[str]) -> str | None:
-    """Return the results as one JSON array; None if there are none, as of most tasks."""
+    """Return the results as one JSON array; None if no task has a result, as in most batches."""
     return f"[{','.join(texts)}]" if texts.count("null") < len(texts) else None

@@ -1,8 +1,8 @@
-"""How many tasks are in each queue, and what fails, counted by one worker for all.
+"""The number of tasks in each queue, and the groups of failures, counted by one worker for all workers.
 
-Any number of workers may be asked for metrics. Each asks for the counts here: if it is time to count again, exactly one
-of those that ask at that moment counts, and writes what it found where the others read it. While nobody asks, workers
-count less often, for the pages of the admin.
+Metrics may be requested from any number of workers. Each of them calls ``shared_counts``. If a new count is due,
+exactly one of these workers counts, and writes the result into a table that the others read. While no metrics are
+requested, workers count less often, for the pages of the admin.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from django_pglock.store.failures import failures
 from django_pglock.store.shared_failures import as_json
 from django_pglock.store.statements import run
 
-#: Seconds between two counts, at least and at most, and how many times as long as a count took until the next one.
-BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST = 10.0, 40.0, 20
-#: Seconds that may pass beyond these while nobody asks.
+#: The least and the most seconds between two counts. In between, the pause is the duration of a count times the third
+#: number.
+BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR = 10.0, 40.0, 20
+#: While no metrics are requested, a count may be overdue for this number of seconds.
 UNASKED = 15.0
-#: Seconds after which counts are too old for metrics: then nobody has counted, or nobody could.
+#: Seconds after which counts are too old for metrics: no worker has counted, or none was able to.
 TOO_OLD = 60.0
 
-# Takes the turn to count, if it is time to. Of several sessions one gets a row: the others wait for its row lock, which
-# is held for this statement only, and then find the later date. If that worker dies, another one's turn comes with it.
-# The date that is returned is the name of the turn.
+# Begins a count, if one is due. Of several sessions only one gets a row. The others wait for the row lock, which is
+# held for this statement only, and then find the later date. If the worker that counts dies, another one counts at that
+# date. The returned date identifies the count.
 TAKE_TURN = """
-INSERT INTO {queue_count} AS turn
+INSERT INTO {queue_count} AS last
     (queue, counted_at, count_again_at, ready, blocked, scheduled, running, failed, is_paused)
 VALUES ('', clock_timestamp(), clock_timestamp() + make_interval(secs => %s), 0, 0, 0, 0, 0, false)
 ON CONFLICT (queue) DO UPDATE SET count_again_at = EXCLUDED.count_again_at
-WHERE turn.count_again_at <= clock_timestamp() - make_interval(secs => %s)
+WHERE last.count_again_at <= clock_timestamp() - make_interval(secs => %s)
 RETURNING count_again_at
 """
 
@@ -50,10 +51,11 @@ ON CONFLICT (queue) DO UPDATE SET
     oldest_ready = EXCLUDED.oldest_ready, is_paused = EXCLUDED.is_paused
 """
 
-# Queues in which nothing is any more.
+# Deletes the counts of queues that no longer have tasks.
 FORGET_COUNTS = "DELETE FROM {queue_count} WHERE queue <> '' AND queue <> ALL (%s::text[])"
 
-# If somebody has changed failed tasks since the turn began, the date is another one, and the failures are not shown.
+# Ends a count. If failed tasks were changed since the count began, the row has another date, and the failures are not
+# stored.
 END_TURN = """
 UPDATE {queue_count}
 SET counted_at = clock_timestamp(), count_again_at = clock_timestamp() + make_interval(secs => %s),
@@ -61,7 +63,7 @@ SET counted_at = clock_timestamp(), count_again_at = clock_timestamp() + make_in
 WHERE queue = ''
 """
 
-# Nothing, unless somebody has counted lately.
+# The counts; no row if they are too old.
 READ_COUNTS = """
 SELECT queue, ready, blocked, scheduled, running, failed, oldest_ready, is_paused FROM {queue_count}
 WHERE queue <> '' AND counted_at > clock_timestamp() - make_interval(secs => %s)
@@ -83,24 +85,24 @@ class SharedCount:
 
 
 def shared_counts(using: str) -> list[SharedCount]:
-    """Return what is in each queue, as somebody has counted in the last minute; count if it is time to."""
-    _count_in_turn(using, 0.0)
+    """Return the counts of each queue, at most a minute old. Count first if a count is due."""
+    _count_if_due(using, 0.0)
     return [SharedCount(*row) for row in run(using, READ_COUNTS, TOO_OLD)]
 
 
 def keep_counts(using: str) -> None:
-    """Count if nobody has counted for a while, so that the pages of the admin need not count."""
-    _count_in_turn(using, UNASKED)
+    """Count if a count is long overdue, so that the pages of the admin need not count."""
+    _count_if_due(using, UNASKED)
 
 
-def _count_in_turn(using: str, overdue: float) -> None:
-    for (turn,) in run(using, TAKE_TURN, LONGEST_BETWEEN_COUNTS, overdue):
-        # One transaction, because there is one commit then.
+def _count_if_due(using: str, overdue: float) -> None:
+    for (count_id,) in run(using, TAKE_TURN, LONGEST_BETWEEN_COUNTS, overdue):
+        # One transaction, so that there is only one commit.
         with transaction.atomic(using=using):
-            _count(using, turn)
+            _count(using, count_id)
 
 
-def _count(using: str, turn: datetime) -> None:
+def _count(using: str, count_id: datetime) -> None:
     began = time.monotonic()
     found, failed = queue_counts(using), as_json(failures(using))
     took = time.monotonic() - began
@@ -116,4 +118,4 @@ def _count(using: str, turn: datetime) -> None:
         [each.oldest_ready for each in found],
         [each.paused_at is not None for each in found],
     )
-    run(using, END_TURN, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, REST * took)), turn, failed)
+    run(using, END_TURN, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR * took)), count_id, failed)

@@ -1,6 +1,6 @@
-"""The groups of failed tasks, as a worker has counted them for the pages of the admin (shared_counts.py).
+"""The groups of failed tasks that a worker has counted for the pages of the admin (shared_counts.py).
 
-To count hundreds of groups reads thousands of pages of the index. The groups that were counted are one small document.
+A count of hundreds of groups reads thousands of pages of the index. Its result is one small JSON document.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from django_pglock.store.failures import FailureCounts, failures
 from django_pglock.store.statements import run
 
-#: Seconds after which counts are too old for a page: then no worker counts, and the page counts itself.
+#: Seconds after which counts are too old for a page. Then no worker counts, so the page itself counts.
 SHOWN_FOR = 120.0
-#: The fields that JSON has as text.
+#: The fields with dates, which are texts in JSON.
 _DATES = ("first_at", "last_at", "muted_at")
 
 READ_FAILURES = """
@@ -24,39 +24,40 @@ SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM
 WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - make_interval(secs => %s)
 """
 
-# A count that has begun before does not write its failures, because the date is no longer that of its turn.
+# Deletes the stored groups. A count that has begun before does not store its groups, because the row no longer has the
+# date of that count.
 FORGET_FAILURES = """
 UPDATE {queue_count} SET failures = NULL, count_again_at = clock_timestamp() WHERE queue = ''
 """
 
 
 class SharedFailures(NamedTuple):
-    """The groups of failed tasks, and how many seconds ago a worker has counted them; None if they were counted now."""
+    """The groups of failed tasks, and how many seconds ago a worker has counted them. None: they were counted now."""
 
     groups: list[FailureCounts]
     age: float | None
 
 
 def shared_failures(using: str) -> SharedFailures:
-    """Return the groups of failed tasks as a worker has counted them lately; count them now if none has."""
+    """Return the groups of failed tasks that a worker has counted lately. Count them now if no worker has."""
     for groups, age in run(using, READ_FAILURES, SHOWN_FOR):
         return SharedFailures([_group(each) for each in _loaded(groups)], age)
     return SharedFailures(failures(using), None)
 
 
-def forget_failures(using: str) -> None:
-    """Let the next page count: the groups have been changed."""
+def invalidate_failures(using: str) -> None:
+    """Make the next page count again, because the groups have been changed."""
     run(using, FORGET_FAILURES)
 
 
 def as_json(groups: Sequence[FailureCounts]) -> str:
     """Return the groups as the document that ``shared_failures`` reads."""
-    # PostgreSQL cannot store a NUL character, and psycopg has none in what it has read.
+    # PostgreSQL cannot store a NUL character, so values that were read from it contain none.
     return json.dumps([asdict(each) for each in groups], default=datetime.isoformat)
 
 
 def _loaded(document: Any) -> Any:
-    # Django lets psycopg return JSON as text.
+    # Django configures psycopg to return JSON as text.
     return json.loads(document) if isinstance(document, str) else document
 
 

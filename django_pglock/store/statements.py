@@ -1,19 +1,20 @@
-"""How the statements of this folder are sent, and the fragments that several of them share.
+"""Sends the statements of this folder, and has the fragments that several of them share.
 
-What holds for all of them:
+Rules for all statements:
 
-- ``{task}``, ``{attempt}`` and so on stand for quoted table names, and ``{expires_at}``, ``{by_index}`` and
-  ``{claim_columns}`` and ``{in_order_of_keys}`` for the fragments of these names. All values are parameters.
+- ``{task}``, ``{attempt}`` and so on are placeholders for quoted table names. ``{expires_at}``, ``{by_index}``,
+  ``{claim_columns}`` and ``{in_order_of_keys}`` are placeholders for the fragments of these names. All values are
+  parameters.
 - Statuses are literals, so that a generic plan can use the partial indexes, too.
-- Rows whose ids are known are selected by an array of the ids, also where there is a join. If a table was empty when it
-  was last vacuumed, the planner expects one row in it, and a join alone may then read the whole table.
+- Rows whose ids are known are selected by an array of the ids, also if there is a join. If a table was empty at its
+  last VACUUM, the planner expects one row in it, and a join alone may then read the whole table.
 - ``status || ''`` instead of ``status`` keeps servers before PostgreSQL 17 from choosing an index on the status. They
   would read all rows of that status from it, and only then compare the ids.
-- The running tasks of one worker are selected by ``worker BETWEEN`` it and itself, in the order of the workers, and
-  with ``BY_INDEX``. Only the index of running tasks has this order. With ``worker =`` any order would do: where the
-  statistics were made while nothing ran, the planner would read what runs on all workers from another index.
-- Times are the server's: ``statement_timestamp()`` if all rows need the same moment, else ``clock_timestamp()``. Never
-  ``now()``, which is the beginning of the transaction and may be long ago.
+- The running tasks of one worker are selected by ``worker BETWEEN id AND id``, in the order of the workers, and with
+  ``BY_INDEX``. Only the index of running tasks has this order. With ``worker = id`` the planner could use any index. If
+  the statistics were made while no task was running, it would read the running tasks of all workers.
+- Times are the server's: ``statement_timestamp()`` if all rows need the same moment, otherwise ``clock_timestamp()``.
+  Never ``now()``, which is the beginning of the transaction and may be long ago.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from psycopg import ClientCursor
 
 from django_pglock.store.claim_columns import claim_columns
 
-#: When the row of a task that finishes now may be deleted: ``keep_result`` seconds after its end, but not before the
-#: period of its unique key is over. NULL without ``keep_result``.
+#: The expiry date of a task that finishes now: ``keep_result`` seconds after its end, but not before the period of its
+#: unique key is over. NULL without ``keep_result``.
 EXPIRES_AT = """CASE WHEN keep_result IS NOT NULL
                            THEN GREATEST(clock_timestamp() + make_interval(secs => keep_result), unique_until) END"""
 
-#: Settings for the rest of a transaction that make the planner walk an index in its order instead of sorting. While
-#: the statistics do not know of a backlog yet, the planner expects a few rows where there are a hundred thousand. JIT
-#: is off as well: if a plan has to sort nevertheless, servers before PostgreSQL 18 take it for so expensive that they
+#: Settings, until the end of a transaction, that make the planner read an index in its order instead of sorting. While
+#: the statistics do not contain a new backlog, the planner expects a few rows where there are a hundred thousand. JIT
+#: is off as well: if a plan must sort nevertheless, its estimated cost is so high that servers before PostgreSQL 18
 #: compile it, which takes a quarter of a second.
 OFF = ("enable_sort", "enable_bitmapscan", "jit")
 BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 
-#: The order in which every transaction takes unique keys, so that no two deadlock. Shorter keys first: so keys that end
-#: in numbers are mostly in the order of the calls, and rows that are written one after the other stand together in the
-#: indexes.
+#: The order in which each transaction takes unique keys, so that two transactions cannot deadlock. Shorter keys are
+#: first. So keys that end in numbers are mostly in the order of the calls, and rows that are written one after the
+#: other are close to each other in the indexes.
 IN_ORDER_OF_KEYS = 'length(unique_key), unique_key COLLATE "C"'
 
 #: The models besides Task whose tables the statements name.
@@ -59,18 +60,18 @@ def rows_of(model: str, using: str) -> Any:
 
 
 def run(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Run one statement on this thread's connection; return its rows."""
+    """Execute one statement on this thread's connection. Return its rows."""
     with connections[using].cursor() as cursor:
         cursor.execute(filled(statement), values or None)
         return cursor.fetchall() if cursor.description else []
 
 
 def run_together(using: str, *parts: tuple[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Run statements with their values as one transaction, or within the open one; return the rows of the last.
+    """Execute statements as one transaction, or within the open one. Return the rows of the last statement.
 
-    They are sent in one message. Between two messages the process may freeze, and what the first statement has locked
-    would stay locked for everybody until the server ends the idle session. PostgreSQL makes one transaction of a
-    message and takes a new snapshot for each of its statements:
+    They are sent in one message. Between two messages the process may freeze. Then the rows that the first statement
+    has locked would stay locked until the server ends the idle session. PostgreSQL executes a message as one
+    transaction, with a new snapshot for each of its statements:
     https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
     """
     with connections[using].cursor() as cursor:
@@ -82,28 +83,28 @@ def run_together(using: str, *parts: tuple[str, Sequence[Any]]) -> list[tuple[An
 
 
 def run_by_index(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Run one statement by the indexes in whose order it selects rows, whatever the statistics say; return its rows."""
+    """Execute one statement with ``BY_INDEX``, whatever the statistics say. Return its rows."""
     return run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
 
 
 def message(using: str, *parts: tuple[str, Sequence[Any]]) -> str:
-    """Return statements with their values as one message. The connection has to be open.
+    """Return statements with their values as one message. The connection must be open.
 
-    A transaction of its own is READ COMMITTED, whatever the role's default is: only then has each statement a snapshot
-    of its own.
+    If the message is its own transaction, it is READ COMMITTED, whatever the role's default is. Only then each
+    statement has its own snapshot.
     """
     begin = [] if connections[using].in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
     return ";".join(begin + [bound(using, statement, values) for statement, values in parts])
 
 
 def bound(using: str, statement: str, values: Sequence[Any]) -> str:
-    """Return a statement with its values. The connection has to be open."""
+    """Return a statement with its values. The connection must be open."""
     return ClientCursor(connections[using].connection).mogrify(filled(statement), values or None)
 
 
 @lru_cache(maxsize=256)
 def filled(statement: str) -> str:
-    """Return a statement with the names of its tables, which PostgreSQL quotes alike on every connection."""
+    """Return a statement with the names of its tables. PostgreSQL quotes them the same on each connection."""
     tables = {name: _QUOTED % _table_of(name.replace("_", "")) for name in ("task", *_OTHERS)}
     columns = claim_columns(_QUOTED.__mod__, "task.")
     return statement.format(
@@ -116,5 +117,5 @@ def _table_of(model: str) -> str:
 
 
 def array_of_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers as PostgreSQL writes an array. For long ones this is many times faster than binding a list."""
+    """Return numbers as the text of an array. For many numbers this is many times faster than binding a list."""
     return "{" + str([*numbers])[1:-1] + "}"

@@ -1,7 +1,7 @@
-"""Transitions on any table: rows move from any of some statuses to another one, each by one caller.
+"""Transitions on any table: each row moves from one of some statuses to another status, by one caller only.
 
-A typo in a status would move nothing and say nothing, and a row whose new status is one of those that it moves from
-could be taken again at once. Both are refused.
+An invalid status is refused, because it would silently move nothing. So is a new status that is also one of the old
+ones, because such a row could be taken again at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def transition(
     field: str,
     changes: dict[str, Any],
 ) -> list[Row]:
-    """Move up to ``limit`` of ``rows`` (None: all) from one of the statuses ``from_``; return them as they are now.
+    """Move up to ``limit`` of ``rows`` (None: all) from one of the statuses ``from_``. Return the changed rows.
 
     Raises ``ValueError`` for an invalid transition.
     """
@@ -56,5 +56,5 @@ def _require_status(model: type[models.Model], field: str, status: Any) -> None:
 
 
 def _shown(status: Any) -> str:
-    """Return a status as one writes it, also a member of an enumeration."""
+    """Return a status for a message; for a member of an enumeration, its value."""
     return repr(getattr(status, "value", status))

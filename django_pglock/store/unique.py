@@ -1,4 +1,4 @@
-"""Enqueueing calls with ``unique=``: a call whose unique key is taken makes no second task."""
+"""Enqueues calls with ``unique=``: if the unique key of a call is taken, there is no second task."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from django_pglock.tasks.states import UniqueScope
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: How often a call tries again when the task that had its key is gone before it can be named.
+#: How often a call is tried again because the task that had its key was gone when it was searched.
 TRIES = 100
 
-#: Whether a task keeps others with the same unique key from being enqueued. The index of these keys has the same
-#: condition, and PostgreSQL uses it only for a query that says it in the same words.
+#: Whether a task has its unique key taken, so that no other task with this key can be enqueued. This is also the
+#: condition of the index on these keys. PostgreSQL uses the index only for a query with the same condition.
 HAS_UNIQUE_KEY = (
     Q(unique_scope=UniqueScope.WAITING, attempts=0, finished_at__isnull=True)
     | Q(unique_scope=UniqueScope.UNFINISHED, finished_at__isnull=True)
     | Q(unique_scope=UniqueScope.PERIOD)
 )
 
-# Ids for calls that are not written in their order. As one text, because each row of an answer costs the client time.
-# Materialized, because the server would look up the name of the sequence again for each id.
+# Draws ids for calls that are not written in their order. The answer is one text, because each row of an answer costs
+# time in the client. MATERIALIZED, because otherwise the server would look up the name of the sequence for each id.
 DRAW_IDS = """
 WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence)
 SELECT string_agg(nextval(serial.sequence)::text, ',') FROM serial, generate_series(1, %s)
 """
 
-# Frees keys that were taken for a period which is over.
+# Frees keys whose period is over.
 FREE_EXPIRED_UNIQUE = """
 UPDATE {task} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
 WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until <= clock_timestamp()
 """
 
-# Which tasks have these unique keys, and in which scope.
+# The tasks that have these unique keys, and the scope of each.
 FIND_UNIQUE = """
 SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
 WHERE unique_key = ANY (%s::text[])
@@ -53,11 +53,11 @@ WHERE unique_key = ANY (%s::text[])
        OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
-# The same in a transaction of the caller's, whose changes nobody sees before it is committed. The row of a waiting task
-# is locked to the end of this transaction: workers skip it until then, so that its run sees the changes. If a worker
-# claims it first, this waits for the claim and does not find the task any more. The rows are locked in the order in
-# which all transactions take their keys. Tasks that are unique for longer than they wait are not locked: they have
-# their keys also while they run, and to settle them must wait for nobody.
+# The same inside a transaction of the caller. The waiting task must see the changes of this transaction. So its row is
+# locked to the end of the transaction, because workers skip locked rows. If a worker claims the task first, this
+# statement waits for the claim, and then no longer finds the task. The rows are locked in the order in which all
+# transactions take their keys. A task that is unique also while it runs is not locked, because its settle must not
+# wait.
 FIND_AND_LOCK_UNIQUE = """
 WITH wanted AS MATERIALIZED (
     SELECT %s::text[] AS keys
@@ -75,9 +75,9 @@ WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
        OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
-# Makes a waiting task the new call. Every column that a call fills in is written, and the task no longer waits for the
-# tasks that the first call named with ``after=``. A task that is claimed meanwhile is not found any more. Also returns
-# its lock key as it was: if the new one differs, the task has left the queue of its old key.
+# Replaces the call of a waiting task by the new call. It writes each column that a call fills, and the task no longer
+# waits for the ``after=`` tasks of the first call. A task that was claimed meanwhile is not found. Also returns the old
+# lock key: if the new key differs, the task no longer waits at the old one.
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
@@ -100,18 +100,19 @@ RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.uniqu
 
 
 def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-    """Insert the calls that are new and find the tasks that are there, all or none.
+    """Insert the new calls, and find the existing tasks of the other calls, in one transaction.
 
     Returns the tasks in the order of the calls. Raises ``DuplicateTask``.
     """
-    # Asked before a transaction of our own begins: what was changed before it, any run sees.
+    # Checked before our own transaction begins. Without a transaction of the caller, its changes are already committed,
+    # so any run sees them.
     find = FIND_AND_LOCK_UNIQUE if in_transaction(connection_for(using)) else FIND_UNIQUE
     with nullcontext() if len(calls) == 1 else transaction.atomic(using=using):
         return _insert_or_find(using, task, calls, meta, find)
 
 
 def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: str, find: str) -> list[Enqueued]:
-    """Insert and find, until each call has its task."""
+    """Insert and find until each call has a task."""
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
@@ -138,7 +139,7 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
                 return [found[str(call.unique)] for call in calls]
         for id_, *_, scope in there:
             _refuse(task, on_conflict, id_, scope)
-        # The task that had the key is gone by now, or had it for a period that is over.
+        # The task that had the key no longer exists, or the period of its key is over.
         run(using, FREE_EXPIRED_UNIQUE, left)
     raise DuplicateTask(
         f"{TRIES} times, a task of {task.module_path} with the same unique key was enqueued and finished meanwhile.",
@@ -147,7 +148,7 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
 
 
 def _drawn_ids(using: str, keys: Collection[str]) -> dict[str, int]:
-    """Return ids for several calls in their order, by their keys, because the rows are written in another order."""
+    """Return an id for each key, in the order of the calls, because the rows are written in another order."""
     if len(keys) == 1:
         return {}
     [(text,)] = run(using, DRAW_IDS, len(keys))
@@ -155,7 +156,7 @@ def _drawn_ids(using: str, keys: Collection[str]) -> dict[str, int]:
 
 
 def _in_order_of_keys(keys: Iterable[str]) -> list[str]:
-    """Return unique keys in the order that ``IN_ORDER_OF_KEYS`` is in SQL."""
+    """Return unique keys in the same order as ``IN_ORDER_OF_KEYS`` in SQL."""
     return sorted(sorted(keys), key=len)
 
 
@@ -174,7 +175,7 @@ def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> 
 
 
 def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
-    """Return the first, or the last, call of each unique key, in the order of the first ones."""
+    """Return the first or the last call of each unique key, in the order of the first calls."""
     by_key = {str(call.unique): call for call in calls}
     if len(by_key) < len(calls) and not last:
         for call in reversed(calls):
@@ -183,7 +184,7 @@ def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
 
 
 def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:
-    """Raise ``DuplicateTask`` when this task keeps a call from being enqueued."""
+    """Raise ``DuplicateTask`` if a call cannot be enqueued because this task has its unique key."""
     what = f"Task {id_} of {task.module_path} has the same unique key"
     if on_conflict == "raise":
         raise DuplicateTask(f"{what}.", result_id=str(id_))

@@ -1,4 +1,4 @@
-"""Ready tasks whose functions no living worker knows: nobody will run them."""
+"""Finds ready tasks whose functions no living worker knows, so that no worker runs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDER BY oldest, first.task_path
 
 
 class UnknownTasks(NamedTuple):
-    """Ready tasks of one function and queue that no living worker can run: how many were seen, and since when."""
+    """Ready tasks of one function and queue that no living worker knows: how many were read, and since when."""
 
     task_path: str
     queue: str
@@ -38,13 +38,13 @@ class UnknownTasks(NamedTuple):
 def unknown(
     using: str, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
 ) -> list[UnknownTasks]:
-    """Return which ready tasks no living worker knows, the longest waiting first.
+    """Return the ready tasks whose function no living worker knows, the longest waiting first.
 
-    - ``limit``: so many tasks of each queue are read, the first ones, by index.
-    - ``worker``: return the tasks that this worker does not know, whatever others do.
+    - ``limit``: the first tasks of each queue are read, up to this number, by index.
+    - ``worker``: return the tasks whose function this worker does not know, even if other workers know it.
     - ``backend``: only tasks of this alias in TASKS.
 
-    Whether a worker that knows a function also serves the queue is not asked.
+    It does not check whether a worker that knows a function also serves the queue.
     """
     alive = get_settings().HEARTBEAT_LIMIT
     return [UnknownTasks(*row) for row in run(using, UNKNOWN, alive, worker, limit, limit, backend)]

@@ -1,21 +1,21 @@
-"""Waking sleeping workers after a commit, with as few NOTIFYs as possible.
+"""Wakes sleeping workers after a commit, with as few NOTIFYs as possible.
 
-Each NOTIFY takes a lock that serialises the commits of the whole server. So it is sent only if the row of some worker
-says that the worker sleeps, and the row is read only after the commit. Why no wake-up is lost:
+Each NOTIFY takes a lock that serialises the commits of the whole server. So a NOTIFY is sent only if the row of some
+worker has the flag ``is_sleeping``, and the flag is read only after the commit. No wake-up is lost, for these reasons:
 
-- A worker first commits ``is_sleeping``, then polls for work once more, and once again after ``NEGATIVE_TTL`` has
-  passed; only then does it wait for a NOTIFY.
+- A worker first commits ``is_sleeping``. Then it polls for tasks twice: at once, and again when ``NEGATIVE_TTL`` has
+  passed. Only then it waits for a NOTIFY.
 - If a task is committed before one of these polls, the poll finds the task. If it is committed later, the process that
-  enqueued it reads the flag after that, and the flag is set. Or it does not read the flag, because it saw nobody asleep
-  less than ``NEGATIVE_TTL`` ago; then the worker's second poll is still to come.
-- If a process dies between its commit and the NOTIFY, the poll finds the task.
+  enqueued it reads the flag afterwards, and the flag is set. A process that found no flag less than ``NEGATIVE_TTL``
+  ago does not read it again. But then the second poll of the worker is still to come.
+- If a process dies between its commit and the NOTIFY, the regular poll finds the task.
 
-One check of the flag after a commit serves for everything that the transaction has added to a queue.
+One check of the flag after a commit is enough for all tasks that the transaction has added to a queue.
 
-If many workers sleep, only the ``WOKEN_FIRST`` oldest that serve the same queues poll at once. One of them that has no
-room for everything calls the others (``wake_others``). All others poll a moment later in any case, once for everything
-that came meanwhile: a worker woken first may have frozen, or may not know the function. So a task costs a few polls,
-however many workers sleep, and each worker polls in the end.
+If many workers sleep, only the ``WOKEN_FIRST`` oldest workers that serve the same queues poll at once. If one of them
+has no capacity for all tasks, it wakes the others (``wake_others``). In any case the others poll a moment later, once
+for all notifications that came meanwhile, because a worker woken first may have frozen, or may not know the function.
+So a task costs only a few polls, however many workers sleep, and each worker polls in the end.
 """
 
 from __future__ import annotations
@@ -33,64 +33,64 @@ from django_pglock.postgres.message import literals, send
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.statements import filled, rows_of, run
 
-#: Workers listen here for tasks that can be claimed; the payload is the queue's name.
+#: The channel for tasks that can be claimed. The payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"
-#: Workers listen here for tasks that were scheduled, to set their alarm; the payload is the queue's name.
+#: The channel for scheduled tasks, so that workers promote them in time. The payload is the queue's name.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
-#: Workers listen here for requests to end a running task, or for its stack; the payload is the task's id.
+#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id.
 CANCEL_CHANNEL = "django_pglock_cancel"
-#: Workers listen here for tasks that the workers woken first have not taken; the payload is the queue's name.
+#: The channel for tasks that the workers woken first have not claimed. The payload is the queue's name.
 OTHERS_CHANNEL = "django_pglock_others"
-#: The number of sleeping workers that poll at once, the oldest ones: more than one, because one may be frozen.
+#: The number of sleeping workers that poll at once, the oldest ones. More than one, because one may be frozen.
 WOKEN_FIRST = 4
-#: Seconds for which this process relies on having seen nobody asleep. A busy producer asks no more often than this.
+#: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often.
 NEGATIVE_TTL = 0.05
 
-# Wakes sleeping workers, if there are any. Sent after the commit: if it were sent before, a worker could poll, find
-# nothing and fall asleep between our read of its flag and our commit. The answer is not needed on the disk: if the
-# server crashes, the poll finds the task.
+# Wakes sleeping workers, if there are any. It is sent after the commit. If it were sent before, a worker could poll,
+# find nothing and fall asleep between our read of its flag and our commit. Its commit need not wait for the disk: if
+# the server crashes, the poll finds the task.
 WAKE = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
-FROM (VALUES %s) AS news (channel, queue)
+FROM (VALUES %s) AS ready (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
-# Calls the workers that poll a moment later only, if something in these queues is still ready.
+# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready.
 WAKE_OTHERS = """
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, news.queue)
-FROM unnest(%s::text[]) AS news (queue)
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, ready.queue)
+FROM unnest(%s::text[]) AS ready (queue)
 WHERE EXISTS (SELECT FROM {task} AS task
-              WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = news.queue)
+              WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = ready.queue)
    OR EXISTS (SELECT FROM {task} AS task
-              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = news.queue)
+              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = ready.queue)
 """
 
 _nobody_slept_at: dict[str, float] = {}
-# By connection: channels and queues to which something was added, and which are not notified yet. After a rollback they
-# stay, and the next commit notifies for them, which does no harm.
+# For each connection: the channels and queues that the open transaction has to notify. After a rollback they stay, and
+# the next commit notifies for them as well, which does no harm.
 _pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 
 
 def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
-    """Wake sleeping workers for these queues once the current transaction is committed."""
+    """Wake sleeping workers for these queues after the commit of the current transaction."""
     for queue in set(queues):
         _wake_on_commit(using, channel, queue)
 
 
 def wake_others(using: str, queues: Iterable[str]) -> bool:
-    """Have all workers poll now, if something is still ready in these queues. Returns whether they do."""
+    """Wake all workers now, if tasks of these queues are still ready. Return whether they were woken."""
     return bool(run(using, WAKE_OTHERS, OTHERS_CHANNEL, list(queues)))
 
 
 def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
-    """Write into a worker's row whether it wants to be woken by NOTIFY."""
+    """Write into a worker's row whether it sleeps, and has to be woken by NOTIFY."""
     rows_of("Worker", using).filter(pk=worker).update(is_sleeping=is_sleeping)
 
 
 def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     connection = connections[using]
     if connection.autocommit and _nobody_sleeps(using):
-        # It is committed.
+        # The task is already committed.
         return
     pending = _pending_notifications.setdefault(connection, set())
     pending.add((channel, queue))
@@ -99,18 +99,19 @@ def _wake_on_commit(using: str, channel: str, queue: str) -> None:
 
 def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
     if pending:
-        # One message for all queues: a bulk retry adds to hundreds, and each message waits for a commit.
+        # One message for all queues: a bulk retry adds tasks to hundreds of queues, and each message waits for a
+        # commit.
         _notify(using, sorted(pending))
         pending.clear()
 
 
-def _notify(using: str, news: list[tuple[str, str]]) -> None:
+def _notify(using: str, pending: list[tuple[str, str]]) -> None:
     if _nobody_sleeps(using):
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
-    values = ", ".join("({}, {})".format(*literals(connection, each)) for each in news)
+    values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
     if send(connection, filled(WAKE) % values) is None:
         _nobody_slept_at[using] = now
 

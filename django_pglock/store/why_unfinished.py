@@ -1,4 +1,4 @@
-"""Why no worker runs a task: values, from which the message of a timeout and the admin make their sentences."""
+"""Why no worker runs a task, as values. The message of a timeout and the admin turn them into sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_pglock.store.statements import run
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.states import TaskStatus
 
-# The task, whether its queue is paused, how many workers are alive, and the queues of those that know its function.
+# The task, whether its queue is paused, the number of living workers, and the queues of those that know its function.
 WHY_UNFINISHED = """
 SELECT task.status, task.queue, task.task_path, queue.paused_at IS NOT NULL, alive.workers, alive.served
 FROM {task} AS task LEFT JOIN {queue} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
@@ -23,7 +23,7 @@ WHERE task.id = %s
 
 
 class Obstacle(Enum):
-    """What keeps a task from all workers. Of several, the first in this order is named."""
+    """The reason why no worker runs a task. Of several reasons, the first in this order is returned."""
 
     NO_WORKER = auto()
     PAUSED = auto()
@@ -34,7 +34,7 @@ class Obstacle(Enum):
 
 
 class Unfinished(NamedTuple):
-    """A task as it is now, and what keeps it from all workers; None if a worker runs it or can run it."""
+    """The present state of a task, and the reason why no worker runs it. None: a worker runs it, or can run it."""
 
     status: str
     queue: str
@@ -43,7 +43,7 @@ class Unfinished(NamedTuple):
 
 
 def why_unfinished(using: str, task_id: int) -> Unfinished | None:
-    """Return what keeps a task from a worker; None if there is no such task. One statement."""
+    """Return why no worker runs a task; None if there is no such task. Sends one statement."""
     alive = get_settings().HEARTBEAT_LIMIT
     for status, queue, path, is_paused, workers, served in run(using, WHY_UNFINISHED, alive, task_id):
         is_running = status == TaskStatus.RUNNING

@@ -1,4 +1,4 @@
-"""What people write about tasks, and what they get back. Nothing here asks a database."""
+"""The definitions, options, contexts and results of tasks, for users. No code here queries a database."""
 
 from django_pglock.tasks.bulk import aenqueue_many, enqueue_many
 from django_pglock.tasks.context import TaskContext

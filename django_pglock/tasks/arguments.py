@@ -1,7 +1,8 @@
-"""Values of a task's row as JSON texts: the only place where JSON is made.
+"""Converts the values of a task's row to JSON texts. No other module does this.
 
-Arguments that cannot be stored are refused with a named error before anything is written. Tracebacks exist only after
-the work is done, so they are *made* storable instead: no outcome may be lost because of its text.
+Arguments that cannot be stored are refused with an error that names them, before a row is written. A traceback exists
+only after the function has run. So it is changed until it can be stored, because an outcome must not be lost for its
+text.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 from django_pglock.errors import TaskArgumentsError, TaskResultError
 
-#: An odd number of backslashes before u0000 is a NUL; an even one is a text about NULs.
+#: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-#: Characters of a traceback or message that are kept: enough for any stack, and too few to fill a disk.
+#: The largest number of characters of a traceback or message that are stored.
 MAX_TEXT = 60_000
 #: Characters of a message in the log.
 MAX_MESSAGE = 300
@@ -37,8 +38,8 @@ def to_json(
     """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
 
     ``what`` names the value in messages, for example ``"Argument 'order' of shop.tasks.send"``. Raises an error of the
-    class ``kind`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates, documents
-    nested too deeply or of more than ``most`` bytes. The message shows types and places, never a value.
+    class ``kind`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates, and documents
+    that are nested too deeply or have more than ``most`` bytes. The message has types and paths, but no values.
     """
     if type(value) in (list, dict) and not value:
         return "[]" if type(value) is list else "{}"
@@ -58,7 +59,7 @@ def to_json(
     return text
 
 
-#: Made once, because making an encoder takes longer than writing a small document.
+#: Made once, because to make an encoder takes longer than to write a small document.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _SORTED = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 #: Values of exactly these types contain no other values.
@@ -68,8 +69,8 @@ _ATOMS = frozenset({int, str})
 
 def _text_of(value: Any, encoder: json.JSONEncoder) -> str:
     if type(value) is list and _ATOMS.issuperset(map(type, value)):
-        # ``encode`` makes a part of itself anew for each list. That takes several times as long as to write a few
-        # numbers and texts, and most calls have nothing else.
+        # ``encode`` initialises a part of the encoder again for each list. This takes several times as long as to write
+        # a few numbers and texts, and most calls have only these.
         return f"[{','.join([str(each) if type(each) is int else encoder.encode(each) for each in value])}]"
     return encoder.encode(_plain(value))
 
@@ -100,7 +101,7 @@ def _plain_key(key: Any) -> str:
 
 
 def _flaw_of(value: Any) -> str:
-    """Say what keeps a value from being JSON, and where: ``"it contains a datetime at ['rows'][3]"``."""
+    """Return why a value is not valid JSON, and where: ``"it contains a datetime at ['rows'][3]"``."""
     place, part = "", value
     while (inner := _first_flaw_in(part)) is not None:
         step, part = inner
@@ -111,9 +112,9 @@ def _flaw_of(value: Any) -> str:
 
 
 def _first_flaw_in(value: Any) -> tuple[str, Any] | None:
-    """Return the first part of a container that is no JSON, and its place there; None where it is none of its parts."""
+    """Return the first part of a container that is not valid JSON, and its path; None if all parts are valid."""
     if isinstance(value, Mapping):
-        # A key may be data, for example an e-mail address, and must not be shown. An identifier is taken for a name.
+        # A key may be data, for example an e-mail address, and must not be shown. An identifier counts as a name.
         is_name = {key: isinstance(key, str) and key.isidentifier() for key in value}
         parts: Any = ((f"[{key!r}]" if is_name[key] else "[…]", value[key]) for key in value)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -154,7 +155,7 @@ def from_json(text: str) -> Any:
 
 
 def storable(text: str) -> str:
-    """Return ``text`` as PostgreSQL can store it: no NUL, no lone surrogate, the middle of a very long one cut out."""
+    """Return ``text`` so that PostgreSQL can store it: without NUL and lone surrogates, and shortened in the middle."""
     if len(text) > MAX_TEXT:
         half = MAX_TEXT // 2
         text = f"{text[:half]}\n… {len(text) - MAX_TEXT:,} characters left out …\n{text[-half:]}"

@@ -13,14 +13,14 @@ from django_pglock.errors import TaskArgumentsError
 def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     """Enqueue many calls of one function: ``enqueue_many(send.using(priority=5), [{"order_id": 1}, ...])``.
 
-    Each of ``calls`` is a mapping (keyword arguments), a tuple (positional arguments), or anything else (the only
-    argument). They are written in batches, in one transaction or in the caller's, so either all are written or none.
-    They run in their order. ``calls`` may be a generator: only one batch and the ids are held in memory. Calls of a
-    unique task are all held in memory, because their keys are taken in another order.
+    Each of ``calls`` is a mapping (keyword arguments), a tuple (positional arguments), or any other value (the only
+    argument). The calls are written in batches, in one transaction or in the caller's, so either all are written or
+    none. They run in their order. ``calls`` may be a generator: only one batch and the ids are in memory at a time. For
+    a unique task, all calls are in memory, because their keys are taken in another order.
 
     Returns the ids, in order, for ``get_result``. The signal ``task_enqueued`` is not sent. Raises
-    ``TaskArgumentsError`` for arguments that are not JSON and for a single call instead of a list, and ``InvalidTask``;
-    then nothing is written.
+    ``TaskArgumentsError`` for arguments that are not JSON and for a single call instead of a list, and ``InvalidTask``.
+    Then nothing is written.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
         raise TaskArgumentsError(
@@ -35,12 +35,12 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
 
 
 async def aenqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
-    """Do as ``enqueue_many``, without blocking the event loop."""
+    """Do the same as ``enqueue_many``, without blocking the event loop."""
     return await sync_to_async(enqueue_many)(task, calls)
 
 
 def arguments_of(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the keyword arguments that one of ``calls`` stands for."""
+    """Return the positional and the keyword arguments of one of ``calls``."""
     if isinstance(call, dict):
         return (), call
     return (call if isinstance(call, tuple) else (call,)), {}

@@ -1,4 +1,4 @@
-"""Whether a function takes a call, found out when the call is enqueued instead of when a worker makes it."""
+"""Checks whether a function accepts the arguments of a call, when the call is enqueued instead of when it runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def check_call(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise TaskArgumentsError(f"{task.module_path}() {why}")
 
 
-# Cached, because the answer depends on names and numbers alone, and to bind a call takes ten times as long.
+# Cached, because the answer depends only on names and numbers, and to bind a call takes ten times as long.
 @lru_cache(maxsize=4096)
 def _misfit(function: Callable[..., Any], takes_context: bool, count: int, *names: str) -> str | None:
-    """Return why a function does not take ``count`` positional arguments and these names, or None if it does."""
+    """Return why a function does not accept ``count`` positional arguments and these names; None: it does."""
     try:
         # Not the function that a decorator has wrapped: the decorator may add arguments of its own.
         signature = inspect.signature(function, follow_wrapped=False)

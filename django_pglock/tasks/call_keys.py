@@ -19,19 +19,20 @@ from django_pglock.tasks.arguments import to_json
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: Characters of a key; a longer one ends in its digest instead.
+#: The largest number of characters of a key. A longer key is shortened, and ends in its digest.
 LONGEST_KEY = 512
-#: Characters of the arguments that are a unique key as they are; of longer arguments the key has the digest. A digest
-#: has 64 characters, and keys in the order of the calls cost the index much less than digests, which have none.
+#: Up to this number of characters, the text of the arguments is itself the unique key. For longer arguments, the key
+#: has their digest. Texts are better for the index: they are mostly in the order of the calls, and digests are not. A
+#: digest has 64 characters.
 LONGEST_ARGUMENTS = 100
-#: How the lock key of a group without ``lock=`` begins. No key from a template can begin with a percent sign.
+#: The prefix of the lock key of a group without ``lock=``. A key from a template cannot begin with a percent sign.
 GROUPED = "%group "
 
 _DIGEST = re.compile("[0-9a-f]{64}$")
 
 
 class CallKeys(NamedTuple):
-    """The keys of one call; None where the task does not ask for one."""
+    """The keys of one call. None: the task does not have this key."""
 
     lock: str | None = None
     group: str | None = None
@@ -45,30 +46,30 @@ NO_KEYS = CallKeys()
 def keys_of(
     task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, args_text: str | None = None
 ) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take.
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not accept.
 
-    ``args_text`` is the JSON text of ``args``, if it was made before: often it is what a unique key is made from.
+    ``args_text`` is the JSON text of ``args``, if it was made before. A unique key often consists of it.
     """
     return key_maker(task)(args, kwargs, args_text) if task.has_keys else NO_KEYS
 
 
 def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any], str | None], CallKeys]:
-    """Return a function that does for calls of one task what ``keys_of`` does.
+    """Return a function that does the same as ``keys_of``, for the calls of one task.
 
-    What is the same for all calls is asked once: of a hundred thousand calls, to ask for each would take a tenth of the
-    time in which they are enqueued.
+    Values that are the same for all calls are computed once. Otherwise this would take a tenth of the time in which a
+    hundred thousand calls are enqueued.
     """
     if not task.has_keys:
         return lambda args, kwargs, args_text: NO_KEYS
     names = None if task.takes_context or is_grouped(task) else _names(task.func)
     count = -1 if names is None else len(names)
     has_one_key = _has_one_key(task)
-    # Where nothing is hidden, arguments up to this length are a unique key as they are.
+    # If no value is redacted, the text of the arguments, up to this length, is itself the unique key.
     start, longest = f"{task.module_path} ", -1 if task.redact else LONGEST_ARGUMENTS
 
     def keys(args: tuple[Any, ...], kwargs: Mapping[str, Any], args_text: str | None) -> CallKeys:
-        # The text of the positional arguments is what ``_text_of`` would return for the call if they are all that the
-        # function takes, unless there is a dict, whose keys may be in any order.
+        # If the call has exactly the positional arguments of the function, their text is the same that ``_text_of``
+        # would return. Not if there is a dict, because its keys may be in any order.
         is_all = args_text is not None and len(args) == count and not kwargs and "{" not in args_text
         text = args_text if is_all else None
         if text is not None and has_one_key:
@@ -119,17 +120,17 @@ def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], te
 
 
 def _of_arguments(task: TaskFields, text: str) -> str:
-    """Return the key that ``unique=True`` makes of all arguments. A task that hides values has only digests."""
+    """Return the unique key of all arguments, for ``unique=True``. A task with ``redact`` has only digests."""
     if len(text) > LONGEST_ARGUMENTS or task.redact:
         text = _digest(task, text)
     return f"{task.module_path} {text}"
 
 
 def _digest(task: TaskFields, text: str) -> str:
-    """Return 64 characters for a text. Nobody can find hidden arguments by computing the digests of all values.
+    """Return a keyed digest of 64 characters, so that nobody can find redacted arguments by trying all values.
 
-    The secret is the oldest one that the settings know. So processes that have the new SECRET_KEY already, and the old
-    one in SECRET_KEY_FALLBACKS, make the same digests as the others.
+    The secret is the oldest one of the settings. So processes with a new SECRET_KEY, and the old one in
+    SECRET_KEY_FALLBACKS, compute the same digests as processes with only the old one.
     """
     if not task.redact:
         return hashlib.sha256(text.encode()).hexdigest()
@@ -138,20 +139,20 @@ def _digest(task: TaskFields, text: str) -> str:
 
 
 def _has_one_key(task: TaskFields) -> bool:
-    """Say whether ``unique=True`` is the only key. Then the arguments need no names."""
+    """Return whether ``unique=True`` is the only key. Then the arguments need no names."""
     is_alone = task.lock is None and task.group is None and task.fair is None and task.rate is None
     return is_alone and task.unique is not None and task.unique.key is None
 
 
 def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
-    """Return the JSON text of a call's arguments, of which ``unique=True`` makes the key."""
+    """Return the JSON text of a call's arguments, for the key of ``unique=True``."""
     return _text_of(task, *_bound(task, (), kwargs))
 
 
 def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Return one text for all calls with the same arguments, by position or by name.
 
-    Where the function has only parameters that can be positional, that is the list of their values in order.
+    If all parameters of the function can be positional, it is the list of their values in order.
     """
     is_list = not is_grouped(task) and _names(task.func) is not None
     arguments = list(values.values()) if is_list else [values, others] if others else [values]
@@ -159,7 +160,7 @@ def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, A
 
 
 def check_templates(task: TaskFields, where: str) -> None:
-    """Raise ``LockKeyError`` for a template with fields that are no parameters, or with ambiguous keys."""
+    """Raise ``LockKeyError`` for a template with unknown fields or with ambiguous keys."""
     for text in templates_of(task):
         KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
 
@@ -171,7 +172,7 @@ def templates_of(task: TaskFields) -> list[str]:
 
 
 def names_in_keys(task: TaskFields) -> set[str]:
-    """Return the names of the parameters, and of their attributes, whose values stand in keys of a task."""
+    """Return the names of the parameters, and of their attributes, whose values are part of keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
     return set().union(*(template.names for template in templates))
 
@@ -184,12 +185,12 @@ def positional_names(task: TaskFields, count: int) -> list[str]:
 
 
 def has_digest(key: str) -> bool:
-    """Say whether a key may end in a digest: of all arguments of the call, or of a key that was too long."""
+    """Return whether a key may end in a digest: of all arguments of the call, or of a key that was too long."""
     return _DIGEST.search(key) is not None
 
 
 def is_grouped(task: TaskFields) -> bool:
-    """Say whether the function takes a list of calls, so that its parameters are not those of one call."""
+    """Return whether the function gets a list of calls, so that its parameters are not those of one call."""
     return task.group is not None
 
 
@@ -223,7 +224,7 @@ def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | 
 def _bound(
     task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the arguments by name, and those of ``**more`` that have the name of another parameter."""
+    """Return the arguments by name, and those of ``**more`` with the same name as another parameter."""
     if is_grouped(task):
         if args:
             raise TaskArgumentsError(f"{task.module_path} has a group, so its calls take only keyword arguments.")
@@ -248,7 +249,8 @@ def _bound(
 def _shortened(task: TaskFields, key: str | None) -> str | None:
     """Return a key that fits into its column.
 
-    A shortened key is longer than any key that is not shortened, so no value can have the short form of another as key.
+    A shortened key is longer than each key that is not shortened. So no value can result in the shortened key of
+    another.
     """
     if key is None or len(key) <= LONGEST_KEY - 100:
         return key

@@ -26,9 +26,9 @@ def date_of(seconds: float | None) -> datetime | None:
 class Claim:
     """One claimed attempt: the task's row as the claiming statement returned it.
 
-    ``id`` and ``attempt`` together are the fence: every later write asks whether the row still has both.
-    ``args``, ``kwargs`` and ``meta`` are JSON texts and dates are texts of seconds since the epoch; code that needs the
-    value decodes it.
+    ``id`` and ``attempt`` together are the fence: each later write checks that the row still has both. ``args``,
+    ``kwargs`` and ``meta`` are JSON texts, and dates are texts of seconds since the epoch. Code that needs a value
+    decodes it.
     """
 
     id: int
@@ -46,18 +46,18 @@ class Claim:
     rescues: int
     run_after: str | None
     enqueued_at: str
-    #: None: the first claim of the task is this one.
+    #: None: this is the first claim of the task.
     started_at: str | None
     last_attempted_at: str
     lock_key: str | None = None
-    #: Claims before this one that were no attempts, because they were given back or snoozed.
+    #: The number of earlier claims that do not count as attempts, because they were given back or snoozed.
     uncounted: int = 0
-    #: Whether somebody has asked the task to end.
+    #: Whether a cancel of the task was requested.
     is_cancelled: bool = False
-    #: The progress that the function has reported last, and the progress that is in the table: JSON texts.
+    #: The last progress that the function has reported, and the progress in the table, as JSON texts.
     progress: str | None = None
     noted_progress: str | None = None
-    #: What the attempt has logged, if its function has ``capture_logs``; empty if it has logged nothing.
+    #: The log records of the attempt, if its function has ``capture_logs``; empty if there are none.
     log: str | None = None
 
     def date(self, name: str) -> datetime | None:
@@ -80,19 +80,19 @@ class Claim:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first attempt, so that there are no failed ones to read."""
+        """Whether this is the first attempt, so that there are no failed attempts to read."""
         return self.attempt - self.uncounted == 1
 
     @property
     def number(self) -> int:
-        """The number of the attempt as people count; ``attempt`` is the number of the claim."""
+        """The number of the attempt for people. ``attempt`` is the number of the claim."""
         return self.attempt - self.uncounted
 
     def __repr__(self) -> str:
         return f"<Claim of task {self.id} ({self.task_path}) attempt {self.number}>"
 
     def __str__(self) -> str:
-        # At most so many attempts as far as is known now: one more for each that is rescued or interrupted.
+        # The largest number of attempts, as far as it is known now. Each rescue or interruption adds one.
         most = self.number + self.max_retries - self.retries
         return f"Task {self.id} ({self.task_path}) attempt {self.number} of {most}"
 

@@ -1,7 +1,7 @@
-"""``django.tasks`` where Django has it (6.0 and later), the ``django-tasks`` backport on 5.2.
+"""``django.tasks`` if Django has it (6.0 and later), the ``django-tasks`` backport on 5.2.
 
-The choice goes by Django's version, not by what is installed: the two packages share no classes, so a result made from
-the wrong one would fail every ``isinstance`` and its signals would reach nobody.
+The choice depends on Django's version, not on the installed packages. The two packages share no classes. So a result of
+the wrong package would fail each ``isinstance``, and its signals would have no receivers.
 """
 
 from __future__ import annotations

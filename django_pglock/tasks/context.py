@@ -1,4 +1,4 @@
-"""What a function with ``takes_context=True`` gets: its attempt, whether it has to stop, how to report progress."""
+"""The context of a function with ``takes_context=True``: its attempt, whether it must stop, how to report progress."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from django_pglock.tasks.instrumentation import HEADERS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
-    """The context of one attempt: Django's, with what a running task may ask and report here."""
+    """The context of one attempt: Django's, with additional methods for a running task."""
 
     _claims: Sequence[Claim] = field(repr=False)
     _reason_to_stop: Callable[[], Exception | None] = field(repr=False)
 
     def check(self) -> None:
-        """Raise ``TaskCancelled`` if somebody has asked this task to end, ``TaskTimeout`` if its time is over.
+        """Raise ``TaskCancelled`` if a cancel of this task was requested, ``TaskTimeout`` if its time is over.
 
-        Costs next to nothing, because it does not ask the database.
+        This is cheap, because it sends no query.
         """
         if (reason := self._reason_to_stop()) is not None:
             raise reason
@@ -30,8 +30,8 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def progress(self, done: float, total: float | None = None) -> None:
         """Report the progress of the task: ``done`` units out of ``total`` (None: not known).
 
-        The worker writes the last value to the task's ``progress`` about once a second, in a session of its own, so you
-        may call this as often as you like. Raises ``TaskArgumentsError`` for values that are no numbers of JSON.
+        The worker writes the last value to the task's ``progress`` about once a second, in its own session, so you may
+        call this as often as you like. Raises ``TaskArgumentsError`` for values that are not numbers in JSON.
         """
         text = to_json({"done": done, "total": total}, what="The progress of a task")
         for claim in self._claims:
@@ -45,7 +45,7 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
     @property
     def fencing_token(self) -> int:
-        """A number that grows with each attempt of this task. Other systems can refuse a late attempt by it."""
+        """A number that grows with each attempt of this task. With it, other systems can refuse a late attempt."""
         return self._claims[0].attempt
 
 

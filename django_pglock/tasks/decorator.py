@@ -1,4 +1,4 @@
-"""``@task``, as users write it and as type checkers see it. ``definition.py`` has what it makes."""
+"""``@task`` for users and for type checkers. It returns an object of the class in ``definition.py``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ R = TypeVar("R")
 if TYPE_CHECKING:
 
     class Result(TaskResult[P, R]):
-        """What a type checker sees of the result of a decorated function."""
+        """The type of the result of a decorated function."""
 
         def wait(self, timeout: float | None = None) -> Self: ...
         async def await_(self, timeout: float | None = None) -> Self: ...
 
     class TaskFunction(Task[P, R]):
-        """What a type checker sees of a decorated function. R is what it returns when it is awaited, if it is async."""
+        """The type of a decorated function. R is the type of its return value, which is awaited if it is async."""
 
         def using(
             self,
@@ -102,7 +102,7 @@ if TYPE_CHECKING:
         def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
 
     class GroupDecorator(Protocol):
-        """The function takes a list of calls; what stands in a call, only its template and its body know."""
+        """The type of a function that gets a list of calls. The parameters of a call have no types."""
 
         @overload
         def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
@@ -133,14 +133,14 @@ def task(*, takes_context: Literal[False] = ..., group: None = ..., **options: U
 def task(function: Any = None, /, **options: Any) -> Any:
     """Decorate a module-level function so that it can be enqueued: ``send.enqueue(order_id=1)``.
 
-    The same decorator as ``django.tasks.task``, typed and with our options on every supported Django; see
-    ``TaskFields`` for them. Raises ``TaskOptionError`` for an option that does not exist, and ``InvalidTask`` for a
-    generator and for a function that no worker could find.
+    It is the same decorator as ``django.tasks.task``, typed, and with our options on each supported version of Django.
+    ``TaskFields`` describes the options. Raises ``TaskOptionError`` for an option that does not exist, and
+    ``InvalidTask`` for a generator, and for a function that a worker could not import.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         check_names(function, options, OPTIONS)
-        # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
+        # Our class, whatever the backend is, so that the options also exist in tests with Django's ImmediateBackend.
         return PostgresTask(func=function, **options)
 
     return decorate if function is None else decorate(function)

@@ -39,11 +39,11 @@ from django_pglock.tasks.schedules import check_schedule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
+#: Options of one call that are stored in the row's ``meta``. The others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
-#: The years of ``run_after``: in no time zone it is before Python's first date or later than the last one.
+#: The years of ``run_after``. In each time zone, its date is within the range of Python's dates.
 FIRST_YEAR, LAST_YEAR = 2, 9998
 #: Digits of a bigint, and one more.
 MOST_DIGITS = 20
@@ -54,7 +54,7 @@ class PostgresTask(TaskFields):
     """A task function whose options have been checked. Made by ``@task``, never by hand; see ``TaskFields``."""
 
     def __new__(cls, **options: Any) -> Self:
-        # Django 6.1's own @task passes on what it is given, and Python would only say that __init__ does not take it.
+        # Django 6.1's own @task passes on all options. For an unknown one, Python's message would only name __init__.
         check_names(options.get("func"), options)
         return object.__new__(cls)
 
@@ -74,7 +74,7 @@ class PostgresTask(TaskFields):
             object.__setattr__(self, "carried", carried)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As Django 6.1 has it, on every version, and without the fields that __post_init__ fills in.
+        # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "func"}
         return _made_again, (self.module_path, options)
 
@@ -167,11 +167,11 @@ class PostgresTask(TaskFields):
             )
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Enqueue this call once the transactions that are open now, in all databases, are committed.
+        """Enqueue this call after the commit of the transactions that are open now, in all databases.
 
-        For tasks that live in another database than the data they are about; in the same one ``enqueue()`` is a part of
-        the transaction anyway. Without a transaction it enqueues at once. Arguments are checked at once. The name is
-        that of Django's open proposal. Raises what ``enqueue()`` raises, except ``DuplicateTask``.
+        For tasks that are stored in another database than their data. In the same database, ``enqueue()`` is part of
+        the transaction. Without a transaction this enqueues at once. Arguments are checked at once. The name is that of
+        Django's open proposal. Raises the same errors as ``enqueue()``, except ``DuplicateTask``.
         """
         check_call = getattr(self.get_backend(), "check_call", None)
         if check_call is not None:
@@ -184,7 +184,7 @@ class PostgresTask(TaskFields):
 
 
 def _task_ids(after: Any) -> tuple[int, ...]:
-    # A single result or id is allowed. An id may be a text, whose characters are not the ids.
+    # A single result or id is allowed. An id may be a text, which is one id and not a list of characters.
     is_one = isinstance(after, (str, int)) or hasattr(after, "id")
     try:
         given = (after,) if is_one else tuple(after)

@@ -45,33 +45,34 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     Besides Django's own fields:
 
-    - ``max_attempts``: how often the function may be tried, the first time included. Default 1: no retry.
-    - ``max_snoozes``: how often the task may ``raise Snooze``; the next one ends it as FAILED. Default: no limit.
+    - ``max_attempts``: the largest number of attempts, the first one included. Default 1: no retry.
+    - ``max_snoozes``: how often the task may ``raise Snooze``. The next ``Snooze`` ends it as FAILED. Default: no
+      limit.
     - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
       ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
-    - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
-    - ``atomic``: run the function in a transaction together with its own completion, so that its database effects
-      happen exactly once even if the worker is killed.
+    - ``retry_on``, ``no_retry_on``: exception types that are retried (default: each ``Exception``), and that are not.
+    - ``atomic``: run the function in a transaction that also settles the task, so that its database changes are
+      committed exactly once even if the worker is killed.
     - ``timeout``: seconds or a timedelta that one attempt may take.
-    - ``lock``: a template such as ``"order:{order_id}"``; tasks of one key never run together, whatever their
-      functions, and begin in the order in which they were enqueued. ``concurrency``: how many of them may.
-    - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
-      ``with lock(...)`` elsewhere in the project does.
-    - ``unique``: True, a template or ``Unique``: no second task while one with the same key waits.
+    - ``lock``: a template such as ``"order:{order_id}"``. Tasks of one key, whatever their functions, do not run at the
+      same time, and begin in the order in which they were enqueued. ``concurrency``: how many of them may run at once.
+    - ``advisory``: while the function runs, hold the advisory lock whose name is the key of ``lock``, like a
+      ``with lock(...)`` elsewhere in the project.
+    - ``unique``: True, a template or ``Unique``: no second task while a task with the same key waits.
     - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list. With ``lock``,
       those that are next in the order of the lock key.
     - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
-    - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
-    - ``keep_result``: seconds or a timedelta after which the finished row may go.
-    - ``redact``: names of arguments, or of keys inside of them, that people are not shown, such as ``("card",
-      "password")``; ``"return"`` is the result, True all of it. The row keeps the values.
+    - ``rate``: ``"10/s"`` or ``Rate``: the largest number of starts in a time.
+    - ``keep_result``: seconds or a timedelta after which the row of the finished task may be deleted.
+    - ``redact``: names of arguments, or of keys inside of them, whose values are not shown to people, such as
+      ``("card", "password")``. ``"return"`` is the result. True means all values. The row keeps the values.
     - ``capture_logs``: keep the last log records of each attempt in its row: True, or the least level, such as "INFO".
       What a function logs is stored as it is, values of redacted arguments included.
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
-    Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
-    ``after``, results or ids of tasks that have to succeed first, or one. ``meta``, a dict that travels with the task,
-    is for both.
+    For one call, with ``using()``: ``run_after``, which also accepts a ``timedelta``, counted by the database's clock;
+    and ``after``, a result or id, or a list of them, of tasks that have to succeed first. For both: ``meta``, a dict
+    that is stored with the task.
     """
 
     # Declared again because Django 6.0 has no defaults for them.
@@ -110,20 +111,20 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     @property
     def has_keys(self) -> bool:
-        """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
+        """Whether calls of this task have keys, so that their arguments are read when they are enqueued."""
         return bool(self.lock or self.unique or self.group or self.fair or self.rate)
 
     @property
     def is_plain(self) -> bool:
-        """Whether a call of this task is a row and nothing else."""
+        """Whether one row without options is enough for a call of this task."""
         return not self.has_keys and not self.after and self.keep_result is None
 
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
 
-        Takes Django's ``priority queue_name run_after backend`` and all of ours but those that belong to the function:
-        ``backoff``, the exception types, ``group`` and the schedule. None leaves an option as it is. Raises
-        ``TaskOptionError`` for any other name.
+        Accepts Django's ``priority queue_name run_after backend`` and all of our options, except those that belong to
+        the function: ``backoff``, the exception types, ``group`` and the schedule. None does not change an option.
+        Raises ``TaskOptionError`` for any other name.
         """
         if unknown := [name for name in changes if name not in _CHANGEABLE]:
             raise TaskOptionError(" ".join(self._unknown_option(name) for name in unknown))
@@ -154,7 +155,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
             raise AttributeError(hint or default, name=name, obj=self)
 
     def can_retry(self, error: BaseException) -> bool:
-        """Say whether this exception is one to try again after."""
+        """Return whether the task is retried after this exception."""
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
 
 

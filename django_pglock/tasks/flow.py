@@ -19,7 +19,8 @@ class FlowWord(Picklable, Exception):
 class Retry(FlowWord):
     """Try this task again ``after`` seconds or a timedelta; None (default) lets its back-off decide.
 
-    Spends an attempt, whatever ``retry_on`` says; the task fails if none is left. ``reason`` is shown with the attempt.
+    It uses an attempt, whatever ``retry_on`` says. If none is left, the task fails. ``reason`` is shown with the
+    attempt.
     """
 
     #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
@@ -31,7 +32,7 @@ class Retry(FlowWord):
 
 
 class Snooze(FlowWord):
-    """Run this task again ``after`` seconds or a timedelta, as if it had not begun: no attempt is spent."""
+    """Run this task again ``after`` seconds or a timedelta, as if it had not begun. No attempt is used."""
 
     #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
     seconds: float = 60.0

@@ -1,8 +1,8 @@
-"""Importing the module of a task function that a row names, if it lies inside of an installed app.
+"""Imports the module of a task function that a row names, if it belongs to an installed app.
 
-Modules called ``tasks`` are imported when Django starts. Third-party apps have task functions elsewhere, for example
-beside a mail backend, and expect the worker to import the path that was enqueued. Anybody who can write to the table of
-tasks chooses such a path. So no module outside of installed apps is imported, and only decorated functions run.
+Modules called ``tasks`` are imported when Django starts. Third-party apps have task functions in other modules, for
+example next to a mail backend, and expect the worker to import the enqueued path. Any program that can write to the
+table of tasks can choose such a path. So only modules of installed apps are imported, and only decorated functions run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _tried: set[str] = set()
 
 
 def learn(path: str) -> bool:
-    """Import the module of a task function, once in this process; say whether the function is known now."""
+    """Import the module of a task function, once in this process. Return whether the function is known now."""
     if registry.find(path) is None and (module := path.rpartition(".")[0]) not in _tried:
         _tried.add(module)
         if module not in sys.modules and _is_inside_an_app(module):
@@ -42,7 +42,8 @@ def _import(module: str) -> None:
     except ModuleNotFoundError as error:
         if not _is_part_of(module, error.name):
             logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
-        # Else the module does not exist: it was removed, or comes with the next deploy. Workers report unknown tasks.
+        # Otherwise the module does not exist: it was removed, or belongs to the next deployment. Workers report unknown
+        # tasks.
     except BaseException:  # a module may do anything when it is imported, even call sys.exit()
         logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
     else:

@@ -1,7 +1,7 @@
-"""Where tracing and error tracking attach: an instrument is told when tasks are enqueued and when an attempt runs.
+"""The interface for tracing and error tracking: an instrument is called when tasks are enqueued and when attempts run.
 
-``contrib/opentelemetry.py`` and ``contrib/sentry.py`` add one each. In a process without instruments this costs one
-look at an empty tuple. An instrument can harm no task: its exceptions are logged.
+``contrib/opentelemetry.py`` and ``contrib/sentry.py`` add one each. In a process without instruments, the cost is the
+check of an empty tuple. An exception of an instrument is logged, and does not affect the task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADERS = "headers"
 
 
 class AttemptInfo(Protocol):
-    """An attempt as an instrument sees it: the function, its arguments, and the claims that this call serves."""
+    """An attempt, for instruments: the function, its arguments, and the claims of the call."""
 
     definition: TaskFields
     args: list[Any]
@@ -37,21 +37,21 @@ class AttemptInfo(Protocol):
 class EnqueueObserver:
     """One ``enqueue()`` or ``enqueue_many()``, observed by one instrument."""
 
-    #: Stored with the tasks, for the instrument of the same name in the process that runs them. JSON values.
+    #: JSON values that are stored with the tasks, for the instrument of the same name in the process that runs them.
     headers: Mapping[str, Any] = {}
 
     def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
-        """Take the ids of the tasks, or the exception that was raised. Called in the thread of the caller."""
+        """Called at the end with the ids of the tasks, or with the exception, in the thread of the caller."""
 
 
 class RunObserver:
     """One attempt, observed by one instrument. Called where the function runs: in its thread, or in its coroutine."""
 
     def raised(self, error: BaseException) -> None:
-        """Take the exception of the function, while its frames still have their variables."""
+        """Called with the exception of the function, while its frames still have their variables."""
 
     def ended(self, outcome: Any) -> None:
-        """Take the outcome of the attempt, as in ``store/outcome.py``; None if another worker has the task now."""
+        """Called with the outcome of the attempt (``store/outcome.py``); None: another worker has the task now."""
 
 
 class Instrument(Protocol):
@@ -67,19 +67,19 @@ class Instrument(Protocol):
         """Begin to observe an attempt. Context variables that are set here are those of the function."""
 
 
-#: What observes this process.
+#: The instruments of this process.
 instruments: tuple[Instrument, ...] = ()
 
 
 def add(instrument: Instrument) -> None:
-    """Let an instrument observe this process, instead of the one of the same name if there is one."""
+    """Add an instrument. It replaces an instrument of the same name."""
     global instruments
     remove(instrument.name)
     instruments = (*instruments, instrument)
 
 
 def remove(name: str) -> None:
-    """Let the instrument of this name observe nothing that begins from now on."""
+    """Remove the instrument of this name. It still gets the ends of enqueues and attempts that have begun."""
     global instruments
     instruments = tuple(each for each in instruments if each.name != name)
 
@@ -114,18 +114,18 @@ class ObservedRun:
         self._observers: list[RunObserver] = [each for each in observers if each]
 
     def raised(self, error: BaseException) -> None:
-        """Pass the exception of the function to all."""
+        """Pass the exception of the function to all observers."""
         for observer in self._observers:
             _call(observer.raised, error)
 
     def ended(self, outcome: Any) -> None:
-        """Pass the outcome to all, once."""
+        """Pass the outcome to all observers, once."""
         observers, self._observers = self._observers, []
         for observer in reversed(observers):
             _call(observer.ended, outcome)
 
 
-#: An attempt, and a block, that nobody observes.
+#: An attempt and a block without observers.
 UNOBSERVED = ObservedRun()
 _UNOBSERVED_ENQUEUE = ObservedEnqueue()
 
@@ -136,12 +136,12 @@ def observe_enqueue(task: TaskFields) -> ObservedEnqueue:
 
 
 def observe_run(attempt: AttemptInfo) -> ObservedRun:
-    """Begin to observe an attempt, here and now."""
+    """Begin to observe an attempt, in the current thread or coroutine."""
     return ObservedRun(attempt, instruments)
 
 
 def headers_of(meta: str, name: str) -> Mapping[str, Any]:
-    """Return the headers that the instrument of this name has stored in a row; none for what others have written.
+    """Return the headers that the instrument of this name has stored in a row; none if they are invalid.
 
     ``meta`` is the JSON text of the row's column.
     """

@@ -1,11 +1,11 @@
-"""Options and methods of other task queues, with ours for each: hints in the messages about an unknown name."""
+"""Options and methods of other task queues, and ours for each. For hints in messages about an unknown name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-#: Options of decorators and of calls elsewhere, and the option of ours that does it.
+#: Options of decorators and calls in other task queues, and our options for the same purpose.
 OPTIONS = {
     **dict.fromkeys(("attempts", "max_retries", "max_tries", "retries", "retry", "tries"), "max_attempts"),
     **dict.fromkeys(("default_retry_delay", "retry_backoff", "retry_delay", "retry_wait"), "backoff"),
@@ -28,13 +28,13 @@ OPTIONS = {
     "rate_limit": "rate",
     "tz": "timezone",
 }
-#: What has to be known besides the name.
+#: Additional text after the name of an option.
 NOTES = {
     "max_attempts": ", which counts the first attempt",
     "cron": " or every",
     "atomic": ", which makes the database effects of a task happen exactly once",
 }
-#: Methods of tasks elsewhere, and what does the same here.
+#: Methods of tasks in other task queues, and our code for the same purpose.
 METHODS = {
     **dict.fromkeys(
         ("apply_async", "enqueue_at", "enqueue_in", "schedule", "send_with_options"), "using(…).enqueue(…)"
@@ -49,7 +49,7 @@ METHODS = {
 
 
 def about_option(name: str, known: Collection[str]) -> str:
-    """Say which option of ``known`` may be meant by an unknown name: ``"write queue_name."``."""
+    """Return a hint to the option of ``known`` that an unknown name probably means: ``"write queue_name."``."""
     ours = OPTIONS.get(name)
     if ours is None or ours not in known:
         ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
@@ -59,7 +59,7 @@ def about_option(name: str, known: Collection[str]) -> str:
 
 
 def about_method(name: str, path: str) -> str:
-    """Say what to write instead of one of ``METHODS``."""
+    """Return what to write instead of one of ``METHODS``."""
     ours = METHODS[name]
     here = ours if ours.startswith("raise") else f"{path.rpartition('.')[2]}.{ours}"
     return f"{path} is a task, and tasks have no {name}. Write {here}."

@@ -20,21 +20,21 @@ T = TypeVar("T")
 
 #: PostgreSQL's smallint.
 MOST_CONCURRENT = 32_767
-#: Calls that one call of a grouped function gets at most.
+#: The largest number of calls that a grouped function can get at once.
 MOST_IN_GROUP = 10_000
 PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No second task of the same function and key while one waits or is unfinished, or for a ``period``.
+    """No second task of the same function and key while the first one waits or is unfinished, or for a ``period``.
 
     - ``key``: a template; None (default) means the same arguments.
     - ``while_``: ``"waiting"`` (default): until a worker claims the task, so a call after that makes a second task; or
       ``"unfinished"``: until the task is finished, its retries included.
     - ``period``: seconds or a timedelta, counted from the first enqueue, even if that task has ended since.
-    - ``on_conflict``: ``"skip"`` (default) returns the task that is there; ``"replace"`` makes the waiting one the
-      new call, with all its arguments and options; ``"raise"`` raises ``DuplicateTask``.
+    - ``on_conflict``: ``"skip"`` (default) returns the existing task; ``"replace"`` replaces the call of the waiting
+      task by the new call, with all its arguments and options; ``"raise"`` raises ``DuplicateTask``.
     """
 
     key: str | None = None
@@ -72,7 +72,8 @@ class Unique:
 class Group:
     """All waiting tasks of one ``key`` run in one call: the function gets the list of their keyword arguments.
 
-    ``limit``: most calls at once. ``gather``: seconds or a timedelta for which the first call waits for others.
+    ``limit``: the largest number of calls at once. ``gather``: seconds or a timedelta for which the first call waits
+    for others.
     """
 
     key: str
@@ -96,8 +97,9 @@ class Rate:
     """At most ``count`` starts in ``per`` seconds (or a timedelta), by a token bucket in the database.
 
     ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` may start
-    at once after a pause; with the default of 1 starts are evenly spread. In any stretch of time no more start than the
-    rate allows for it, and ``burst``. Short: ``rate="10/s"``, ``"100/m"``, ``"1/30s"``.
+    at once after a pause. With the default of 1, starts are evenly distributed. In any period of time, the number of
+    starts is at most what the rate allows for this period, plus ``burst``. Short: ``rate="10/s"``, ``"100/m"``,
+    ``"1/30s"``.
     """
 
     count: int
@@ -121,13 +123,13 @@ class Rate:
 
     @property
     def portion(self) -> int:
-        """How many tasks may be admitted at once: more than ``burst`` for high rates, so that checks can be rare."""
-        # A check every 50 ms is enough.
+        """How many tasks may be admitted at once. More than ``burst`` for high rates, so that checks can be rare."""
+        # One check every 50 ms is enough.
         return max(self.burst, math.ceil(0.05 / self.interval))
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Return the rate that ``"10/s"`` stands for. Raises ``TaskOptionError``."""
+        """Return the rate for a text such as ``"10/s"``. Raises ``TaskOptionError``."""
         match = re.fullmatch(r"(\d{1,7})/(\d{0,5})([smhd])", text)
         if not match:
             raise TaskOptionError(f"rate is {text!r}; write it as '10/s', '100/m', '5/h' or '1/30s', or use Rate().")

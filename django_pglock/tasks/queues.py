@@ -1,4 +1,4 @@
-"""Which names a queue can have, and which names stand for it."""
+"""The valid names of queues, and the patterns that match them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def check_text(text: str, what: str) -> None:
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Say whether a pattern, a name or a prefix with ``*`` at its end, stands for a name or for a longer prefix."""
+    """Return whether a pattern, a name or a prefix with ``*`` at its end, covers a name or a longer prefix."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def is_served(name: str, asked: Iterable[str]) -> bool:
-    """Say whether a worker serves a queue. ``asked``: what its row has as ``queues``, the words of its command line."""
+    """Return whether a worker serves a queue. ``asked``: ``queues`` of its row, the queues on its command line."""
     names = [each for each in asked if not each.startswith("--")]
     excluded = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
     wanted = [each.rpartition("=")[0] if "=" in each else each for each in names] or ["*"]

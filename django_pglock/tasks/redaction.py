@@ -1,6 +1,6 @@
-"""Which values of a task people are shown: arguments and results, without those that are redacted.
+"""The values of a task that are shown to people: arguments and results without the redacted ones.
 
-The row keeps all values, because the function needs them. The admin and ``locktasks`` show only what this returns.
+The row keeps all values, because the function needs them. The admin and ``locktasks`` show only these.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.tasks")
 
 REDACTED = "[redacted]"
-#: The name of the result: a word that no parameter can have as name.
+#: The name of the result: a word that cannot be the name of a parameter.
 RESULT = "return"
-#: Fields of a row that are made of its arguments.
+#: The fields of a row that are computed from its arguments.
 KEYS = ("lock_key", "group_key", "fair_key", "unique_key")
 
 RedactOption = bool | Iterable[str]
@@ -34,7 +34,7 @@ Hook = Callable[[str, str, Any], Any]
 
 
 def shown(row: Any, field: str) -> Any:
-    """Return a field of a task's row as people may see it.
+    """Return a field of a task's row in the form that may be shown to people.
 
     Values are hidden if ``redact=`` of the function names them, now or when the task was enqueued, or if the setting
     ``REDACT`` replaces them. Keys from which a hidden value could be read are hidden, too.
@@ -48,17 +48,17 @@ def shown(row: Any, field: str) -> Any:
 
 
 def is_redacted(row: Any) -> bool:
-    """Say whether any value of this row may have to be hidden, by ``redact=`` or by the setting ``REDACT``."""
+    """Return whether a value of this row may have to be hidden, by ``redact=`` or by the setting ``REDACT``."""
     return _hidden_of(row) != frozenset() or redact_hook() is not None
 
 
 def fields_behind_keys() -> tuple[str, ...]:
-    """Return the fields that ``shown`` reads besides ``meta`` to show a key, so that a list may load them at once."""
+    """Return the fields that ``shown`` needs in addition to ``meta`` to show a key, so that a list can load them."""
     return ("args", "kwargs") if redact_hook() is not None else ()
 
 
 def redacting_paths() -> list[str]:
-    """Return the functions that hide a value, as this process knows them."""
+    """Return the known functions that hide a value."""
     found = ((path, registry.find(path)) for path in registry.known_paths())
     return [path for path, task in found if task is not None and task.redact not in ((), False)]
 
@@ -82,13 +82,13 @@ def _shown_key(row: Any, field: str, key: str) -> Any:
     A digest is hidden although it is keyed with SECRET_KEY: a person could enqueue a guessed argument and compare.
     """
     hidden = _hidden_of(row)
-    # If a name is hidden only since then, the key was made before this name was refused in templates.
+    # If a name was added to ``redact`` after the enqueue, the key may contain the value of this argument.
     if hidden is None or hidden != _hidden_then(row) or (hidden and has_digest(key)):
         return REDACTED
     hook = redact_hook()
     value = _shower(row, hook)(field, key)
-    # The setting knows values but no templates: if it hides an argument, any key may contain this argument. What it
-    # returns for the key itself is taken as it is.
+    # The setting gets values but no templates. So if it hides an argument, each key may contain this argument. If it
+    # returns another value for the key itself, this value is shown.
     is_whole = hook is None or value != key or _arguments(row, hook) == _arguments(row, None)
     return value if is_whole else REDACTED
 
@@ -122,11 +122,11 @@ def _shower(row: Any, hook: Hook | None) -> Show:
 
 
 def _hidden_of(row: Any) -> frozenset[str] | None:
-    """Return the names that are hidden, or None for all: as the code says, and as it said when it was enqueued."""
+    """Return the hidden names, or None for all: those of the present code, and those at the time of the enqueue."""
     definition = registry.find(row.task_path)
     now: tuple[str, ...] | bool = definition.redact if definition is not None else ()
     then = _hidden_then(row)
-    # Only the function tells which argument has which name.
+    # Only the function has the names of positional arguments.
     if isinstance(now, bool) or then is None or (then and definition is None):
         return None
     return then.union(now)
@@ -139,15 +139,15 @@ def _hidden_then(row: Any) -> frozenset[str] | None:
 
 
 def _names_of(row: Any, count: int) -> list[str]:
-    """Return the parameters' names for so many positional arguments; for an unknown function their numbers."""
+    """Return the parameters' names for ``count`` positional arguments; for an unknown function, their numbers."""
     definition = registry.find(row.task_path)
     return [str(number) for number in range(count)] if definition is None else positional_names(definition, count)
 
 
 def redact_of(value: RedactOption, task: TaskFields, where: str) -> tuple[str, ...] | bool:
-    """Return what ``redact=`` stands for: names, or True for all. Raises ``TaskOptionError``.
+    """Return the names for ``redact=``, or True for all. Raises ``TaskOptionError``.
 
-    Keys are stored, compared and logged as they are, so none may contain a hidden value.
+    Keys are stored, compared and logged unchanged, so a key must not contain a hidden value.
     """
     if isinstance(value, bool):
         return value or ()

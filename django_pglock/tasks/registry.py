@@ -1,4 +1,4 @@
-"""The task functions that this process knows, by dotted path. Only these ever run, whatever path a row has."""
+"""The task functions that this process knows, by dotted path. Only these run, whatever path a row has."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
 _definitions: dict[str, TaskFields] = {}
-# Cached, because it is asked for each claim.
+# Cached, because it is needed for each claim.
 _is_coroutine_function = lru_cache(maxsize=None)(iscoroutinefunction)
 
 
 def register(task: TaskFields) -> TaskFields:
-    """Register a decorated function and return its definition: the task as decorated, before any ``using()``.
+    """Register a decorated function. Return its definition: the decorated task, without changes by ``using()``.
 
-    For a copy made by ``using()``, this is the definition of which it is a copy. A module that is loaded again replaces
+    For a copy that ``using()`` has made, this is the definition of the original. A module that is loaded again replaces
     its own definitions.
     """
     known = _definitions.get(task.module_path)
@@ -46,7 +46,7 @@ def count() -> int:
 
 
 def is_async(path: str) -> bool:
-    """Say whether the function registered under ``path`` is a coroutine function."""
+    """Return whether the function registered under ``path`` is a coroutine function."""
     task = _definitions.get(path)
     return task is not None and _is_coroutine_function(task.func)
 
@@ -57,13 +57,13 @@ def scheduled() -> list[TaskFields]:
 
 
 def has_fair() -> bool:
-    """Say whether a function with ``fair=`` is registered."""
+    """Return whether a function with ``fair=`` is registered."""
     # A copy, because another thread may be importing a module that registers tasks.
     return any(task.fair is not None for task in list(_definitions.values()))
 
 
 def why_not_found(function: Callable[..., Any]) -> str | None:
-    """Say why no worker could find a function by its module and name, or return None."""
+    """Return why no worker could find a function by its module and name; None: workers could."""
     module = function.__module__
     if module is None or module == "__main__" or module not in sys.modules:
         return (

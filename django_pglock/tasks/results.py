@@ -59,9 +59,9 @@ class PostgresTaskError(TaskError):
 
 
 class AwaitingBackend(Protocol):
-    """What a result asks of its backend: to wait until the task has ended, or why it has not.
+    """The backend of a result: waits until the task has ended, and returns why it has not.
 
-    Both waits return True when it has, False when there is no such task, None when the time is over.
+    Both waits return True if the task has ended, False if there is no such task, None if the time is over.
     """
 
     def await_end(self, task_id: int, timeout: float | None) -> bool | None: ...
@@ -79,8 +79,8 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
-        Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, which says why as far
-        as the database knows, and ``TaskError`` inside ``atomic()``. Does not poll. All waiting callers of a process
+        Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, with the reason if
+        the database has one, and ``TaskError`` inside ``atomic()``. Does not poll. All waiting callers of a process
         share one database session.
         """
         deadline = _Deadline(timeout)
@@ -93,7 +93,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
                 return self
 
     async def await_(self, timeout: float | None = None) -> Self:
-        """Do as ``wait()`` in a coroutine, which holds no thread while it waits."""
+        """Do the same as ``wait()``, in a coroutine. It occupies no thread while it waits."""
         deadline = _Deadline(timeout)
         while True:
             is_there = await self._backend.await_end_async(int(self.id), deadline.left())
@@ -111,9 +111,9 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         return TimeoutError(f"Task {self.id} has not finished within {timeout} s{': ' if why else ''}{why}.")
 
     def _has_ended(self, is_there: bool) -> bool:
-        """Say whether the wait is over; it is not when somebody has retried the task meanwhile."""
+        """Return whether the wait is over. It is not if the task was retried meanwhile."""
         if not is_there and not self.is_finished:
-            # The session that waited does not see the task, so it exists only in this transaction.
+            # The session of the wait cannot see the task, so the task exists only in this transaction.
             raise errors.TaskError(
                 f"wait() for task {self.id} inside the transaction of a TestCase would wait forever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."

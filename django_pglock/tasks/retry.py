@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again, and how long that waits. Pure: no database, no clock."""
+"""Retries: whether a failed attempt is tried again, and after which delay. Pure: no database, no clock."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Exponential:
 
 
 def _keep_seconds(policy: Backoff, *names: str) -> None:
-    """Check the named fields of a frozen policy, and replace them by seconds."""
+    """Check the named fields of a frozen policy, and convert them to seconds."""
     for name in names:
         seconds = seconds_of(getattr(policy, name), option=f"{type(policy).__name__}: {name}")
         object.__setattr__(policy, name, seconds)
@@ -118,9 +118,9 @@ def check_backoff(value: Any) -> None:
 def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseException, result: Callable[[], Any]) -> float:
     """Return the seconds to wait after a failure.
 
-    ``result`` is called for the ``TaskResult`` only if ``backoff`` is a function, because making one is expensive.
-    Raises what the function raises, and ``TaskOptionError`` if it returns no duration; the caller must not lose the
-    task then.
+    ``result`` is called for the ``TaskResult`` only if ``backoff`` is a function, because a result is expensive. Raises
+    the errors of the function, and ``TaskOptionError`` if it does not return a duration. The caller must handle them,
+    so that the task is not lost.
     """
     if isinstance(backoff, (int, float, timedelta)):
         seconds = seconds_of(backoff, option="backoff")

@@ -1,11 +1,11 @@
-"""When a function runs by the clock: ``cron`` and ``every``. Pure: no database, and the time is an argument.
+"""The ticks of schedules: ``cron`` and ``every``. Pure: no database, and the time is an argument.
 
-The ticks follow from the row alone, its ``expression`` and ``zone``. So all workers compute the same ticks, also during
-a deploy that changes them.
+The ticks depend only on the row: its ``expression`` and ``zone``. So all workers compute the same ticks, also during a
+deployment that changes them.
 
-On the days on which clocks change, cron does what Debian's cron does. A tick at a fixed time that the clocks skip comes
-right after the gap; a tick at a time that comes twice comes once, the first time. If minute or hour begins with a star,
-the ticks follow the elapsed time.
+On the days on which clocks change, cron does the same as Debian's cron. If a tick has a fixed time that the clocks
+skip, it is right after the gap. If it has a time that occurs twice, it is only at the first one. If minute or hour
+begins with a star, the ticks follow the elapsed time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from django_pglock.tasks.call_keys import is_grouped, keys_of
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: Least number of seconds between two ticks. A function that has to run more often needs a loop instead.
+#: The least number of seconds between two ticks. A function that has to run more often needs a loop instead.
 LEAST_EVERY = 0.1
 #: The width of the column in characters.
 LONGEST_EXPRESSION = 255
@@ -36,7 +36,7 @@ SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
 class Timing(NamedTuple):
-    """When a function runs, as it is in its row: ``"every 300 s"``, or a cron expression and the name of its zone."""
+    """The schedule of a function, as in its row: ``"every 300 s"``, or a cron expression and the name of its zone."""
 
     expression: str
     zone: str = ""
@@ -49,7 +49,7 @@ class Timing(NamedTuple):
         return next(cron_ticks(self.expression, self.zone, now))
 
     def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
-        """Return how many ticks lie between two ticks, these two not included; ``most`` if there are more."""
+        """Return how many ticks are between two ticks, without these two; ``most`` if there are more."""
         if self.expression.startswith(EVERY):
             step = timedelta(seconds=float(self.expression.split()[1]))
             return max(0, min(most, math.ceil((later - tick) / step) - 1))
@@ -57,7 +57,7 @@ class Timing(NamedTuple):
 
 
 def timing_of(task: TaskFields) -> Timing:
-    """Return the timing of a scheduled function; without a zone of its own, in ``settings.TIME_ZONE`` as it is now."""
+    """Return the timing of a scheduled function. Without its own zone, it is in the present ``settings.TIME_ZONE``."""
     if task.every is not None:
         return Timing(f"{EVERY}{task.every:.15g} s")
     return Timing(str(task.cron), task.timezone or settings.TIME_ZONE or "UTC")
@@ -68,7 +68,7 @@ def cron_ticks(expression: str, zone: str, after: datetime) -> Iterator[datetime
     from cronsim import CronSim
 
     for local in CronSim(expression, after.astimezone(ZoneInfo(zone))):
-        # If an hour comes twice, cronsim begins with the first one, which may be over.
+        # If an hour occurs twice, cronsim begins with the first one, which may be over.
         tick = local.astimezone(timezone.utc)
         if tick > after:
             yield tick
@@ -76,12 +76,12 @@ def cron_ticks(expression: str, zone: str, after: datetime) -> Iterator[datetime
 
 
 def is_scheduled(task: TaskFields) -> bool:
-    """Say whether the function runs by the clock."""
+    """Return whether the function has a schedule."""
     return task.cron is not None or task.every is not None
 
 
 def check_schedule(task: TaskFields, where: str) -> None:
-    """Raise ``TaskOptionError`` for a schedule that cannot work."""
+    """Raise ``TaskOptionError`` for an invalid schedule."""
     if task.timezone is not None and task.cron is None:
         raise TaskOptionError(f"{where}: timezone={task.timezone!r} needs cron. Leave it out with every.")
     if not is_scheduled(task):

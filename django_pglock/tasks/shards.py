@@ -1,4 +1,4 @@
-"""Shards: the backend, and with it the server, to which the tasks of a key go."""
+"""Shards: chooses the backend, and with it the server, for the tasks of a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def backend_for(*key: Any, backends: Sequence[str]) -> str:
     others, and no other key moves; if one is removed, only its keys move. This is rendezvous hashing: D. Thaler and
     C. Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 
-    Raises ``LockKeyError`` for what cannot name a lock, and ``ValueError`` without backends.
+    Raises ``LockKeyError`` for invalid parts of a name, and ``ValueError`` without backends.
     """
     if isinstance(backends, str) or not backends:
         raise ValueError(f"backends is {backends!r}; give the aliases of at least one backend, as a list.")

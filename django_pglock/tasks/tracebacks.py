@@ -1,4 +1,4 @@
-"""What a traceback says: which frames are the project's own, where the last of them is, and the message at its end."""
+"""Reads tracebacks: finds the project's own frames, the innermost one of them, and the message at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker: claims tasks, runs them, settles their outcomes. Each room is a step of that way or watches over it."""
+"""The worker: claims tasks, runs them, and settles their outcomes. Each subpackage does or watches one step."""
 
 from django_pglock.worker.worker import Worker
 

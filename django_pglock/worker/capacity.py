@@ -1,9 +1,9 @@
-"""What a process can run: its threads for sync functions, the places of its event loop for async functions.
+"""The capacity of a process: its threads for sync functions, and the slots of its event loop for async functions.
 
-The two are counted separately, so that slow coroutines never leave a thread idle and long functions never leave the
-loop idle. Each thread notes in its own ``Slot`` when it begins and ends a claim, and then calls ``changed``. So whether
-a thread is free is read from that thread's slot, not computed from counters that other threads write. Outcomes that the
-settler has not written yet do not count.
+Threads and coroutines are counted separately, so that slow coroutines do not leave a thread idle, and long functions do
+not leave the loop idle. Each thread notes in its own ``Slot`` when it begins and ends a claim, and then calls
+``changed``. So the slot of a thread says whether the thread is free. No counter that several threads write is needed.
+Claims that have ended do not use capacity, also before the settler has written their outcomes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import TypeAlias
 
 from django_pglock.tasks.claim import Claim
 
-#: Seconds for which a claim may wait for its thread in this process. A longer wait would keep tasks from an idle worker
-#: elsewhere; with a shorter one threads would wait for the next answer of the database.
+#: Seconds for which a claim may wait for a thread of this process. With a longer wait, tasks would wait here while
+#: another worker is idle. With a shorter one, threads would wait for the next answer of the database.
 AHEAD = 0.025
-#: The most tasks that wait in the process, and the most that one statement claims: while one half runs, the other is
-#: claimed. Two thousand no-op tasks are 20 ms of work.
+#: The largest number of tasks that wait in the process, and that one statement claims: while one half runs, the other
+#: half is claimed. Two thousand no-op tasks are 20 ms of work.
 MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
-#: The costs of two long tasks are added only if no more than so many tasks, all of them short, end between them.
+#: The costs of two long tasks are added only if at most this number of short tasks end between them.
 LONG_TASKS_WITHIN = 64
-#: The most coroutines that run at once, in addition to the threads.
+#: The largest number of coroutines that run at once, in addition to the threads.
 MOST_ASYNC = 100
 
 
-#: Claims that wait for a thread. None: the thread that takes it has to end.
+#: Claims that wait for a thread. A thread that takes None from it must end.
 Inbox: TypeAlias = "SimpleQueue[Claim | None]"
 
 
@@ -46,9 +46,9 @@ class Slot:
 
 
 class ThreadCapacity:
-    """The threads that run sync functions, what waits for them, and how much more they can use soon.
+    """The threads that run sync functions, the claims that wait for them, and how many more claims they need soon.
 
-    A thread calls ``changed`` when it needs work, or when it has begun a claim and its end can be estimated anew.
+    A thread calls ``changed`` when it needs work, or when it has begun a claim whose end can now be estimated.
     """
 
     def __init__(self, count: int, changed: Callable[[], None]) -> None:
@@ -59,20 +59,20 @@ class ThreadCapacity:
         self._put = self._taken_back = 0
         self._cost: float | None = None
         self._ahead = 0
-        # The seconds that long tasks have taken lately while short ones were expected, and how many tasks had ended at
-        # the last. Approximate, because several threads write them.
+        # The seconds that long tasks have taken lately while short tasks were expected, and how many tasks had ended at
+        # the last long one. Approximate, because several threads write them.
         self._long, self._long_at = 0.0, 0
-        # From so many waiting tasks on, several wait for each thread.
+        # If at least this number of tasks wait, there are several for each thread.
         self._plenty = 2 * count
-        # The cost in seconds below which as many tasks may wait as ever do.
+        # The cost in seconds below which ``MOST_AHEAD`` tasks may wait.
         self._short = count * AHEAD / MOST_AHEAD
 
     # Called by the threads
 
     def next(self, slot: Slot, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
-        """Wait for the next claim of this thread and return it; None: the thread has to end.
+        """Wait for the next claim of this thread and return it. None: the thread must end.
 
-        ``wait`` takes it out of the inbox as soon as there is one.
+        ``wait`` takes the claim out of the inbox as soon as there is one.
         """
         claim = wait(self.inbox)
         slot.began_at = time.monotonic()
@@ -83,9 +83,9 @@ class ThreadCapacity:
         return claim
 
     def free(self, slot: Slot, cost: float | None = None) -> None:
-        """Note that this thread has ended its claim. ``cost``: the seconds that it took, None if they mean nothing."""
+        """Note that this thread has ended its claim. ``cost``: its seconds; None: it does not change the estimate."""
         if cost is not None and (cost >= self._short or self._ahead < MOST_AHEAD) and self._counts(cost):
-            # Otherwise the estimate makes no difference: as many tasks may wait as ever do.
+            # Otherwise the estimate has no effect, because ``MOST_AHEAD`` tasks may wait in any case.
             self._note_cost(cost)
         slot.ended += 1
         slot.began_at = None
@@ -96,22 +96,22 @@ class ThreadCapacity:
     # Called by the fetcher
 
     def put(self, claims: Sequence[Claim]) -> None:
-        """Have claims begun, in this order."""
-        # First, so that no thread is seen with a claim that nobody has put.
+        """Put claims into the inbox. Threads begin them in this order."""
+        # First the counter. Otherwise a thread could have begun a claim that is not counted as put.
         self._put += len(claims)
         put = self.inbox.put
         for claim in claims:
             put(claim)
 
     def take_back(self) -> Iterator[Claim]:
-        """Yield the claims that no thread has begun. None of them begins any more."""
+        """Take the claims that no thread has begun out of the inbox, and yield them."""
         for claim in _taken_from(self.inbox):
             self._taken_back += 1
             yield claim
 
     @property
     def waiting(self) -> int:
-        """How many claims wait for a thread. A claim that a thread has taken counts until the thread counts as busy."""
+        """How many claims wait for a thread. A claim counts until the thread that has taken it counts as busy."""
         return max(0, self._put - self._taken_back - sum(slot.begun for slot in self.slots))
 
     @property
@@ -125,19 +125,19 @@ class ThreadCapacity:
         return sum(slot.began_at is not None for slot in self.slots)
 
     def room(self) -> int:
-        """Return how many claims to fetch now. Never 0 while a thread is free and no claim waits for it."""
+        """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""
         waiting = self.waiting
         free = len(self.slots) - self.running
         wanted = free + self._ahead if self._ahead >= self._plenty else self._soon_free()
         if waiting >= free and waiting * 2 > wanted:
-            # To claim a few tasks takes about as long as to claim many, so wait until many are wanted.
+            # To claim a few tasks takes about as long as to claim many, so wait until many are needed.
             return 0
         return max(0, min(MOST_AT_ONCE, wanted - waiting))
 
     def next_change_in(self, since: float) -> float:
-        """Return in how many seconds one more thread will be expected to be free soon than was at ``since``.
+        """Return the seconds until ``_soon_free`` is expected to be larger than at ``since``.
 
-        ``since`` is a moment of ``time.monotonic()``. Infinite: no thread is expected to be, but one may call
+        ``since`` is a moment of ``time.monotonic()``. Infinite: that is not expected, but a thread may call
         ``changed``.
         """
         cost = self._cost
@@ -148,7 +148,7 @@ class ThreadCapacity:
         return max(0.0, soonest - time.monotonic())
 
     def expect_cost(self, cost: float) -> None:
-        """Expect claims to cost this many seconds, until quicker ones lower the estimate."""
+        """Set the expected cost of a claim in seconds. Quicker claims lower it again."""
         self._cost = cost
         self._ahead = int(min(MOST_AHEAD, len(self.slots) * AHEAD / max(cost, 1e-6)))
 
@@ -161,17 +161,18 @@ class ThreadCapacity:
                 count += 1
             elif cost is not None:
                 left = began + cost - now
-                # A claim that takes much longer than expected may take any time: its thread says when it is free.
+                # A claim that takes much longer than expected may take any time. Its thread calls ``changed`` at its
+                # end.
                 if -AHEAD < left <= AHEAD:
                     count += 1 + int((AHEAD - max(0.0, left)) / cost)
         return count
 
     def _counts(self, cost: float) -> bool:
-        """Say whether a cost is to change the estimate.
+        """Return whether a cost should change the estimate.
 
-        While short tasks run, one may take some milliseconds because its thread had to wait for the interpreter or for
-        a processor. One such task keeps nobody waiting for long. So it counts only if it and others like it have kept
-        the threads for ``AHEAD`` seconds. Otherwise the next claim would be small or late, again and again.
+        A short task may take some milliseconds because its thread had to wait for the GIL or for a processor. One such
+        task delays no other task for long. So its cost counts only if such tasks together have occupied the threads for
+        ``AHEAD`` seconds. Otherwise the next claims would often be too small or too late.
         """
         if self._ahead < MOST_AHEAD or cost > AHEAD:
             return True
@@ -182,12 +183,13 @@ class ThreadCapacity:
 
     def _note_cost(self, cost: float) -> None:
         known = self._cost
-        # Rises fast and falls slowly: to keep long tasks waiting here is worse than to wait for short ones.
+        # The estimate rises fast and falls slowly: if it is too low, long tasks wait here while other workers are idle.
+        # If it is too high, only this process waits for short tasks.
         self.expect_cost(cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03))
 
 
 class LoopCapacity:
-    """The places of the event loop, and the claims that wait for the thread that starts coroutines there."""
+    """The slots of the event loop, and the claims that wait for the thread that starts coroutines there."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.inbox: Inbox = SimpleQueue()
@@ -199,21 +201,21 @@ class LoopCapacity:
 
     @property
     def running(self) -> int:
-        """How many claims take a place, from the moment they were fetched."""
+        """How many claims use a slot. A claim uses it from the moment at which it was fetched."""
         return self._count
 
     def put(self, claim: Claim) -> None:
-        """Have a claim begun."""
+        """Put a claim into the inbox."""
         with self._counting:
             self._count += 1
         self.inbox.put(claim)
 
     def next(self, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
-        """Wait for the next claim and return it; None: the thread that starts coroutines has to end."""
+        """Wait for the next claim and return it. None: the thread that starts coroutines must end."""
         return wait(self.inbox)
 
     def take_back(self) -> Iterator[Claim]:
-        """Yield the claims that have not begun. None of them begins any more."""
+        """Take the claims that have not begun out of the inbox, and yield them."""
         for claim in _taken_from(self.inbox):
             self.free()
             yield claim
@@ -231,7 +233,7 @@ class LoopCapacity:
         return max(0, MOST_ASYNC - self._count)
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until no claim takes a place, and say whether that came."""
+        """Wait up to ``timeout`` seconds until no claim uses a slot. Return whether none does."""
         with self._counting:
             return self._counting.wait_for(lambda: self._count <= 0, timeout)
 

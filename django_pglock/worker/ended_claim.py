@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class EndedClaim:
-    """One claim and what came of it.
+    """One claim and its outcome.
 
-    ``outcome`` is None when another worker had taken the claim over. ``is_settled``: an atomic task has written the
-    outcome in its own transaction, so the settler only reports it.
+    ``outcome`` is None if another worker had taken the claim over. ``is_settled``: an atomic task has already written
+    the outcome in its own transaction, so the settler only reports it.
     """
 
     claim: Claim
     outcome: Outcome | None
-    #: The result object for signal receivers and logs; None: nobody observes this end.
+    #: The result object for signal receivers and logs; None: there is no observer.
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
     #: How many seconds the function ran, if it began.

@@ -1,7 +1,7 @@
-"""What is in flight in this process: claims that wait for a thread, run, or wait to be settled.
+"""The claims in flight in this process: those that wait for a thread, run, or wait to be settled.
 
-The fetcher puts claims in. Executor threads take them out of the inboxes and put ended claims into the outbox. The
-settler takes those and removes them. Python's SimpleQueue and dict are safe between threads.
+The fetcher adds claims to the inboxes. Executor threads take them out, and put ended claims into the outbox. The
+settler takes ended claims from the outbox and removes them. Python's SimpleQueue and dict are thread-safe.
 """
 
 from __future__ import annotations
@@ -13,45 +13,49 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from queue import SimpleQueue
 
-from django_pglock.store.outcome import Abandoned, Released
+from django_pglock.store.outcome import Abandoned, GivenBack
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
 from django_pglock.worker.ended_claim import EndedClaim
 
-#: Outcomes that may wait for the database: two batches of the settler. While more wait, the process claims nothing.
+#: The number of outcomes that may wait for the database: two batches of the settler. While more outcomes wait, the
+#: process claims nothing.
 MOST_UNSETTLED = 3000
 
 
 class InFlight:
-    """The claims of this process, and how many more it should ask for."""
+    """The claims of this process, and how many more it should claim."""
 
     def __init__(self, threads: int, *, most: int | None = None) -> None:
-        #: How many more tasks the process may claim, if that is limited. What a group call adds is not counted.
+        #: How many more tasks the process may claim, if that is limited. Tasks that a group call adds do not count.
         self.claims_left = most
-        #: Set when the fetcher should poll again: a thread is short of work, there is news, or the worker stops.
+        #: Set when the fetcher should poll again: a thread needs work, new tasks may be ready, or the worker stops.
         self.fetcher_wakeup = threading.Event()
-        #: Whether something may be ready that was not there at the last poll. Set before ``fetcher_wakeup``.
-        self.has_news = False
+        #: Whether tasks may be ready that were not ready at the last poll. Set before ``fetcher_wakeup``.
+        self.has_new_tasks = False
         self.threads = ThreadCapacity(threads, self.wake_fetcher)
         self.coroutines = LoopCapacity(self.wake_fetcher)
         self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is removed.
         self.claims: dict[tuple[int, int], Claim] = {}
-        #: Whether the fetcher is claiming: rows may say that they are ours whose claims are not here yet.
+        #: Whether the fetcher is claiming. Then rows may already belong to this worker whose claims are not here yet.
         self.is_claiming = False
-        #: Lock keys for whose groups threads are claiming now, by the claim that leads the group.
+        #: The lock keys of the groups for which threads are claiming now, by the claim that leads the group.
         self.claiming_groups: dict[Claim, str | None] = {}
         #: How many ended claims the settler has taken and not yet written. Only the settler sets it.
         self.settling = 0
-        #: How many tasks were claimed since the start. Threads claim for their groups, too, so a lock protects it.
+        #: How many tasks were claimed since the start. Protected by a lock, because threads claim for their groups,
+        #: too.
         self.claimed = 0
         self._counting = threading.Lock()
-        #: Called when the first claim comes after there was none.
+        #: Called when a claim is added while there is none.
         self.when_busy: list[Callable[[], None]] = []
-        #: When the answer to a claim was lost, by time.monotonic(): rows may say that they are ours, now or soon.
+        #: When the answer to a claim was lost, by time.monotonic(). Rows may then belong to this worker without a claim
+        #: here, now or soon.
         self.answer_lost_at = -math.inf
-        # Nothing was claimed because too many outcomes wait for the database: the settler must wake the fetcher later.
+        # Whether nothing was claimed because too many outcomes wait for the database. The settler must wake the
+        # fetcher.
         self._is_held_back = False
 
     @property
@@ -61,12 +65,12 @@ class InFlight:
 
     @property
     def unsettled(self) -> int:
-        """How many ended claims wait for the database; approximate, because several threads move them meanwhile."""
+        """How many ended claims wait for the database. Approximate, because several threads move them meanwhile."""
         return self.outbox.qsize() + self.settling
 
     @property
     def running(self) -> int:
-        """How many tasks run now; approximate, too."""
+        """How many tasks run now. Approximate, too."""
         return max(0, len(self.claims) - self.waiting - self.unsettled)
 
     @property
@@ -75,15 +79,15 @@ class InFlight:
         return bool(self.threads.ended or self.coroutines.ended)
 
     def may_claim(self) -> bool:
-        """Say whether the process may claim anything now, regardless of free threads."""
+        """Return whether the process may claim tasks now, regardless of free threads."""
         if self.unsettled > MOST_UNSETTLED:
             self._is_held_back = True
             return False
         return True
 
-    def tell_news(self) -> None:
-        """Say that something may have become ready."""
-        self.has_news = True
+    def notify_fetcher(self) -> None:
+        """Wake the fetcher, because tasks may have become ready."""
+        self.has_new_tasks = True
         self.fetcher_wakeup.set()
 
     def wake_fetcher(self) -> None:
@@ -96,23 +100,23 @@ class InFlight:
         return [task_id for task_id, _attempt in list(self.claims)]
 
     def group_keys_being_claimed(self) -> list[str]:
-        """Return the lock keys for whose groups threads are claiming now."""
+        """Return the lock keys of the groups for which threads are claiming now."""
         return [key for key in list(self.claiming_groups.values()) if key is not None]
 
     def note_lost_answer(self) -> None:
-        """Note that a claim may be committed whose answer has not come."""
+        """Note that a claim may be committed whose answer was lost."""
         self.answer_lost_at = time.monotonic()
 
     def begin_all(self, claims: Sequence[Claim]) -> None:
-        """Add claims and have them begun in this order."""
+        """Add claims, and pass them to threads and event loop in this order."""
         self.add(claims)
         if self.claims_left is not None:
             self.claims_left -= len(claims)
         self.begin(claims)
 
     def begin(self, claims: Sequence[Claim]) -> None:
-        """Have claims in flight begun by a thread or by the event loop, depending on their functions."""
-        # There are few functions, and there may be a thousand claims.
+        """Pass claims to the threads or to the event loop, depending on their functions."""
+        # By function, because there are few functions, and there may be a thousand claims.
         coroutines = set(filter(registry.is_async, set(map(attrgetter("task_path"), claims))))
         if not coroutines:
             self.threads.put(claims)
@@ -124,7 +128,7 @@ class InFlight:
                 self.threads.put([claim])
 
     def add(self, claims: Sequence[Claim]) -> None:
-        """Add claims without having them begun: the caller runs them or ends them."""
+        """Add claims without passing them on. The caller runs or ends them."""
         was_idle = not self.claims
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
         if was_idle:
@@ -134,13 +138,13 @@ class InFlight:
             self.claimed += len(claims)
 
     def end(self, ended: EndedClaim) -> None:
-        """Pass an ended claim, and the others of its group call, on to the settler."""
+        """Pass an ended claim, and the other claims of its group call, to the settler."""
         self.outbox.put(ended)
         for other in ended.same_call:
             self.outbox.put(other)
 
     def remove(self, ended_claims: Sequence[EndedClaim]) -> None:
-        """Forget claims that were settled or lost."""
+        """Remove claims that were settled or lost."""
         for key in map(attrgetter("id", "attempt"), map(attrgetter("claim"), ended_claims)):
             self.claims.pop(key, None)
         if self._is_held_back:
@@ -148,7 +152,7 @@ class InFlight:
             self.wake_fetcher()
 
     def give_back_waiting(self) -> int:
-        """Give back all claims that nothing has begun. Returns how many."""
+        """Give back all claims that have not begun. Returns how many."""
         claims = [*self.threads.take_back(), *self.coroutines.take_back()]
         for claim in claims:
             self.give_back(claim)
@@ -157,10 +161,10 @@ class InFlight:
         return len(claims)
 
     def give_back(self, claim: Claim) -> None:
-        """Give back a claim that nothing has begun."""
-        self.outbox.put(EndedClaim(claim, Released()))
+        """Give back a claim that has not begun."""
+        self.outbox.put(EndedClaim(claim, GivenBack()))
 
     def abandon(self, claims: Sequence[Claim], delay: float) -> None:
-        """Have tasks that still run here run again elsewhere, in ``delay`` seconds. Their outcomes here are dropped."""
+        """Abandon claims of running tasks: they run elsewhere in ``delay`` seconds, and outcomes here are dropped."""
         for claim in claims:
             self.outbox.put(EndedClaim(claim, Abandoned(delay)))

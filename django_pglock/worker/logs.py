@@ -1,7 +1,7 @@
-"""The worker's log: the record of a claim, and the records that are not made because no handler would take them.
+"""The worker's log: records about claims, and the levels of loggers whose records no handler takes.
 
-``django.tasks`` logs the start and the end of each task. With Django's default settings the handler drops both when
-DEBUG is off, and making them took a third of a worker's time.
+``django.tasks`` logs the start and the end of each task. With Django's default settings and DEBUG off, the handler
+drops both records. To make them took a third of a worker's time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("django.tasks", "django_tasks")
 
 
 def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failure | None = None) -> None:
-    """Log one sentence about a claim, which is its subject, with its fields and, of a failure, the stored traceback."""
+    """Log a sentence whose subject is a claim, with the fields of the claim and the stored traceback of a failure."""
     if not logger.isEnabledFor(level):
         return
     error = None if failure is None else failure.exception
@@ -28,16 +28,16 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     args, extra = (claim, *values), claim.log_fields()
     record = logger.makeRecord(logger.name, level, __file__, 0, f"%s {text}.", args, exc_info, "log_claim", extra)
     if failure is not None:
-        # The text that was stored: no handler fails at it, and no handler runs the user's code to make it.
+        # The stored text. So no handler formats the exception, which could run the user's code and fail.
         record.exc_text = failure.traceback.rstrip("\n")
     logger.handle(record)
 
 
 def silence_unhandled_loggers() -> list[str]:
-    """Raise the level of django.tasks' loggers to WARNING where no handler takes anything below. Returns their names.
+    """Set the level of django.tasks' loggers to WARNING if no handler takes lower records. Return the loggers' names.
 
-    Only for a process that belongs to the worker. A logger whose level is set is not changed. No logger is changed
-    where other code has replaced the way to the handlers, as error trackers do that collect log records.
+    Only for a process that belongs to the worker. A logger with a level is not changed. No logger is changed if other
+    code has replaced the method that calls the handlers, as some error trackers do to collect log records.
     """
     if logging.Logger.callHandlers.__module__ != "logging":
         return []
@@ -48,16 +48,16 @@ def silence_unhandled_loggers() -> list[str]:
 
 
 def keep_off_terminal() -> None:
-    """Write the records of django.tasks to no terminal, because the worker's own log says the same in its own format.
+    """Keep the records of django.tasks off the terminal, because the worker's own log has the same information.
 
-    Other handlers, such as the one that mails errors to the admins, still get them.
+    Other handlers, such as the one that mails errors to the admins, still get the records.
     """
     for name in NAMES:
         for handler in _handlers_of(name):
             if isinstance(handler, logging.StreamHandler):
                 handler.addFilter(_is_of_others)
         if not logging.getLogger(name).hasHandlers():
-            # Without any handler Python would write warnings and errors to the terminal.
+            # Without a handler Python would write warnings and errors to the terminal.
             logging.getLogger(name).addHandler(logging.NullHandler())
 
 
@@ -66,7 +66,7 @@ def _is_of_others(record: logging.LogRecord) -> bool:
 
 
 def is_handled(name: str, level: int) -> bool:
-    """Say whether some handler would take a record of this logger and level."""
+    """Return whether a handler would take a record of this logger and level."""
     if not logging.getLogger(name).isEnabledFor(level):
         return False
     record = logging.getLogger(name).makeRecord(name, level, "", 0, "", (), None)
@@ -74,7 +74,7 @@ def is_handled(name: str, level: int) -> bool:
 
 
 def _handlers_of(name: str) -> Iterator[logging.Handler]:
-    """Yield the handlers that get the records of a logger: its own, and those of the loggers above it."""
+    """Yield the handlers that get the records of a logger: its own, and those of its parent loggers."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         yield from (each for each in logger.handlers if not isinstance(each, logging.NullHandler))

@@ -1,4 +1,4 @@
-"""The options of a worker and their checks, the same in Python and on the command line."""
+"""The options of a worker and their checks. They are the same in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def amount(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Read the number of a port; 0 is any. Raises ``ValueError``."""
+    """Read the number of a port. 0 means any free port. Raises ``ValueError``."""
     if not text.isdecimal() or int(text) > LAST_PORT:
         raise ValueError(f"{text!r} is not a port from 0 to {LAST_PORT}")
     return int(text)
@@ -61,12 +61,12 @@ NUMBERS: dict[str, Callable[[str], float]] = {
 
 
 def our_backends() -> list[Any]:
-    """Return the backends of ``TASKS`` that are of this package."""
+    """Return the backends of ``TASKS`` that belong to this package."""
     return [backend for backend in task_backends.all() if hasattr(backend, "database")]
 
 
 def database_of(alias: str) -> str:
-    """Return the database alias of a backend of ``TASKS``. Raises ``ConfigurationError`` if it is not of ours."""
+    """Return the database alias of a backend of ``TASKS``. Raises ``ConfigurationError`` for a backend of others."""
     ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
     if alias not in ours:
         known = ", ".join(sorted(ours))
@@ -77,14 +77,14 @@ def database_of(alias: str) -> str:
 def check_options(
     *, using: str, backend: str | None, probe_host: str | None, heartbeat_file: str | None, **others: Any
 ) -> None:
-    """Raise ``ConfigurationError`` for arguments of ``Worker`` that are wrong, or that it would ignore."""
+    """Raise ``ConfigurationError`` for arguments of ``Worker`` that are invalid or would be ignored."""
     connection_for(using)
     if backend is not None and (database := database_of(backend)) != using:
         raise ConfigurationError(f"Backend {backend!r} stores its tasks in database {database!r}, not in {using!r}.")
     for name, read in NUMBERS.items():
         if others[name] is not None:
             try:
-                # Numbers look the same in Python and on a command line; everything else is refused.
+                # The functions read text. The repr of a number is valid text, and that of any other object is refused.
                 read(repr(others[name]))
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}.") from error

@@ -1,9 +1,10 @@
-"""A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
+"""Services: the parts of the worker that run in their own threads.
 
-Each turn of its loop survives a lost connection: the service logs it once, closes what it had open, backs off with
-jitter and continues. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
+A turn is one pass of the loop of such a thread. If a turn loses its database connection, the service logs this once,
+closes the connection, backs off with jitter, and continues. A service sleeps only by waiting for an event, so that a
+stop ends the sleep at once.
 
-A service notes by when it will show life again, so that ``probes/health.py`` can say whether it is stuck.
+A service notes until when it may be silent, so that ``probes/health.py`` can find out whether it is stuck.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before the first retry after a failed turn; doubled each time, up to the second number.
+#: Seconds before the first retry after a failed turn. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: The most seconds for one statement of a service, unless the service sets another limit.
+#: The time limit for one statement of a service in seconds, unless the service sets another limit.
 STATEMENT_LIMIT = 30.0
 
-#: The server's limits on a statement and on a session that is idle in a transaction. Services set their own values.
+#: The server's limits for a statement, and for a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
-#: Limits that would end a session in normal operation.
+#: Limits that are switched off, because they would end a service's session in normal operation.
 NO_LIMITS = {"lock_timeout": "0", "idle_session_timeout": "0", "transaction_timeout": "0"}
 
 
 class Service:
-    """One looping thread. A subclass says what a turn is, and may say how to wake it and what to do at the end."""
+    """One thread with a loop. A subclass defines a turn, and may define how to wake it and what to do at the end."""
 
     name = "service"
 
@@ -48,28 +49,28 @@ class Service:
         self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        #: The moment, of time.monotonic(), up to which the service may show no life without being stuck.
+        #: The moment, of time.monotonic(), until which the service may be silent without being stuck.
         self.awake_by = math.inf
 
     @property
     def longest_pause(self) -> float:
-        """The most seconds between two attempts after an error."""
+        """The longest time in seconds between two tries after an error."""
         return LONGEST_PAUSE
 
     def start(self) -> None:
         """Start the thread. Call it once."""
         thread = threading.Thread(target=self._loop, name=f"lockworker-{self.name}", daemon=True)
         thread.start()
-        # Not before: a thread that has not started is not alive, and another thread may ask just then who is missing.
+        # Set only now: before its start a thread is not alive, and another thread may check ``is_missing`` meanwhile.
         self._thread = thread
 
     def stop(self) -> None:
-        """Ask the thread to end after its present turn. May be called twice, or before the start."""
+        """Request the end of the thread after its present turn. May be called twice, or before the start."""
         self.stopping.set()
         self.wake()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to ``timeout`` seconds for the end and say whether it came."""
+        """Wait up to ``timeout`` seconds for the end of the thread. Return whether it has ended."""
         if self._thread is None:
             return True
         self._thread.join(timeout)
@@ -82,35 +83,35 @@ class Service:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the thread has ended although nobody has stopped it."""
+        """Whether the thread has ended without having been stopped."""
         return self._thread is not None and not self._thread.is_alive() and not self.stopping.is_set()
 
     def note_life(self, sleep: float = 0.0) -> None:
-        """Note that the service lives, and may sleep or wait for another party for ``sleep`` seconds from now."""
+        """Note that the service is alive, and may sleep or wait for ``sleep`` seconds from now."""
         self.awake_by = time.monotonic() + sleep
 
     def wake(self) -> None:
-        """End the sleep of the present turn. Override it if the service sleeps on anything else than ``stopping``."""
+        """End the sleep of the present turn. Override it if the service does not only wait for ``stopping``."""
 
     def open(self) -> None:
-        """Open what a turn needs, unless it is open. Called before each turn."""
+        """Open the session for a turn, unless it is open. Called before each turn."""
 
     def turn(self) -> None:
-        """Do the work once; sleep at the end of it if there is nothing to do."""
+        """Do the work once. Sleep at the end if there is nothing to do."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what a turn may have opened. Called after each failure."""
+        """Close the session that a turn may have opened. Called after each failure."""
 
     def leave(self) -> None:
-        """Close what the turns have open. Called at the end."""
+        """Close the session of the turns. Called at the end."""
         self.close()
 
     def last_turn(self) -> None:
-        """Do what is left to do after the last turn, with what the turns have open. May fail."""
+        """Do the remaining work after the last turn, in the same session. May fail."""
 
     def finish(self) -> None:
-        """Close what the service has had open since its start."""
+        """Close the resources that the service has used since its start."""
 
     def forbidden(self, error: BaseException) -> None:
         """Note that the role lacks a right. The service tries again in any case."""
@@ -142,7 +143,7 @@ class Service:
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         if self._failures == 1:
-            # A refusal, such as of a missing right, is no loss of the connection.
+            # If the server refuses a statement, for example because a right is missing, the connection is not lost.
             is_refusal = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
             what = "cannot do its work" if is_refusal else "has lost its database connection"
             logger.warning("The %s %s and tries again: %s", self.name, what, str(error).strip())
@@ -155,17 +156,18 @@ class Service:
 
 
 class ConnectedService(Service):
-    """A service with a database session, opened before the first turn and again after each loss.
+    """A service with a database session. It opens the session before the first turn, and again after each loss.
 
-    The session replaces the thread's Django connection, so every query of this thread runs in it. Limits that a
-    database administrator has set for the role are lifted, because here an idle session is normal. The server ends a
-    statement that takes longer than ``patience`` seconds; if the server cannot be reached, ``Deadlines`` does.
+    The session is the thread's Django connection, so each query of this thread runs in it. Time limits that a database
+    administrator has set for the role are switched off, because here an idle session is normal. The server cancels a
+    statement that takes longer than ``patience`` seconds. If the server cannot be reached, ``Deadlines`` closes the
+    connection.
 
-    Without ``sessions`` the session is the service's own. Else the service takes one of them for each turn, and others
-    may use it while this one waits.
+    Without ``sessions`` the service has its own session. Otherwise it takes one of ``sessions`` for each turn, and
+    other services may use that session while this service waits.
     """
 
-    #: The seconds for which a service that can wait does so while all sessions are in use, before it opens another.
+    #: If all sessions are in use, the service waits for this number of seconds before it opens another one.
     waits_for_session = 0.0
 
     def __init__(self, using: str, sessions: SharedSessions | None = None) -> None:
@@ -173,28 +175,28 @@ class ConnectedService(Service):
         self.using = using
         self.sessions = sessions
         self._connection: DatabaseWrapper | None = None
-        # The same connection, already while it is being opened: that takes statements, too.
+        # The same connection, but set already while the connection is being opened, because that also sends statements.
         self._awaited: DatabaseWrapper | None = None
         self._statements = 0
-        # Whether a session was lost, or none was there yet: then ``connected`` has to be called.
+        # Whether the session was lost, or there was none yet. Then ``connected`` has to be called.
         self._is_cut_off = True
         self._connects = 0
-        # Whether the service has released its session within the present turn.
+        # Whether the service has released its session in the present turn.
         self._has_released = False
 
     @property
     def patience(self) -> float:
-        """The most seconds for one statement."""
+        """The time limit for one statement in seconds."""
         return STATEMENT_LIMIT
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a session, as far as the service knows."""
+        """Whether the service has a session, as far as it knows."""
         return self._connection is not None
 
     @property
     def reconnects(self) -> int:
-        """How many sessions were opened because one before was lost."""
+        """The number of sessions that were opened because an earlier one was lost."""
         return max(0, self._connects - 1)
 
     def open(self) -> None:
@@ -223,7 +225,7 @@ class ConnectedService(Service):
         return connection
 
     def _prepare(self, connection: DatabaseWrapper) -> None:
-        # How long to wait for a server that does not answer is for the client's settings to say.
+        # No limit here: the client's settings limit how long to wait for a server that does not answer.
         self.note_life(math.inf)
         connection.ensure_connection()
         self.note_life()
@@ -233,7 +235,7 @@ class ConnectedService(Service):
             self.sessions.prepare(connection)
 
     def release_session(self) -> None:
-        """Let others use the session, if it is shared. Call it before a wait; the next turn takes one again."""
+        """Let other services use a shared session. Call it before a wait. The next turn takes a session again."""
         if self.sessions is not None and self._connection is not None:
             connection, self._connection, self._awaited = self._connection, None, None
             connection.execute_wrappers.remove(self._count)
@@ -242,12 +244,12 @@ class ConnectedService(Service):
             self.sessions.give_back(connection)
 
     def retake_session(self) -> None:
-        """Take a session again within the turn, if the service has released one."""
+        """Take a session again in the same turn, if the service has released its session."""
         if self._has_released:
             self.open()
 
     def close_session(self) -> None:
-        """Close the session, which is not lost: nothing needs it for some time. The next ``open()`` opens another."""
+        """Close a session that is not needed for some time. This is no loss. The next ``open()`` opens another one."""
         connection, self._connection, self._awaited = self._connection, None, None
         if connection is not None:
             connection.close()
@@ -258,7 +260,7 @@ class ConnectedService(Service):
         self.close()
 
     def connected(self) -> None:
-        """Prepare for work in a session that is the first one, or that replaces one that was lost."""
+        """Prepare the work in a new session: the first session, or the next one after a loss."""
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
         """Return the session and the number of the statement that waits for its answer now. For other threads."""

@@ -1,7 +1,7 @@
-"""The database sessions that the parts of a worker share: one while the worker is idle, one for each part under load.
+"""The database sessions that the services of a worker share: one for an idle worker, one for each service under load.
 
-A part takes a session while it works and gives it back before it waits. It gets the session that was given back last.
-So sessions that the load does not need are not used, and after some seconds they are closed, all but one.
+A service takes a session while it works, and gives it back before it waits. It gets the session that was given back
+last. So surplus sessions are not used, and after some seconds all of them but one are closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE = 10.0
 
 
 class SharedSessions:
-    """The sessions of one database alias that several threads use in turn, each one thread at a time.
+    """The sessions of one database alias that several threads share. One thread at a time uses a session.
 
     ``prepare`` is called with each session right after it was opened, in the thread that has opened it.
     """
@@ -32,15 +32,15 @@ class SharedSessions:
     def __init__(self, using: str, *, prepare: Callable[[DatabaseWrapper], None] = lambda _: None) -> None:
         self.using = using
         self.prepare = prepare
-        # Those that nobody uses, and since when; the last is the one given back last.
+        # The unused sessions, and since when they are unused, in the order in which they were given back.
         self._idle: list[tuple[float, DatabaseWrapper]] = []
         self._changing = threading.Condition()
         self._is_closed = False
 
     def take(self, within: float = 0.0) -> DatabaseWrapper:
-        """Return the session that was given back last or, if all are in use, one that is not open yet.
+        """Return the session that was given back last or, if all are in use, a new one that is not open yet.
 
-        ``within``: before that, wait for so many seconds until a session is given back.
+        ``within``: if all are in use, first wait up to this number of seconds for a session that is given back.
         """
         with self._changing:
             if self._idle or (within and self._changing.wait_for(lambda: self._idle, within)):
@@ -48,7 +48,7 @@ class SharedSessions:
         return dedicated_connection(self.using, application_name="lockworker work")
 
     def give_back(self, session: DatabaseWrapper) -> None:
-        """Let others use a session, and close those that have not been used for long."""
+        """Let other threads use a session, and close the sessions that have not been used for long."""
         if transaction_status(session) != TransactionStatus.IDLE:
             session.close()
             return
@@ -61,23 +61,23 @@ class SharedSessions:
             self.close_surplus()
 
     def close_surplus(self) -> None:
-        """Close those that have not been used for long, all but one."""
+        """Close the sessions that have not been used for long, except for the last one."""
         with self._changing:
             last = time.monotonic() - IDLE
-            # The list is in the order of the dates.
+            # The list is in the order of the times.
             old = [each for each in self._idle[:-1] if each[0] <= last]
             self._idle = self._idle[len(old) :]
         for _, surplus in old:
             surplus.close()
 
     def close_idle(self) -> None:
-        """Close those that nobody uses: after the loss of one, the others are probably lost as well."""
+        """Close the unused sessions: after the loss of one session, the others are probably lost as well."""
         with self._changing:
             idle, self._idle = self._idle, []
         for _, session in idle:
             session.close()
 
     def close(self) -> None:
-        """Close those that nobody uses now, and the others as soon as they are given back."""
+        """Close the unused sessions now, and the others as soon as they are given back."""
         self._is_closed = True
         self.close_idle()

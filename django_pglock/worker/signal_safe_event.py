@@ -15,21 +15,21 @@ class SignalSafeEvent:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
         """Set the event and wake the thread that waits for it."""
         self._is_set = True
-        self._news.put(None)
+        self._wakeup.put(None)
 
     def is_set(self) -> bool:
-        """Say whether the event has been set."""
+        """Return whether the event has been set."""
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until the event is set, and say whether it is."""
+        """Wait up to ``timeout`` seconds until the event is set. Return whether it is set."""
         if not self._is_set:
             with suppress(Empty):
-                # Put back what was taken out: other threads may wait, too.
-                self._news.put(self._news.get(timeout=timeout))
+                # Put the item back, because other threads may wait, too.
+                self._wakeup.put(self._wakeup.get(timeout=timeout))
         return self._is_set

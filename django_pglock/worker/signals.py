@@ -1,4 +1,4 @@
-"""The signals of django.tasks, as the worker sends them: to whom, and only where somebody observes them."""
+"""Sends the signals of django.tasks, if there are observers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds between two checks for observers. A check for each task would take a tenth of the worker's time.
 CHECK_INTERVAL = 0.01
-#: "django.tasks" or "django_tasks": the package, its logger, and where its own receivers are.
+#: "django.tasks" or "django_tasks": the name of the package and of its logger.
 PACKAGE = BaseTaskBackend.__module__.partition(".backends")[0]
 PACKAGE_LOGGER = logging.getLogger(PACKAGE)
 
 
 def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
-    """Send one of the signals of django.tasks. No receiver harms a task, nor the thread that sends the signal."""
+    """Send one of the signals of django.tasks. An error of a receiver affects neither a task nor the calling thread."""
     try:
         answers = signal.send_robust(sender_of(claim), task_result=result)
     except BaseException:
-        # Django catches every Exception and continues with the next receiver. This is a SystemExit or the like.
+        # Django catches each Exception and continues with the next receiver. So this is a SystemExit or the like.
         logger.exception("A signal receiver for %s raised a BaseException, so later receivers were not called.", claim)
         return
     for receiver, answer in answers:
         if isinstance(answer, Exception):
-            # Django logs this as well, but to a logger that has no handler unless DEBUG is on.
+            # Django logs this as well, but its logger has no handler unless DEBUG is on.
             name = getattr(receiver, "__qualname__", type(receiver).__qualname__)
             failure = Failure.of(answer)
             log_claim(
@@ -50,7 +50,7 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
 def sender_of(claim: Claim) -> type[Any]:
     """Return the sender of the signals of django.tasks: the class of the task's backend.
 
-    For a backend that is not in TASKS (any more), the class of the function's backend.
+    If the backend is not in TASKS, it is the class of the function's backend.
     """
     definition = registry.find(claim.task_path)
     if definition is None or claim.backend in task_backends.settings:
@@ -59,10 +59,10 @@ def sender_of(claim: Claim) -> type[Any]:
 
 
 class Observers:
-    """Whether anybody observes that a task starts or succeeds.
+    """Whether there are observers of the start or the success of a task.
 
-    Observers are receivers of the signals, the worker's log at DEBUG, and the log of django.tasks, whose records are
-    made by receivers of the signals.
+    Observers are receivers of the signals, and the worker's log at DEBUG. The log of django.tasks is an observer, too:
+    its records are made by receivers of the signals.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Observers:
         self._exist = True
 
     def exist(self) -> bool:
-        """Say whether there are any, as of at most ``CHECK_INTERVAL`` seconds ago."""
+        """Return whether there are observers, as of at most ``CHECK_INTERVAL`` seconds ago."""
         now = time.monotonic()
         if now - self._checked_at >= CHECK_INTERVAL:
             self._checked_at = now
@@ -92,5 +92,5 @@ def _module_of(receiver: Any) -> str | None:
     return getattr(function, "__module__", None)
 
 
-#: Signals and loggers belong to the process, so one object answers for the process.
+#: Signals and loggers are global in a process, so one object is enough.
 has_observers = Observers().exist

@@ -1,4 +1,4 @@
-"""One worker process: its parts, and the order in which they start and stop."""
+"""One worker process: makes its parts, and starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -41,43 +41,45 @@ from django_pglock.worker.upkeep.upkeep import Upkeep
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which known outcomes may still be written when the worker has to end.
+#: Seconds for the last writes of outcomes when the worker must end.
 LAST_WRITES = 10.0
-#: The least seconds that a function gets to end after its timeout; with a longer grace, the grace.
-LEAST_PATIENCE = 1.0
-#: Seconds between two checks of the limits, and of a signal that has come without waking the main thread.
+#: The least seconds that a function gets to end after its timeout. If the grace period is longer, it is used.
+LEAST_GRACE_PERIOD = 1.0
+#: Seconds between two checks of the limits, and of signals that did not wake the main thread.
 CHECK_INTERVAL = 1.0
 
-#: What follows from a lost thread where no supervisor can replace the process.
+#: The part of a message about a lost thread if there is no supervisor that can replace the process.
 THREAD_IS_LOST = (
     "Its thread is lost, and the task stays RUNNING until the function returns or the worker ends. "
     "With --processes or a --max option the process is replaced."
 )
-#: Seconds after which a task that this process could not wait for runs elsewhere. By then the process has ended.
+#: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER = 3.0
 
 
 class Worker:
-    """Runs tasks of some queues of one database until it is told to stop.
+    """Runs tasks of some queues of one database until it is stopped.
 
-    ``using`` is the database alias; ``backend`` the alias in TASKS of the backend to serve, where several share the
-    database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
-    order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
-    seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
-    left in its queues, nothing is in flight, and nothing there runs on a worker that may be dead. Tasks that are
-    scheduled for later do not count. ``left_behind`` then says what it could not run.
+    ``using`` is the database alias. ``backend`` is the alias in TASKS of the backend to serve, if several backends
+    share the database (None: all of them). ``queues``, ``exclude`` and ``order`` are the queues to serve and their
+    order, as in ``runlockworker`` (none: all queues). ``threads`` is the number of sync tasks that run at once.
+    ``grace`` is the number of seconds that running tasks get to finish after a stop. With ``drain`` the worker ends
+    when no task that it could claim is left in its queues, nothing is in flight, and no task of these queues runs on a
+    worker that may be dead. Tasks that are scheduled for later do not count. Then ``left_behind`` has the tasks that it
+    could not run.
 
-    ``run()`` also ends when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
+    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, or after
     ``max_time`` seconds. ``supervisor``: the sockets to the supervisor, if there is one, which then starts another
     process.
 
-    Raises ``ConfigurationError`` for an unknown alias, for queues that are not valid, for a number that is out of
-    bounds, and for an option that would be ignored, such as a ``probe_host`` without a port.
+    Raises ``ConfigurationError`` for an unknown alias, for invalid queues, for a number that is out of bounds, and for
+    an option that would be ignored, such as a ``probe_host`` without a port.
 
-    ``probe_port`` and ``probe_host`` say where it answers probes over HTTP, ``heartbeat_file`` the path of a file whose
-    mtime is that of its last beat; ``start()`` raises ``ConfigurationError`` where it cannot.
+    ``probe_port`` and ``probe_host`` are the address at which the worker answers probes over HTTP. ``heartbeat_file``
+    is the path of a file whose mtime is the time of the last beat. ``start()`` raises ``ConfigurationError`` if the
+    address or the file cannot be used.
 
-    ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
+    ``start()`` returns when the worker is ready. ``stop()`` is safe in a signal handler. ``shutdown()`` blocks.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Worker:
         me = self.identity.id
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
-        self._asked_to_stop, self._asked_to_stop_now = SignalSafeEvent(), SignalSafeEvent()
+        self._stop_requested, self._immediate_stop_requested = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
         self._serves_one_backend = backend is not None
@@ -113,11 +115,11 @@ class Worker:
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
         self.channel = None if supervisor is None else self._make_channel(supervisor)
-        watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
+        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), stuck=self._give_up_thread)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
-        # Settings that keep plans would also reach the other clients of a pooler.
+        # Behind a pooler, the settings that keep plans would also affect its other clients.
         self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
         self.drain = Drain(using, self.queues, me, end=self.end, backend=backend) if drain else None
         self.sleep = Sleep(self.in_flight, using, me, self.queues)
@@ -126,7 +128,7 @@ class Worker:
         self.rest = Rest(is_possible=listens and not drain and backend is None and supervisor is None)
         self.heartbeat_process = HeartbeatProcess(partial(instructions_for, using, me))
         self.running_tasks = self._make_running_tasks(using, progress)
-        self.upkeep = Upkeep(using, me, promoted=self.in_flight.tell_news, rest=self.rest, sessions=self.sessions)
+        self.upkeep = Upkeep(using, me, promoted=self.in_flight.notify_fetcher, rest=self.rest, sessions=self.sessions)
         self.settler = Settler(
             self.in_flight, using, me, progress=progress, scheduled=self.upkeep.wake, sessions=self.sessions
         )
@@ -143,9 +145,9 @@ class Worker:
 
     def _make_listener(self) -> Listener:
         return Listener(
-            ready=self.sleep.hear,
+            ready=self.sleep.note_ready,
             scheduled=self.upkeep.wake,
-            cancelled=self.running_tasks.hear_of_cancel,
+            cancelled=self.running_tasks.note_request,
             missed=self._note_missed,
         )
 
@@ -154,7 +156,7 @@ class Worker:
             self.in_flight,
             using,
             self.identity,
-            self.queues.asked,
+            self.queues.given,
             process=self.heartbeat_process,
             rest=self.rest,
             on_beat=self._note_beat,
@@ -189,7 +191,7 @@ class Worker:
             listens=listens,
             backend=backend,
             drain=self.drain,
-            on_task_limit=self._ask_for_replacement,
+            on_task_limit=self._request_replacement,
             sessions=self.sessions,
         )
 
@@ -199,7 +201,7 @@ class Worker:
             heartbeat=self.heartbeat,
             fetcher=self.fetcher,
             executor=self.executor,
-            is_stopping=self._asked_to_stop.is_set,
+            is_stopping=self._stop_requested.is_set,
         )
 
     def _make_probes(self, *, host: str | None, port: int | None, path: str | None, number: int | None) -> Probes:
@@ -227,18 +229,18 @@ class Worker:
 
     def _note_missed(self) -> None:
         """Have all parts look that notifications wake: some may have been sent before the session began to listen."""
-        self.in_flight.tell_news()
+        self.in_flight.notify_fetcher()
         self.upkeep.wake()
         self.running_tasks.wake()
 
     def _note_beat(self) -> None:
         self.probes.file.touch()
-        # The other parts of an idle worker seldom give back a session.
+        # The other services of an idle worker rarely give back a session.
         self.sessions.close_surplus()
 
     @property
     def services(self) -> list[Service]:
-        """The parts that run in threads of their own."""
+        """The parts that run in their own threads."""
         return [*self._connected, self.executor.watchdog, self.deadlines, self.session_watch]
 
     @property
@@ -247,18 +249,18 @@ class Worker:
 
     @property
     def left_behind(self) -> list[str]:
-        """What a worker with ``drain`` has left although it should have run it, in words; empty before the end."""
+        """The tasks, in words, that a worker with ``drain`` should have run but has not; empty before the end."""
         return [] if self.drain is None else self.drain.left_behind
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked the worker to stop."""
-        return self._asked_to_stop.is_set()
+        """Whether a stop was requested."""
+        return self._stop_requested.is_set()
 
     def start(self) -> None:
-        """Start all parts: the heartbeat before anything is claimed, and the fetcher last.
+        """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
-        Waits for the database and its tables as long as it takes, or until somebody asks to stop.
+        Waits until the database and its tables are available, or until a stop is requested.
         """
         self.probes.start()
         if self.channel is not None:
@@ -266,7 +268,7 @@ class Worker:
         self.deadlines.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
-            if self._asked_to_stop.is_set():
+            if self._stop_requested.is_set():
                 return
         self.settler.start()
         self.session_watch.start()
@@ -276,21 +278,21 @@ class Worker:
         self.fetcher.start()
         self.probes.systemd.tell_ready()
         logger.info(
-            "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
+            "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.given)) or "all queues"
         )
 
     def run(self) -> bool:
-        """Start, wait until somebody asks to stop or a limit is reached, and return what ``shutdown()`` returns.
+        """Start, wait until a stop is requested or a limit is reached, and return the value of ``shutdown()``.
 
-        Raises ``RuntimeError`` after that if a part of the worker has ended by itself, so that the exit code tells.
+        Raises ``RuntimeError`` at the end if a part of the worker has ended by itself, so that the exit code is not 0.
         """
         self.start()
         missing: str | None = None
-        # Never without a timeout: the kernel may deliver a signal to another thread, as it does right after SIGCONT.
-        # Python's handler runs in this thread, which such a signal does not wake.
-        while not self._asked_to_stop.wait(CHECK_INTERVAL):
+        # Always with a timeout: the kernel may deliver a signal to another thread, for example right after SIGCONT.
+        # Python's handler runs in this thread, but such a signal does not wake it.
+        while not self._stop_requested.wait(CHECK_INTERVAL):
             if missing := self.health.missing():
-                # The heartbeat would keep alive tasks that no part runs or settles any more.
+                # Otherwise the heartbeat would continue, and no part would run or settle the tasks.
                 logger.error("%s Worker %s ends.", missing, self.identity.name)
                 self.retire()
             elif reason := self.limits.reached():
@@ -302,26 +304,26 @@ class Worker:
         return have_all_finished
 
     def stop(self) -> None:
-        """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
+        """Request a stop. Only sets flags, so it is safe in a signal handler. A second call ends the grace period."""
         if self._was_stopped:
-            self._asked_to_stop_now.set()
+            self._immediate_stop_requested.set()
         self._was_stopped = True
-        self._asked_to_stop.set()
+        self._stop_requested.set()
 
     def end(self) -> None:
-        """Ask the worker to stop, however often: like a first ``stop()``, and the next ``stop()`` is the first."""
-        self._asked_to_stop.set()
+        """Request a stop, like a first ``stop()``. Further calls change nothing, and do not count as ``stop()``."""
+        self._stop_requested.set()
 
     def retire(self) -> None:
-        """Ask the worker to stop and, if it has a supervisor, to be replaced."""
-        self._ask_for_replacement()
+        """Request a stop and, if there is a supervisor, a replacement."""
+        self._request_replacement()
         self.end()
 
     def shutdown(self) -> bool:
-        """Stop in order and say whether every running task could finish.
+        """Stop in order. Return whether each running task has finished.
 
-        Stop claiming, give back what no thread has begun, let the rest finish within the grace, settle the outcomes;
-        the heartbeat stops last. May be called twice, also by two threads.
+        The worker stops claiming, gives back claims that have not begun, lets the running tasks finish within the grace
+        period, and settles the outcomes. The heartbeat stops last. May be called twice, also by two threads.
         """
         with self._ended:
             if not self._has_ended:
@@ -330,7 +332,7 @@ class Worker:
             return self._all_finished
 
     def _shut_down(self) -> bool:
-        self._asked_to_stop.set()
+        self._stop_requested.set()
         if self.channel is not None:
             self.channel.tell(ENDING)
         self.probes.systemd.tell_stopping()
@@ -339,11 +341,11 @@ class Worker:
         self.fetcher.wait(LAST_WRITES)
         self.in_flight.give_back_waiting()
         self.executor.stop()
-        have_ended = self.executor.wait_for_running(self.grace, self._asked_to_stop_now.is_set)
+        have_ended = self.executor.wait_for_running(self.grace, self._immediate_stop_requested.is_set)
         self._end(self.upkeep, self.running_tasks)
         stuck = self.executor.end_stuck()
         if not have_ended:
-            # As late as possible: from here on the process has HANDOVER seconds to end.
+            # As late as possible, because from here on the process has HANDOVER seconds to end.
             self.executor.abandon_running(HANDOVER, except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
@@ -361,7 +363,7 @@ class Worker:
         logger.error(
             "%s does not end, although its timeout was over %.0f s ago. %s Its code is at:\n%s",
             attempt.claim,
-            self.executor.watchdog.patience,
+            self.executor.watchdog.grace_period,
             THREAD_IS_LOST if self.channel is None else "The process is replaced.",
             where,
             extra=attempt.claim.log_fields(),
@@ -369,12 +371,12 @@ class Worker:
         if self.channel is not None:
             self.retire()
 
-    def _ask_for_replacement(self) -> None:
+    def _request_replacement(self) -> None:
         if self.channel is not None:
-            # The port and the file are for the replacement. The supervisor watches this process.
+            # The replacement needs the port and the file. The supervisor watches this process.
             self.probes.leave_to_replacement()
             self.channel.tell(REPLACE)
 
     def _give_up_grace(self) -> None:
-        self._asked_to_stop_now.set()
+        self._immediate_stop_requested.set()
         self.end()

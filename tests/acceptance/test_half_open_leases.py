@@ -46,7 +46,7 @@ def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
 
 
 def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
-    monkeypatch.setattr(holder.LeaseHolder._ask, "__kwdefaults__", {"within": 1.0})
+    monkeypatch.setattr(holder.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
     began = time.monotonic()
     with Lease("half open", ttl=60):
         proxy.black_hole(new=False)

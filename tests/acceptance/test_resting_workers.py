@@ -54,7 +54,7 @@ def rows():
 
 
 def rests(row):
-    """Say whether the last beat of a worker came so late that it was meant to. It was not the first one."""
+    """Return whether the last beat of a worker came so late that it was meant to. It was not the first one."""
     late = {"beating_since__gte": F("heartbeat_at"), "beating_since__gt": F("started_at")}
     return rows().filter(pk=row.pk, **late).exists()
 

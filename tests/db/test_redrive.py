@@ -6,14 +6,14 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
-from django_pglock.store.failures import Group
+from django_pglock.store.failures import FailureGroupId
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.flow import Snooze
 from tests.db.store.test_failures import PATH, fail
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SEVEN = Group(7, PATH, "bank.Refused")
+SEVEN = FailureGroupId(7, PATH, "bank.Refused")
 
 
 def retried():

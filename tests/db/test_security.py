@@ -25,7 +25,7 @@ from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.views import lock_view
 from django_pglock.models import AdvisoryLock, Attempt, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import beat, forget_dead
+from django_pglock.store.liveness import beat, delete_dead
 from django_pglock.store.schedule_register import register
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
@@ -393,7 +393,7 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     eventually(gone.exists, why="it was not taken back from a worker that is gone")
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL", "READY"}
     assert Task.objects.all().prune(older_than=0) > 10
-    forget_dead("default")
+    delete_dead("default")
     as_role("app")
     assert isinstance(sample.nothing.enqueue().id, str)
     with pytest.raises(TimeoutError):

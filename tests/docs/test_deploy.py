@@ -49,8 +49,8 @@ def test_the_worker_has_every_option_that_a_file_gives_it(starting):
 
 def test_a_platform_waits_longer_than_the_grace(starting):
     for name, text in PATIENCE.items():
-        [patience] = re.findall(text, FILES[name])
-        assert [each.grace < int(patience) for each in starting[name]] == [True], name
+        [timeout] = re.findall(text, FILES[name])
+        assert [each.grace < int(timeout) for each in starting[name]] == [True], name
     assert [each.grace < HEROKU for each in starting["Procfile"]] == [True]
     # A supervisor kills a process that outlives its grace by half a minute.
     [unit] = starting["lockworker.service"]

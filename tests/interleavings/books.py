@@ -62,8 +62,8 @@ def count_for_all(world: World, ledger: Ledger) -> None:
 
 
 @verb("books")
-def forget_failures(world: World, ledger: Ledger) -> None:
-    shared_failures.forget_failures("default")
+def invalidate_failures(world: World, ledger: Ledger) -> None:
+    shared_failures.invalidate_failures("default")
 
 
 @verb("books")

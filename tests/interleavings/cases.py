@@ -77,11 +77,11 @@ class Company:
         self.told: set[str] = set()
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
-        connection.connection.add_notify_handler(self._hear)
+        connection.connection.add_notify_handler(self._on_notification)
 
     def leave(self) -> None:
         """End the sessions."""
-        connection.connection.remove_notify_handler(self._hear)
+        connection.connection.remove_notify_handler(self._on_notification)
         with connection.cursor() as cursor:
             cursor.execute("UNLISTEN *")
         for actor in self.actors:
@@ -115,7 +115,7 @@ class Company:
             self.blocked += interleave(self.actors, turns, case.ending)
         Judge(self.world, ledger, verbs, self.told).judge(turns, swallowed.errors)
 
-    def _hear(self, news: Notify) -> None:
+    def _on_notification(self, news: Notify) -> None:
         self.told.add(news.payload)
 
     def _bound(self, verb: Verb, ledger: Ledger) -> Any:

@@ -11,7 +11,7 @@ from django_pglock.models import ArchivedTask, Task, Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.release import orphaned_waiters, release
 from tests.interleavings.stage import READ_COMMITTED, Died, Turn
 from tests.interleavings.verbs import Ledger, Verb
 from tests.interleavings.worlds import World
@@ -69,7 +69,7 @@ class Judge(Laws):
         self.all_hold()
         if self.is_owed:
             # Upkeep does what a process that died has left undone.
-            release("default", (awaited for _, awaited in stray_waiters("default", 0) if awaited is not None))
+            release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
             admit("default", blocked_keys("default", ""))
             self.is_owed = False
             self.look()

@@ -91,9 +91,9 @@ class Actor:
         """Return when the verb has ended, has stopped, or waits for another session, as the server says."""
         deadline = time.monotonic() + NEVER
         # The usual case needs no question to the server, and a busy machine is not asked again at once.
-        patience = 0.002
-        while not self._rests.wait(patience) and not self._is_blocked():
-            patience = min(2 * patience, 0.05)
+        pause = 0.002
+        while not self._rests.wait(pause) and not self._is_blocked():
+            pause = min(2 * pause, 0.05)
             assert time.monotonic() < deadline, f"neither ended nor blocked: {self.turn.statements[-1:]}"
 
     def ends(self) -> None:
@@ -192,7 +192,7 @@ def swallowed_errors() -> Iterator[SwallowedErrors]:
 
 
 def interleave(actors: Sequence[Actor], turns: Sequence[Turn], ending: str) -> bool:
-    """Run verbs: the first stops at its statement, the others start one by one; say whether one of them had to wait.
+    """Run verbs: the first stops at its statement, the others start one by one; return whether one of them had to wait.
 
     Then the first commits or dies. The others go on as far as they can before the first takes its next step.
     """

@@ -125,7 +125,7 @@ def no_sum(monkeypatch):
 
 
 def no_turns(monkeypatch):
-    statement = shared_counts.TAKE_TURN.replace("WHERE turn", "WHERE true OR turn")
+    statement = shared_counts.TAKE_TURN.replace("WHERE last", "WHERE true OR last")
     monkeypatch.setattr(shared_counts, "TAKE_TURN", statement)
 
 

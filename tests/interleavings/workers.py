@@ -14,16 +14,16 @@ from django_pglock.store.admit import admit
 from django_pglock.store.archive import archive_window
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
-from django_pglock.store.failures import Group
+from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.give_back import give_back
-from django_pglock.store.liveness import deregister, forget_dead
+from django_pglock.store.liveness import delete_dead, deregister
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
+    GivenBack,
     Interrupted,
     Outcome,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -31,9 +31,9 @@ from django_pglock.store.outcome import (
 from django_pglock.store.progress import note_progress
 from django_pglock.store.promote import promote
 from django_pglock.store.prune import prune_window
-from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.redrive import redrive
-from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
@@ -120,7 +120,7 @@ OUTCOMES: dict[str, Outcome] = {
     "fail_for_now": Retried(FAILED.failure, 0),
     "fail_until_later": Retried(FAILED.failure, 60),
     "interrupt": Interrupted(FAILED.failure, 0),
-    "leave": Released(),
+    "leave": GivenBack(),
     "abandon": Abandoned(60),
     "snooze": Snoozed(60),
     "give_up": Cancelled(FAILED.failure),
@@ -193,7 +193,7 @@ def open_buckets(world: World, ledger: Ledger) -> None:
 @verb("key", "concurrent", "unique", "after", "group", is_workers=True)
 def sweep(world: World, ledger: Ledger) -> None:
     """What upkeep does for tasks that a crash has left waiting."""
-    release("default", (awaited for _, awaited in stray_waiters("default", 0) if awaited is not None))
+    release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
     admit("default", blocked_keys("default", ""))
 
 
@@ -208,14 +208,14 @@ def archive_a_window(world: World, ledger: Ledger) -> None:
 
 
 @verb("shared", is_workers=True)
-def forget_buckets(world: World, ledger: Ledger) -> None:
-    forget_rates("default", "")
+def delete_buckets(world: World, ledger: Ledger) -> None:
+    delete_unused_rates("default", "")
 
 
 @verb("plain", is_workers=True)
-def forget_workers(world: World, ledger: Ledger) -> None:
+def delete_workers(world: World, ledger: Ledger) -> None:
     deregister("default", THIRD)
-    forget_dead("default")
+    delete_dead("default")
 
 
 @verb("plain", is_workers=True)
@@ -228,7 +228,7 @@ def beat(world: World, ledger: Ledger) -> None:
 def redrive_failures(world: World, ledger: Ledger) -> None:
     """A running task retries all that has failed with one function."""
     own, path = world.claims[0], next(each.task_path for each in world.before.values() if each.status == "FAILED")
-    group = Group(fingerprint_of(path, EXCEPTION), path, EXCEPTION)
+    group = FailureGroupId(fingerprint_of(path, EXCEPTION), path, EXCEPTION)
     before = datetime.now(timezone.utc) + timedelta(hours=1)
     with suppress(ClaimLost):
         found = redrive("default", group, before=before, limit=10, by=own.id, attempt=own.attempt)

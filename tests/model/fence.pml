@@ -208,7 +208,7 @@ inline settle_to_run_again(me) {
     does[me] = IDLE
 }
 
-/* store/settle.py: SETTLE_OTHERS; store/outcome.py: Released; worker/in_flight.py: give_back_waiting */
+/* store/settle.py: SETTLE_OTHERS; store/outcome.py: GivenBack; worker/in_flight.py: give_back_waiting */
 inline release_unused(me) {
     does[me] == HAS && faults < FAULTS;
     faults++;

@@ -126,7 +126,7 @@ inline report_death(me) {
     row[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _is_awaited `not self._is_idle()` */
+/* worker/liveness/heartbeat.py: _must_beat_now `not self._is_idle()` */
 #define may_rest(me) (rests[me] && !owns[me] && age[me] < REST_INTERVALS)
 #define may_end(me) (!reaches(me) || has_beaten[me] || may_rest(me))
 

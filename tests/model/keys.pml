@@ -305,7 +305,7 @@ inline update(me) {
     does[me] = IDLE
 }
 
-/* worker/upkeep/upkeep.py: _stray_keys; store/lock_keys.py: BLOCKED_KEYS */
+/* worker/upkeep/upkeep.py: _orphaned_keys; store/lock_keys.py: BLOCKED_KEYS */
 inline find_stray_key() {
     has_upkeep && !NO_UPKEEP && owed == 0;
     for (EACH) { count = count + (is_unfinished(each) && status[each] == BLOCKED) }

@@ -53,7 +53,7 @@ bool has_ttl = true;
 #define HOLDS 4
 #define RENEWING 5
 #define EXTENDED 6
-#define TAKEN_AWAY 7
+#define REVOKED 7
 #define UNDOING 8
 #define DEAD 9
 byte does[HOLDERS];
@@ -78,7 +78,7 @@ bool overwritten = false;
 byte last_token = 0;
 byte last_write = 0;
 
-#define believes(me) ((does[me] == HOLDS || does[me] == RENEWING || does[me] == EXTENDED || does[me] == TAKEN_AWAY) && !is_lost[me] && (!has_ttl || deadline[me] > 0 || NO_CLOCK))
+#define believes(me) ((does[me] == HOLDS || does[me] == RENEWING || does[me] == EXTENDED || does[me] == REVOKED) && !is_lost[me] && (!has_ttl || deadline[me] > 0 || NO_CLOCK))
 #define is_free (left == 0)
 #define never_ends 255
 
@@ -154,7 +154,7 @@ inline renew(me) {
         observe(RENEWED, me, my_token[me]);
         left = TTL;
         does[me] = EXTENDED
-    :: else -> does[me] = TAKEN_AWAY
+    :: else -> does[me] = REVOKED
     fi
 }
 
@@ -166,16 +166,16 @@ inline hear_of_renewal(me) {
     check()
 }
 
-/* locks/leases/holder.py: _note_renewal `self._lose(TAKEN_AWAY)` */
+/* locks/leases/holder.py: _note_renewal `self._lose(REVOKED)` */
 inline hear_of_loss(me) {
-    does[me] == TAKEN_AWAY;
+    does[me] == REVOKED;
     is_lost[me] = true;
     does[me] = HOLDS
 }
 
 /* environment: the answer of a renewal is lost; locks/leases/holder.py: _renew_once */
 inline lose_answer_of_renewal(me) {
-    (does[me] == EXTENDED || does[me] == TAKEN_AWAY) && faults < FAULTS;
+    (does[me] == EXTENDED || does[me] == REVOKED) && faults < FAULTS;
     faults++;
     does[me] = HOLDS
 }

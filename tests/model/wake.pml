@@ -198,13 +198,13 @@ inline end_pause(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _pause; worker/claiming/sleep.py: hear */
+/* worker/claiming/fetcher.py: _pause; worker/claiming/sleep.py: note_ready */
 inline wake_up(me) {
     does[me] == SLEEPS && news[me];
     does[me] = LOOKS
 }
 
-/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/sleep.py: hear */
+/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/sleep.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -226,7 +226,7 @@ inline listen_again(me) {
     news[me] = news[me] || !NO_MISSED
 }
 
-/* store/liveness.py: forget_dead */
+/* store/liveness.py: delete_dead */
 inline remove_row(me) {
     row[me] && faults + REMOVAL <= FAULTS && is_announced(heartbeat(me), REMOVED);
     done(heartbeat(me));

@@ -139,7 +139,7 @@ class Laws:
 
 
 def has_unique_key(task: Task) -> bool:
-    """Say whether nobody else may have the task's unique key, as the table's index does."""
+    """Return whether nobody else may have the task's unique key, as the table's index does."""
     if task.unique_scope == "PERIOD":
         return task.unique_key is not None
     return (

@@ -17,8 +17,8 @@ from django_pglock.store.outcome import (
     Cancelled,
     Failed,
     Failure,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -32,7 +32,7 @@ OUTCOMES = st.sampled_from(
         *(
             Interrupted(FAILURE, 0),
             Interrupted(FAILURE, 60),
-            Released(),
+            GivenBack(),
             Abandoned(60),
             Snoozed(0),
             Snoozed(60),

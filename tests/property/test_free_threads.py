@@ -122,7 +122,7 @@ class House:
             self.silent.append(call)
             self.ready.append(call)
             if self.is_told:
-                self.fetcher.sleep.hear("default")
+                self.fetcher.sleep.note_ready("default")
         self.schedule.sleep(math.inf)
 
     # The threads
@@ -229,7 +229,7 @@ class SettlerHere(Settler):
         if any(call.lock_key is not None for call in calls):
             self.house.wait_for_answer()
         if self.house.let_through(calls):
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
 
 class TaskThread:

@@ -27,7 +27,7 @@ from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import FINAL, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rate import open_rates
-from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -349,7 +349,7 @@ class Upkeeping(Working):
     @rule()
     def sweep(self):
         """Do what a crash has left undone."""
-        release("default", (awaited for _, awaited in stray_waiters("default", 0) if awaited is not None))
+        release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
         admit("default", blocked_keys("default", ""))
         self.is_owed = False
 

@@ -106,8 +106,8 @@ def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
 
 
 def test_the_self_test_finds_that_session_locks_exclude_nobody(pgbouncer, alias, monkeypatch):
-    monkeypatch.setattr(selftest, "PATIENCE", NEVER)
-    # Notifications are waited for until the end of the patience.
+    monkeypatch.setattr(selftest, "TIMEOUT", NEVER)
+    # Notifications are waited for until the timeout.
     monkeypatch.delitem(selftest.QUESTIONS, "notifications")
     alias("pooled", NAME="two", **pgbouncer)
     findings = {each.question for each in selftest.selftest("pooled") if not each.is_ok}

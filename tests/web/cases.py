@@ -63,7 +63,7 @@ def ways_to(site: str, values: Iterable[Any]) -> list[Any]:
 
 
 def is_cancelled(site: str, view: str) -> bool:
-    """Say whether a server ends a view, wherever it is, when its client is gone: a thread cannot be ended."""
+    """Return whether a server ends a view, wherever it is, when its client is gone: a thread cannot be ended."""
     return KINDS[site].is_asgi and view in ASYNC
 
 

@@ -20,7 +20,7 @@ from tests.web.visit import Visit
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--web-patience",
+        "--web-timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
@@ -101,7 +101,7 @@ def visit(site: Site, observer: Observer, pytestconfig: pytest.Config) -> Iterat
     visits: list[Visit] = []
 
     def begin() -> Visit:
-        visits.append(Visit(site, observer, pytestconfig.getoption("--web-patience")))
+        visits.append(Visit(site, observer, pytestconfig.getoption("--web-timeout")))
         return visits[-1]
 
     yield begin

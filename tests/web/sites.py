@@ -160,7 +160,7 @@ class Site:
         }
 
     def _becomes_ready(self) -> bool:
-        """Wait until the server answers; say whether it does, or has ended."""
+        """Wait until the server answers; return whether it does, or has ended."""
         deadline = time.monotonic() + START_LIMIT
         while not _answers(f"http://127.0.0.1:{self.port}/ready/"):
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:

@@ -15,10 +15,10 @@ from tests.web.sites import Site
 class Visit:
     """The requests of one test to one server: one address, one lock, one gate."""
 
-    def __init__(self, site: Site, observer: Observer, patience: float) -> None:
+    def __init__(self, site: Site, observer: Observer, timeout: float) -> None:
         self.site = site
         self.observer = observer
-        self.patience = patience
+        self.timeout = timeout
         self.name = uuid.uuid4().hex
         self.lock = f"web:{self.name}"
         self._clicks: list[Click] = []
@@ -68,7 +68,7 @@ class Visit:
 
     def expect_free(self) -> None:
         """Fail if the lock is held for longer than it may be after its request, or anybody waits for it."""
-        self.until(lambda: not self.is_locked, why=f"the lock is held {self.patience:g} s after its request")
+        self.until(lambda: not self.is_locked, why=f"the lock is held {self.timeout:g} s after its request")
         self.until(lambda: not self.observer.waiters(self.lock), why="somebody waits for the lock")
 
     def expect_success(self, view: str) -> None:
@@ -89,7 +89,7 @@ class Visit:
 
     def until(self, is_true: Callable[[], bool], *, why: str, seconds: float | None = None) -> None:
         """Wait until something is true."""
-        deadline = time.monotonic() + (seconds or self.patience)
+        deadline = time.monotonic() + (seconds or self.timeout)
         while not is_true():
             assert time.monotonic() < deadline, why + self._evidence()
             time.sleep(0.01)

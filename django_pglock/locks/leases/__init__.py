@@ -1,1 +1,1 @@
-"""Leases: locks that live in a row, with an owner, an end and a fencing token."""
+"""Leases: locks in a row of a table, with an owner, an expiry and a fencing token."""

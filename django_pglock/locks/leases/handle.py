@@ -1,4 +1,4 @@
-"""Handles of leases: what a thread or a coroutine gets. The work is done in the lease thread, by a ``LeaseHolder``."""
+"""Handles of leases, for threads and coroutines. A ``LeaseHolder`` in the lease thread does the work."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from django_pglock.postgres import forking
 class LeaseHandle(BaseHandle):
     """A lease of a thread. True while it counts as held.
 
-    ``token`` is its fencing token. ``lost`` is a ``threading.Event`` that is set when the lease cannot be counted on
-    any more; a body that runs for long looks at it, or calls ``assert_held()`` before each step.
+    ``token`` is its fencing token. ``lost`` is a ``threading.Event`` that is set when the lease no longer protects. A
+    body that runs for long checks it, or calls ``assert_held()``, before each step.
     """
 
     _noun = "Lease"
@@ -49,17 +49,17 @@ class LeaseHandle(BaseHandle):
     @property
     def token(self) -> int:  # type: ignore[override]
         """The fencing token: it grows with each holder."""
-        # A handle without a token is not given to anybody.
+        # A handle without a token is not returned to a user.
         return self._holder.token or 0
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease cannot be counted on any more."""
+        """Set when the lease no longer protects."""
         return self._holder.lost
 
     @async_unsafe("Acquiring a lease blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
-        """Acquire the lease. Raises ``LockNotAvailable`` if somebody else holds it for longer than the timeout."""
+        """Acquire the lease. Raises ``LockNotAvailable`` if another holder has it for longer than the timeout."""
         try:
             self._note(self._thread.call(self._holder.acquire(self.options.timeout)))
         except BaseException:
@@ -69,16 +69,16 @@ class LeaseHandle(BaseHandle):
         return self
 
     def extend(self, ttl: Timeout = None) -> None:
-        """Let the lease last for ``ttl`` from now on: seconds or a timedelta; default the ttl that it had.
+        """Extend the lease to ``ttl`` from now on: seconds or a timedelta; default the ttl that it had.
 
-        Raises ``LockLost`` if it is not held any more, ``LockError`` for a lease without an end, ``ValueError`` for a
-        ttl that is too short.
+        Raises ``LockLost`` if it is no longer held, ``LockError`` for a lease without expiry, ``ValueError`` for a ttl
+        that is too short.
         """
         seconds = self._seconds_to_extend(ttl)
         self._note_extended(self._thread.call(self._holder.extend(seconds)))
 
     def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
+        """Raise ``LockLost`` if the lease no longer protects. Sends no query."""
         self._reason = self._holder.reason
         super().assert_held()
 
@@ -86,12 +86,12 @@ class LeaseHandle(BaseHandle):
         return "" if self.is_held else "it has expired"
 
     def release(self, error: BaseException | None = None) -> None:
-        """Release the lease. ``error`` is what the body raised, if it did; nothing is raised besides it then.
+        """Release the lease. ``error`` is the exception of the body, if there is one. Then no other error is raised.
 
         Raises ``LockLost`` if the lease was lost, and ``LockError`` if it is not held or the release failed.
         """
         self._refuse_unless_held()
-        # An inherited lease is lost already; see lose_to_parent.
+        # After a fork, the lease of the parent is already lost here (lose_to_parent).
         self._finish(self._thread.is_inherited or self._thread.call(self._holder.release()), error)
 
     def free_from_any_thread(self) -> None:
@@ -125,8 +125,8 @@ class LeaseHandle(BaseHandle):
             raise self._lost_error(self._holder.reason)
 
     def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
-        """Report what came of the release. ``error`` is the body's own exception, which no other one replaces."""
-        # Not before: an exception that interrupts the release leaves the handle open, and so the lease is released when
+        """Report the result of the release. ``error`` is the body's exception, which no other error replaces."""
+        # Set only now: if an exception interrupts the release, the handle stays open, and the lease is released when
         # the handle is dropped.
         self.is_open = False
         if isinstance(was_ours, Exception):
@@ -140,12 +140,12 @@ class LeaseHandle(BaseHandle):
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._holder.ttl
-        rest = (
+        consequence = (
             "stays held until it is freed with: manage.py locks --free-lease NAME"
             if ttl is None
             else f"expires within {ttl:g} s"
         )
-        return self._error(LockError, f"could not be released ({first_line(error)}); it {rest}")
+        return self._error(LockError, f"could not be released ({first_line(error)}); it {consequence}")
 
 
 class AsyncLeaseHandle(LeaseHandle):
@@ -162,7 +162,7 @@ class AsyncLeaseHandle(LeaseHandle):
         return self
 
     async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
-        """Let the lease last for ``ttl`` from now on; as ``LeaseHandle.extend``."""
+        """Extend the lease to ``ttl`` from now on; as ``LeaseHandle.extend``."""
         seconds = self._seconds_to_extend(ttl)
         self._note_extended(await self._thread.acall(self._holder.extend(seconds)))
 

@@ -1,7 +1,7 @@
 """One holder of a lease: how it acquires, renews and releases the lease, and how it notices that the lease is lost.
 
-Everything here runs in the event loop of the lease thread and continues without the handle: if the handle is dropped,
-``release_unused`` ends it.
+All of this runs in the event loop of the lease thread, also after the handle was dropped. Then ``release_unused``
+releases the lease.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from django_pglock.locks.leases.thread import ANSWER_WITHIN, LeaseThread
 LEASE_POLL = 1.0
 #: Seconds to wait before each further attempt to release a lease.
 RELEASE_RETRY_DELAYS = (0.1, 0.5, 2.0)
-#: Why a lease was lost whose row says something else than the holder.
-TAKEN_AWAY = "the database reports that it was taken away or has another owner"
+#: The reason if the row of a lease has another state than the holder expects.
+REVOKED = "the database reports that it was revoked or has another owner"
 
 
 def boottime() -> float:
-    """Return seconds that pass also while the machine sleeps, where the platform can tell."""
+    """Return the time of a clock that also counts while the machine sleeps, if the platform has one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class LeaseTerms(NamedTuple):
-    """What a lease is asked for with. ``ttl`` and ``min_hold`` are in seconds; ``ttl`` None has no end.
+    """The terms of a lease. ``ttl`` and ``min_hold`` are in seconds; ``ttl`` None: no expiry.
 
-    ``steps_down``: the holder gives the lease up at the first renewal that fails.
+    ``steps_down``: the holder gives up the lease at the first renewal that fails.
     """
 
     ttl: float | None
@@ -48,19 +48,19 @@ class LeaseTerms(NamedTuple):
 
 
 class LeaseHolder:
-    """One attempt to hold a lease, from the first question to the release."""
+    """One attempt to hold a lease, from the first statement to the release."""
 
     def __init__(self, lease_thread: LeaseThread, key: Key, using: str, terms: LeaseTerms) -> None:
         #: Set when the lease is lost.
         self.lost = threading.Event()
-        #: Why it was lost, if it was.
+        #: Why the lease was lost, if it was.
         self.reason = ""
         self.token: int | None = None
         self.ttl = terms.ttl
         #: Seconds that the acquire took.
         self.waited = 0.0
         self._thread, self._key, self._using, self._terms = lease_thread, key, using, terms
-        #: Tells this attempt from all others, in the column ``holder``.
+        #: The unique id of this attempt, in the column ``holder``.
         self._id = uuid4()
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -72,21 +72,21 @@ class LeaseHolder:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease cannot be counted on any more. May be asked in any thread."""
-        # After a stop of the whole process, a look at the clock here comes before the lease thread's own.
+        """Whether the lease no longer protects. Thread-safe."""
+        # The clock is checked here as well: after a stop of the process, this may run before the lease thread does.
         return self.lost.is_set() or (self._deadline is not None and boottime() >= self._deadline)
 
     def lose_to_parent(self) -> None:
-        """Note that the lease is held by the process from which this one was forked."""
+        """Note that the lease belongs to the parent process from which this one was forked."""
         self.reason = "it is held by the process from which this one was forked"
-        # A new event: the lock of the other one may be held by a thread that is not here.
+        # A new event, because the old one may be locked by a thread that does not exist in this process.
         self.lost = threading.Event()
         self.lost.set()
 
-    # The rest runs in the lease thread's loop
+    # The following methods run in the lease thread's loop
 
     async def acquire(self, timeout: float | None) -> bool:
-        """Acquire the lease; say whether that succeeded within ``timeout`` seconds, None for no limit."""
+        """Acquire the lease. Return whether that succeeded within ``timeout`` seconds (None: no limit)."""
         self._acquiring = asyncio.current_task()
         self._thread.add_user(self)
         is_granted = False
@@ -112,12 +112,12 @@ class LeaseHolder:
             await self._thread.listener(self._using).wait(self._key.number, left)
 
     async def _try(self) -> float | None:
-        """Ask for the lease once. Returns the seconds until its end, if somebody else holds it."""
+        """Try to acquire the lease once. If another holder has it, return the seconds until its expiry."""
         began = boottime()
         try:
-            row = await self._ask(ACQUIRE)
+            row = await self._execute(ACQUIRE)
         except BaseException:
-            # The lease may have been granted all the same, and without a ttl it would be held forever.
+            # The lease may have been granted nevertheless, and without a ttl it would be held forever.
             await self._undo()
             raise
         if row is None:
@@ -135,7 +135,7 @@ class LeaseHolder:
 
     async def _undo(self) -> None:
         try:
-            await asyncio.shield(self._ask(UNDO))
+            await asyncio.shield(self._execute(UNDO))
         except DatabaseFailure:
             return
 
@@ -146,7 +146,7 @@ class LeaseHolder:
         if self._ended is not None and not self._is_released:
             await self.release()
 
-    async def _ask(self, statement: str, *, within: float = ANSWER_WITHIN) -> Any:
+    async def _execute(self, statement: str, *, within: float = ANSWER_WITHIN) -> Any:
         params = {
             "key": self._key.number,
             "name": self._key.name,
@@ -156,17 +156,17 @@ class LeaseHolder:
             "ttl": None if self.ttl is None else timedelta(seconds=self.ttl),
             "min_hold": timedelta(seconds=self._terms.min_hold),
         }
-        return await self._thread.ask(self._using, statement, params, within=within)
+        return await self._thread.execute(self._using, statement, params, within=within)
 
     def _set_deadline(self, began: float) -> None:
-        """Set the deadline ``ttl`` seconds after the question was sent: the database counts from later on."""
+        """Set the deadline to ``ttl`` seconds after the statement was sent. The database counts from a later moment."""
         if self._expiry is not None:
             self._expiry.cancel()
         if self.ttl is None:
             self._deadline = None
             return
         self._deadline = began + self.ttl
-        # A timer besides the renewal, because a renewal may take longer than that to fail.
+        # A timer in addition to the renewal, because a renewal may take longer than this to fail.
         self._expiry = asyncio.get_running_loop().call_later(
             self._deadline - boottime(), self._lose, f"it could not be renewed for {self.ttl:g} s"
         )
@@ -182,7 +182,7 @@ class LeaseHolder:
         while not self.lost.is_set():
             assert self.ttl is not None  # noqa: S101 - only leases that end are renewed
             pause = self.ttl / 3
-            # At once after a renewal that got no answer in its time: there is time for one more.
+            # Without a pause after a renewal that got no answer in time, because there is time for one more.
             await asyncio.sleep(max(0.0, pause - spent))
             began = boottime()
             await self._renew_once(pause)
@@ -191,18 +191,18 @@ class LeaseHolder:
     async def _renew_once(self, within: float) -> None:
         began = boottime()
         try:
-            row = await self._ask(RENEW, within=within)
+            row = await self._execute(RENEW, within=within)
         except (DatabaseFailure, LockError, OSError) as error:
-            # A leader steps down at the first doubt; another holder has the rest of its time to try again.
+            # A leader steps down at the first error. Any other holder can try again until the deadline.
             if self._terms.steps_down:
                 self._lose(f"it could not be renewed ({first_line(error)})")
             return
         self._note_renewal(row, began)
 
     def _note_renewal(self, row: Any, began: float) -> bool:
-        """Set the new deadline, or note that the lease is lost; say whether it is still held."""
+        """Set the new deadline, or note that the lease is lost. Return whether it is still held."""
         if row is None:
-            self._lose(TAKEN_AWAY)
+            self._lose(REVOKED)
             return False
         self._set_deadline(began)
         return True
@@ -215,12 +215,12 @@ class LeaseHolder:
                 self._ended.set()
 
     async def extend(self, seconds: float | None) -> bool:
-        """Let the lease last for so many seconds from now on, None for its ttl; say whether it is still held."""
+        """Extend the lease to ``seconds`` from now on (None: its ttl). Return whether it is still held."""
         self.ttl = self.ttl if seconds is None else seconds
-        # The task that renews sleeps for a third of the earlier ttl, which may be longer than the new one.
+        # The task for renewals sleeps for a third of the earlier ttl, which may be longer than the new ttl.
         self._restart_renewal()
         began = boottime()
-        return self._note_renewal(await self._ask(RENEW), began)
+        return self._note_renewal(await self._execute(RENEW), began)
 
     async def until_ended(self) -> None:
         """Wait until the lease is lost or released."""
@@ -228,13 +228,13 @@ class LeaseHolder:
             await self._ended.wait()
 
     async def release(self) -> bool | Exception:
-        """Release the lease; say whether it was held to the end, or return the error with which the release failed."""
+        """Release the lease. Return whether it was held to the end, or the error with which the release failed."""
         for task in (self._renewal, self._expiry):
             if task is not None:
                 task.cancel()
         try:
             answer = await self._release_with_retries()
-            # Not before: a release that is cancelled has to be repeated.
+            # Set only now, because a cancelled release must be repeated.
             self._is_released = True
             return answer
         finally:
@@ -243,11 +243,11 @@ class LeaseHolder:
             self._thread.remove_user(self)
 
     async def _release_with_retries(self) -> bool | Exception:
-        """Try again for some seconds: a server that restarts comes back."""
+        """Release the lease. Try again for some seconds, because the server may be restarting."""
         pauses = iter(RELEASE_RETRY_DELAYS)
         while True:
             try:
-                return await self._ask(RELEASE) is not None
+                return await self._execute(RELEASE) is not None
             except (DatabaseFailure, OSError) as error:  # noqa: PERF203
                 pause = next(pauses, None)
                 if pause is None:

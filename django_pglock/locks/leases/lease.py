@@ -1,12 +1,12 @@
-"""Leases: locks that live in a row, with an owner, an end and a fencing token.
+"""Leases: locks in a row of a table, with an owner, an expiry and a fencing token.
 
 An advisory lock ends with its database session. A lease ends when its time is over, whatever happens to sessions,
-servers and networks: it survives a restart and a failover, and works behind every pooler. The price: a holder may be
-stopped for longer than the lease lasts, and continue as if it still held the lease. No lock service can
-prevent that. The token can: it grows with each holder, and the service that the holder writes to accepts no token that
-is smaller than the largest one it has seen (Kleppmann, "How to do distributed locking", 2016).
+servers and networks. It survives a restart and a failover, and works behind each pooler. The price: a holder may be
+stopped for longer than the lease lasts, and then continue as if it still held the lease. A lock service cannot prevent
+this, but a fencing token can. The token grows with each holder, and the service that the holder writes to must refuse a
+token that is smaller than the largest one it has seen (Kleppmann, "How to do distributed locking", 2016).
 
-All times are the database's; clocks of hosts may be wrong.
+All times are the database's, because the clocks of hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.
 
     - ``parts``: the name, or its parts, or a decorator's template; as for ``lock``.
-    - ``ttl``: seconds or a timedelta after which the lease ends unless it is renewed. It is renewed automatically three
-      times in each ttl for as long as the process lives. None: the lease has no end (a mutex), and after a crash it
-      has to be freed by hand, in the admin.
-    - ``min_hold``: seconds or a timedelta for which others are kept out, even if the lease is released earlier. For
-      jobs that several hosts start at the same time by clocks that differ.
+    - ``ttl``: seconds or a timedelta after which the lease expires unless it is renewed. It is renewed automatically,
+      three times in each ttl, as long as the process lives. None: the lease has no expiry (a mutex), and after a crash
+      a person has to revoke it in the admin.
+    - ``min_hold``: seconds or a timedelta for which other holders are excluded, even if the lease is released earlier.
+      For jobs that several hosts start at the same time by clocks that differ.
     - ``timeout``: seconds or a timedelta to wait; default 0 does not wait, None waits without limit.
     - ``owner``: the name of the holder, shown in the admin; default ``host:process``.
     - ``using``: database alias; default from the setting ``USING``.
-    - ``on_busy``: what a decorated call does when the lease is taken; as for ``lock``.
+    - ``on_busy``: what a decorated call does if the lease is taken; as for ``lock``.
 
-    The lease is acquired, renewed and released on database sessions of its own, so it is independent of any
-    ``atomic()`` block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.
+    The lease is acquired, renewed and released in separate database sessions, so it is independent of any ``atomic()``
+    block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.
 
-    Raises ``LockNotAvailable`` when somebody else holds it, ``LockLost`` at the end if it was lost, ``LockKeyError``
-    for a bad name, ``ValueError`` for a bad time, ``owner`` or ``on_busy``.
+    Raises ``LockNotAvailable`` if another holder has it, ``LockLost`` at the end if it was lost, ``LockKeyError`` for
+    an invalid name, and ``ValueError`` for an invalid time, ``owner`` or ``on_busy``.
     """
 
     _steps_down = False
@@ -77,9 +77,9 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
 class leader(Lease):  # noqa: N801 - reads like lock
     """Be the only leader of this name: ``with leader("scheduler") as leadership: ...`` waits until elected.
 
-    A lease with three differences: it waits by default; the next one is woken at once when the leader resigns (leaves
-    the block); and any renewal that fails makes the leader step down, long before the lease ends and another one can
-    be elected. Look at ``leadership.lost``, or call ``assert_held()``, before each step of work::
+    It is a lease with three differences. It waits by default. When the leader leaves the block, the next waiter is
+    woken at once. And if any renewal fails, the leader steps down, long before the lease expires and another leader can
+    be elected. Check ``leadership.lost``, or call ``assert_held()``, before each step of work::
 
         with leader("scheduler", ttl=15) as leadership:
             while not leadership.lost.wait(1):
@@ -105,7 +105,7 @@ class leader(Lease):  # noqa: N801 - reads like lock
 
 
 def _key(parts: tuple[Any, ...]) -> Key:
-    # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; no other package knows our leases.
+    # Not by KEY_FUNCTION, which is for advisory locks that are shared with other packages. Leases are not shared.
     name = make_key(*parts).name
     if "\x00" in name:
         raise LockKeyError(f"{name!r} contains a NUL character, which PostgreSQL cannot store in the row of a lease.")

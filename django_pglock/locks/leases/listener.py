@@ -1,4 +1,4 @@
-"""Wakes those who wait for a lease when it is released: LISTEN on a session of its own."""
+"""Wakes the waiters of a lease when it is released, by LISTEN in a separate session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LISTEN_AGAIN = 1.0
 
 
 class ReleaseListener:
-    """Is notified of released leases. Behind a pooler no notification arrives, and waiters ask from time to time.
+    """Receives notifications of released leases. Behind a pooler no notification arrives, and waiters only poll.
 
     ``lend_session`` lends a session of the database with the leases.
     """
@@ -27,7 +27,7 @@ class ReleaseListener:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, key: int, seconds: float) -> None:
-        """Wait until the lease ``key`` is released, but no longer than so many seconds."""
+        """Wait until the lease ``key`` is released, up to ``seconds``."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._listen())
         released = self._waiting.setdefault(key, asyncio.Event())
@@ -35,7 +35,7 @@ class ReleaseListener:
             await asyncio.wait_for(released.wait(), seconds)
 
     def stop(self) -> None:
-        """Listen no more: nobody waits."""
+        """Stop listening, because there are no waiters."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
@@ -46,7 +46,7 @@ class ReleaseListener:
             with suppress(DatabaseFailure):
                 async with self._lend_session() as session:
                     await session.send(f"LISTEN {CHANNEL}")
-                    # A lease that was released before the LISTEN was not heard of.
+                    # There was no notification of leases that were released before the LISTEN.
                     self._wake_all()
                     async for payload in session.notifications():
                         self._wake(payload)

@@ -1,4 +1,4 @@
-"""Who holds which lease, and how a lease is taken away from its holder."""
+"""The holders of leases, and the revocation of leases."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class LeaseQuerySet(models.QuerySet[Any]):
     """Leases."""
 
     def held(self) -> LeaseQuerySet:
-        """Leases that are held."""
+        """Return the leases that are held."""
         return self.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=Now()), released_at__isnull=True)
 
     def with_server_time(self) -> LeaseQuerySet:
-        """Add ``server_time``: the server's clock decides whether a lease has expired, and the host's may differ."""
+        """Add ``server_time``. The server's clock decides whether a lease has expired; the host's clock may differ."""
         leases: LeaseQuerySet = self.annotate(server_time=Now())
         return leases
 
     def free(self) -> int:
-        """Take leases away from their holders, who notice at their next renewal. Returns the number of leases."""
+        """Revoke leases. Their holders notice this at their next renewal. Returns the number of leases."""
         return self.held().update(released_at=Now(), expires_at=Now())
 
 

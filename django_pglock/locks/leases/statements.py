@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 TABLE = '"django_pglock_lease"'
-#: Where the release of a lease is announced; the payload is the lease's key.
+#: The channel for released leases. The payload is the lease's key.
 CHANNEL = "django_pglock_lease"
-#: Whatever the role's default is: above it, one of two sessions that ask at the same time would fail.
+#: Set explicitly, because the role may have another default. At a higher level, one of two concurrent sessions would
+#: fail.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
-#: A lease is free if it has ended; a release brings the end on. A lease without a ttl has no end. The second
-#: SELECT tells who is too late how many seconds the wait is worth.
+#: A lease is free after its expiry. A release sets the expiry to now. A lease without a ttl has no expiry. If another
+#: holder has the lease, the second SELECT returns the seconds until its expiry.
 ACQUIRE = f"""
 WITH taken AS (
     INSERT INTO {TABLE} AS l (key, name, owner, holder, token, ttl, acquired_at, renewed_at, expires_at)
@@ -31,7 +32,7 @@ UPDATE {TABLE} SET renewed_at = clock_timestamp(), expires_at = clock_timestamp(
     ttl = %(ttl)s::interval
 WHERE {OURS} AND expires_at > clock_timestamp() RETURNING token
 """
-#: With ``min_hold`` a released lease is kept from others until it has been held for long enough.
+#: With ``min_hold``, a released lease does not expire before it has been held for that time.
 RELEASE = f"""
 WITH freed AS (
     UPDATE {TABLE} SET released_at = clock_timestamp(),
@@ -39,5 +40,5 @@ WITH freed AS (
     WHERE {OURS} AND (expires_at IS NULL OR expires_at > clock_timestamp()) RETURNING key)
 SELECT key, pg_notify('{CHANNEL}', key::text) FROM freed
 """
-#: After an ACQUIRE whose answer was lost. The holder's id belongs to one attempt alone.
+#: After an ACQUIRE whose answer was lost. The holder's id belongs to only one attempt.
 UNDO = f"UPDATE {TABLE} SET released_at = clock_timestamp(), expires_at = clock_timestamp() WHERE holder = %(holder)s"

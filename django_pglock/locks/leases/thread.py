@@ -1,7 +1,7 @@
-"""The thread that renews the leases of this process: one event loop, with database sessions of its own.
+"""The thread that renews the leases of this process. It has one event loop and its own database sessions.
 
-Nothing in the program can keep the thread from renewing, short of holding the GIL, and one thread is enough for any
-number of leases. It starts with the first lease. While there is no lease it has no session open.
+Only code that holds the GIL can delay the renewals. One thread is enough for any number of leases. It starts with the
+first lease. While there is no lease, it has no open session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django_pglock.locks.leases.statements import READ_COMMITTED
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
 
 T = TypeVar("T")
-#: Most sessions at once. Renewals are short, so few are ever in use.
+#: The largest number of sessions. Renewals are short, so few sessions are in use.
 SESSIONS = 20
 #: Seconds between two checks whether a session is free.
 SESSION_POLL = 0.01
@@ -34,7 +34,7 @@ ANSWER_WITHIN = 15.0
 
 
 class User(Protocol):
-    """One that needs sessions: a holder of a lease."""
+    """A user of sessions: a holder of a lease."""
 
     def lose_to_parent(self) -> None: ...
 
@@ -54,7 +54,7 @@ class LeaseThread:
         threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Run a coroutine in the thread's loop and wait for nothing; from any thread, in the middle of anything."""
+        """Run a coroutine in the thread's loop without waiting. May be called in any thread, also in a destructor."""
         self.loop.call_soon_threadsafe(self._start, coroutine)
 
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -63,7 +63,7 @@ class LeaseThread:
         task.add_done_callback(self._started.discard)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread's loop and wait for it in this thread; an interrupt cancels it."""
+        """Run a coroutine in the thread's loop, and wait for it in this thread. An interrupt cancels it."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
@@ -72,17 +72,17 @@ class LeaseThread:
             raise
 
     async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread's loop and await it in this one; a cancel cancels it."""
+        """Run a coroutine in the thread's loop, and await it in the caller's loop. A cancel there cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
-    # The rest runs in the thread's loop
+    # The following methods run in the thread's loop
 
     def add_user(self, user: User) -> None:
         """Note that a holder needs sessions from now on."""
         self._users.add(user)
 
     def remove_user(self, user: User) -> None:
-        """Note that a holder needs no session any more; the last one closes all of them."""
+        """Note that a holder needs no more sessions. After the last holder, close all sessions."""
         self._users.discard(user)
         if not self._users:
             for listener in self._listeners.values():
@@ -90,39 +90,41 @@ class LeaseThread:
             for sessions in self._sessions.values():
                 sessions.close_idle()
 
-    async def ask(self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = ANSWER_WITHIN) -> Any:
-        """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None.
+    async def execute(
+        self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = ANSWER_WITHIN
+    ) -> Any:
+        """Send a statement in a session of ``alias``, at READ COMMITTED. Return its first row, or None.
 
-        Raises Django's ``OperationalError`` when the answer has not come ``within`` so many seconds. The statement is
-        cancelled then, but the end of the cancel is not waited for: the connection may be half open.
+        Raises Django's ``OperationalError`` if there is no answer ``within`` this number of seconds. Then the statement
+        is cancelled, without waiting for the end of the cancel, because the connection may be half open.
         """
-        asking = asyncio.ensure_future(self._ask(alias, statement, params))
+        sending = asyncio.ensure_future(self._execute(alias, statement, params))
         try:
-            done, _ = await asyncio.wait({asking}, timeout=within)
+            done, _ = await asyncio.wait({sending}, timeout=within)
         except asyncio.CancelledError:
-            asking.cancel()
-            await asyncio.wait({asking})
+            sending.cancel()
+            await asyncio.wait({sending})
             raise
         if done:
-            return asking.result()
-        self._started.add(asking)
-        asking.add_done_callback(self._discard_asking)
-        asking.cancel()
+            return sending.result()
+        self._started.add(sending)
+        sending.add_done_callback(self._discard)
+        sending.cancel()
         raise OperationalError(f"the server has not answered within {within:g} s")
 
-    def _discard_asking(self, asking: asyncio.Task[Any]) -> None:
-        self._started.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # retrieved, because nobody else does
+    def _discard(self, sending: asyncio.Task[Any]) -> None:
+        self._started.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # otherwise asyncio would log that the exception was not retrieved
 
-    async def _ask(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
+    async def _execute(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
         async with self.session(alias) as session:
             values = {name: quote(value, session.raw) for name, value in params.items()}
             return await session.send(READ_COMMITTED + statement % values)
 
     @asynccontextmanager
     async def session(self, alias: str) -> AsyncIterator[AsyncSession]:
-        """Lend a session of ``alias``. It ends if an exception leaves the block."""
+        """Lend a session of ``alias``. It is ended if the block raises an exception."""
         sessions = self._sessions.get(alias)
         if sessions is None:
             sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
@@ -140,7 +142,7 @@ class LeaseThread:
                 sessions.close_idle()
 
     def mark_inherited(self) -> None:
-        """Tell the holders that this process has inherited by a fork that their leases are the parent's."""
+        """After a fork, tell the holders in the child process that their leases belong to the parent."""
         self.is_inherited = True
         for user in self._users:
             user.lose_to_parent()
@@ -153,9 +155,9 @@ class LeaseThread:
 
 
 def refuse_greenlets() -> None:
-    """Raise ``ConfigurationError`` where gevent has replaced threads by greenlets, which share one real thread.
+    """Raise ``ConfigurationError`` if gevent has replaced threads by greenlets, which share one real thread.
 
-    A running event loop in one greenlet would look to Django as if all greenlets were coroutines.
+    If one greenlet ran an event loop, Django would treat all greenlets as coroutines.
     """
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
@@ -167,14 +169,14 @@ def refuse_greenlets() -> None:
 
 _lease_thread: LeaseThread | None = None
 _guard = threading.Lock()
-#: Kept, because to close a loop would close its selector, which is the parent's as well.
+#: Kept, because if a loop were closed, its selector would be closed, too, which the parent uses as well.
 _inherited: list[LeaseThread] = []
 
 
 def lease_thread() -> LeaseThread:
     """Return this process's lease thread, started if there is none. Raises ``ConfigurationError`` under gevent."""
     global _lease_thread
-    # Without the guard if it is there: a signal handler that raises could leave the guard locked.
+    # If the thread exists, the guard is not taken, because a signal handler that raises could leave it locked.
     if _lease_thread is None:
         with _guard:
             if _lease_thread is None:
@@ -184,7 +186,7 @@ def lease_thread() -> LeaseThread:
 
 
 def _forget_after_fork() -> None:
-    # The thread stayed behind, and its sessions are the parent's.
+    # The thread does not exist in the child, and its sessions belong to the parent.
     global _lease_thread, _guard
     inherited, _lease_thread, _guard = _lease_thread, None, threading.Lock()
     if inherited is not None:

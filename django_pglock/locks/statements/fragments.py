@@ -12,15 +12,15 @@ from django_pglock.locks.options import Request
 
 #: Characters of a name in a comment.
 LONGEST_NAME = 200
-#: pg_stat_activity shows the first kilobyte of a statement; more names would hide what the statement does.
+#: pg_stat_activity shows the first kilobyte of a statement. With more names, the statement itself would not be shown.
 MOST_NAMES = 4
 _NOT_IN_COMMENTS = re.compile(r"[\x00-\x1f\x7f]|\*(?=/)|/(?=\*)")
-#: psycopg and many others take a percent sign in a statement for a parameter, also in a comment.
+#: For psycopg and many other programs a percent sign in a statement is a placeholder, also in a comment.
 PERCENT = "\uff05"
 
 
 def comment(keys: Sequence[Key]) -> str:
-    """Return comments that name locks in pg_stat_activity; nested or unfinished comments cannot arise."""
+    """Return comments with the names of locks, for pg_stat_activity. They are never nested or unfinished."""
     return _comment(tuple(keys[:MOST_NAMES])) if get_settings().LOCK_COMMENTS else ""
 
 
@@ -30,13 +30,13 @@ def _comment(keys: tuple[Key, ...]) -> str:
 
 
 def _harmless(name: str) -> str:
-    # A slash or an asterisk at the end would meet the comment's own.
+    # A slash or an asterisk at the end, next to that of the comment, could end the comment.
     shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
     return _NOT_IN_COMMENTS.sub("?", shown).replace("%", PERCENT)
 
 
 def call(function: str, request: Request) -> str:
-    """Return the beginning of a call of an advisory lock function, in the mode that the request asks for."""
+    """Return the beginning of a call of an advisory lock function, in the mode of the request."""
     return f"{function}{'_shared' if request.shared else ''}"
 
 

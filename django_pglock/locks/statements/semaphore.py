@@ -1,7 +1,7 @@
-"""Semaphores: one of several locks, the slots, and a queue in which waiters are served in the order of their arrival.
+"""Semaphores: a holder has one of several locks, the slots. Waiters are served in the order of their arrival.
 
-PostgreSQL cannot wait for one of several locks. So all waiters queue up for one lock, and only the first of them polls
-for a free slot.
+PostgreSQL cannot wait for one of several locks. So all waiters queue for one other lock, and only the waiter that has
+it polls for a free slot.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SEMAPHORE_POLL = 0.02
 
 
 def acquire_slot(request: Request, scope: str, queue: Key, *, inside: bool = False) -> Steps:
-    """Acquire one lock of several; the row's first column is its number.
+    """Acquire one lock of several. The first column of the row is its number.
 
-    ``queue`` is the lock for which all waiters queue up. ``inside``: within a transaction. Raises ``Busy`` and
-    ``StaleSnapshot``; nothing is held then.
+    ``queue`` is the lock for which all waiters queue. ``inside``: within a transaction. Raises ``Busy`` and
+    ``StaleSnapshot``. Then nothing is held.
     """
     function = "pg_try_advisory_lock" if scope == "session" else "pg_try_advisory_xact_lock"
     if request.wait == 0:
@@ -34,11 +34,11 @@ def acquire_slot(request: Request, scope: str, queue: Key, *, inside: bool = Fal
 
 
 def _try(request: Request, function: str, queue: Key | None) -> Steps:
-    """Acquire a slot that is free, if nobody waits in the queue. Inside a transaction the queue is not looked at."""
-    # No ORDER BY: sorting would try all slots.
+    """Acquire a free slot, if the queue has no waiters. Inside a transaction the queue is not checked."""
+    # No ORDER BY, because a sort would try all slots.
     slots = f"SELECT k FROM {keys_in_order(request)} WHERE {function}(k) LIMIT 1"
     if queue is not None:
-        # A shared lock, so that those who only look do not keep out each other; it ends with the statement.
+        # A shared lock, so that sessions that only check do not exclude each other. It ends with the statement.
         first = f"SELECT pg_try_advisory_xact_lock_shared({queue.number}) AS is_first OFFSET 0"
         slots = slots.replace("WHERE", "WHERE is_first AND")
         slots = f"SELECT slot.k FROM ({first}) AS queue, LATERAL ({slots}) AS slot"
@@ -68,7 +68,7 @@ def _wait_inside(request: Request, function: str, queue: Key) -> Steps:
         raise_if_timeout(error, request)
         raise
     if row is None:
-        # An execute wrapper may have passed over the row. Ask which slot the session has.
+        # An execute wrapper may have skipped the row. Query which slot the session has.
         row = yield f"SELECT k, true {held_keys(request)} LIMIT 1"
     if row is not None and row[1] is None:
         raise StaleSnapshot
@@ -85,10 +85,10 @@ def _wait_inside_statement(request: Request, function: str, queue: Key) -> str:
 
 
 def _look_for_slot(request: Request, function: str) -> str:
-    """Return a query that looks for a free slot again and again, in the server and in one statement.
+    """Return one statement that polls for a free slot in the server.
 
-    A statement for each poll would cost a round trip. A wait for one slot with a limit would write an error into the
-    server's log each time that the limit is reached.
+    A statement for each poll would need a round trip each. A wait for one slot with a time limit would write an error
+    into the server's log each time that the limit is reached.
     """
     fresh = fresh_condition(request) if "xact" in function else "true"
     slots = f"SELECT k FROM {keys_in_order(request)} WHERE {{}} AND {function}(k) LIMIT 1"

@@ -24,10 +24,10 @@ from django_pglock.locks.statements.timeouts import (
 
 
 def acquire_session_locks(request: Request, *, in_test: bool = False) -> Steps:
-    """Acquire session locks: all of them, or none. Raises ``Busy``; nothing is held then.
+    """Acquire session locks: all of them, or none. Raises ``Busy``. Then nothing is held.
 
     ``in_test``: the locks are acquired inside the transaction that ``TestCase`` has opened. After any other error the
-    session may hold the locks all the same; see ``free_after_error``.
+    session may hold the locks nevertheless; see ``free_after_error``.
     """
     if request.wait == 0:
         return _try(request)
@@ -45,15 +45,17 @@ def _try_statement(request: Request) -> str:
         statement = f"SELECT {call('pg_try_advisory_lock', request)}({request.keys[0].number})"
     if request.max_hold is not None:
         before, limit = limit_session(request)
-        # CASE: a session that does not get the lock keeps its settings.
+        # CASE, so that a session that does not get the lock keeps its settings.
         columns = f"granted, {before}, CASE WHEN granted THEN ROW({limit}) END"
         statement = f"SELECT {columns} FROM ({statement} OFFSET 0) AS asked (granted)"
     return comment(request.keys) + statement
 
 
 def _try_all(request: Request) -> str:
-    """Take what is free; if that is not all, free what was taken. One statement: other sessions see it half done for no
-    longer than the statement takes."""
+    """Return the statement that takes the free locks, and frees them again if some locks are not free.
+
+    It is one statement, so that other sessions find only some of the locks taken for as short a time as possible.
+    """
     return (
         f"SELECT granted FROM (WITH got AS MATERIALIZED (SELECT k, {call('pg_try_advisory_lock', request)}(k) AS ok "
         f"FROM {keys_in_order(request)}), verdict AS MATERIALIZED (SELECT bool_and(ok) AS granted FROM got) "
@@ -73,15 +75,15 @@ def _wait(request: Request) -> Steps:
 def _wait_statement(request: Request) -> str:
     """Return the message that waits for session locks in autocommit.
 
-    One message is one implicit transaction, so the settings are back when it ends. Its first statement also lifts the
-    role's statement_timeout, which would otherwise cut a longer wait short; a wait without limit leaves it in force,
-    because the operator has set it as a safety net.
+    One message is one implicit transaction, so the settings are restored at its end. Its first statement also switches
+    off the role's statement_timeout, which would otherwise end a longer wait. A wait without limit does not switch it
+    off, because the operator has set it as a safety net.
 
-    With a limit, the message waits for transaction locks: PostgreSQL may report a timeout although it granted the lock
-    in that very moment (measured: one in eighty timeouts under contention), and transaction locks end with the
-    message. A session that has them gets the session locks without waiting, in a statement of its own: before each
-    statement PostgreSQL looks whether a timeout is still to be reported; within one it would take the session lock
-    first and report the timeout then.
+    With a limit, the message waits for transaction locks. The reason: PostgreSQL may report a timeout although it has
+    granted the lock at the same moment (measured: one in eighty timeouts under contention). Transaction locks end with
+    the message in any case. A session that has them gets the session locks without waiting. This is a separate
+    statement, because PostgreSQL checks before each statement whether a timeout is pending. Within one statement, it
+    would first take the session lock, and then report the timeout.
     """
     if request.wait is None:
         return f"{comment(request.keys)}SET LOCAL lock_timeout = 0;{_keep(request)}"
@@ -102,19 +104,19 @@ def _keep(request: Request) -> str:
 
 
 def _wait_in_test(request: Request) -> Steps:
-    # A transaction lock would stay to the end of the test, so the session lock itself is waited for.
+    # A transaction lock would stay until the end of the test, so this waits for the session lock itself.
     waiting = wait(request._replace(max_hold=None), "pg_advisory_lock")
     try:
         return (yield comment(request.keys) + in_savepoint(waiting)) or (True,)
     except (DjangoFailure, PsycopgFailure) as error:
-        # The lock may be granted in the moment in which its limit is reported.
+        # The lock may be granted at the moment at which its timeout is reported.
         yield from back_to_savepoint_without(request)
         raise_if_timeout(error, request)
         raise
 
 
 def back_to_savepoint_without(request: Request) -> Steps:
-    """Go back to the savepoint before the wait, so that the transaction is usable, and free what the session holds."""
+    """Roll back to the savepoint before the wait, so that the transaction is usable, and free locks that were taken."""
     try:
         yield BACK_TO_SAVEPOINT
         yield free_if_held(request)
@@ -124,9 +126,9 @@ def back_to_savepoint_without(request: Request) -> Steps:
 
 
 def free_session_locks(request: Request, limits: Sequence[str] = ()) -> str:
-    """Free session locks once each; the answer's first column says whether the session held all of them.
+    """Free each session lock once. The first column of the answer says whether the session held all of them.
 
-    ``limits`` are the idle limits to put back, as the acquire answered them.
+    ``limits`` are the idle limits to restore, from the answer of the acquire.
     """
     if len(request.keys) == 1:
         freed = f"{call('pg_advisory_unlock', request)}({request.keys[0].number})"
@@ -142,7 +144,7 @@ def free_session_locks(request: Request, limits: Sequence[str] = ()) -> str:
 def free_if_held(request: Request) -> str:
     """Free session locks if this session holds them after an error.
 
-    A session that held a lock already never waits for it, so what is found here was taken just now.
+    A session that already held a lock does not wait for it. So a lock that is found here was taken by this request.
     """
     return f"SELECT {call('pg_advisory_unlock', request)}(k) {held_keys(request)}"
 
@@ -150,8 +152,8 @@ def free_if_held(request: Request) -> str:
 def free_after_error(request: Request, *, others: AbstractSet[int]) -> Steps:
     """Ensure that no session lock of a request stays after an error.
 
-    A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. ``others`` are the
-    numbers that the session holds besides: how often it has one of those cannot be asked.
+    A statement that was cancelled, or whose answer was lost, may have taken its locks nevertheless. ``others`` are the
+    numbers that the session also holds for other records. The server does not report how often it holds one of them.
     """
     if not others.isdisjoint(request.numbers):
         yield END_SESSION

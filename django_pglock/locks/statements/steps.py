@@ -1,9 +1,9 @@
 """Steps: a generator that yields statements, so that threads and coroutines send the same ones in the same order.
 
-A generator yields a statement, gets the row of the answer or the error that the statement met, and returns the row that
-says what was granted. Where the steps cannot know what the session holds they yield ``END_SESSION`` instead of a
-statement: without the session no lock remains. Threads run the steps on Django's connection, coroutines on a session of
-their own.
+A generator yields a statement, gets the row of the answer or the error of the statement, and returns the row that says
+which lock was granted. If the steps cannot know what the session holds, they yield ``END_SESSION`` instead of a
+statement, because no lock remains after the end of the session. Threads run the steps on Django's connection,
+coroutines in a separate session.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 Row = Sequence[Any]
-#: What is sent for a statement that has no rows is None.
+#: For a statement without rows, None is sent to the generator.
 Steps = Generator[str, "Row | None", "Row | None"]
 #: Not a statement: end the session.
 END_SESSION = ""
@@ -34,7 +34,7 @@ def granted(row: Row | None) -> Row:
 
 
 def run_steps(steps: Steps, send: Callable[[str], Row | None]) -> Row | None:
-    """Run steps and return their result. ``send`` sends a statement and returns its row, or obeys ``END_SESSION``."""
+    """Run steps and return their result. ``send`` sends a statement and returns its row, or ends the session."""
     try:
         statement = next(steps)
         while True:
@@ -50,7 +50,7 @@ def run_steps(steps: Steps, send: Callable[[str], Row | None]) -> Row | None:
 
 
 async def run_steps_async(steps: Steps, send: Callable[[str], Awaitable[Row | None]]) -> Row | None:
-    """Run steps in a coroutine; as ``run_steps``."""
+    """Do the same as ``run_steps``, in a coroutine."""
     try:
         statement = next(steps)
         while True:

@@ -1,7 +1,7 @@
-"""How a limit in time becomes SQL, and which error reports that it was reached.
+"""Time limits in SQL, and the errors that report them.
 
 ``timeout`` becomes ``lock_timeout``, ``max_hold`` becomes the server's idle limits. Both are settings of the server, in
-milliseconds: https://www.postgresql.org/docs/current/runtime-config-client.html. The caller's own values are put back.
+milliseconds: https://www.postgresql.org/docs/current/runtime-config-client.html. The caller's own values are restored.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from django_pglock.locks.statements.fragments import call, keys_in_order
 from django_pglock.locks.statements.steps import Busy
 
 SAVEPOINT = "django_pglock_wait"
-#: After a timeout inside a transaction, which is usable again then.
+#: After a timeout inside a transaction, this makes the transaction usable again.
 BACK_TO_SAVEPOINT = f"ROLLBACK TO SAVEPOINT {SAVEPOINT};RELEASE SAVEPOINT {SAVEPOINT}"
-#: The server's limits on a holder that does nothing. The first applies outside transactions, the second inside.
+#: The server's limits for an idle session. The first applies outside of transactions, the second inside.
 IDLE_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
 
 
 def in_savepoint(statement: str) -> str:
-    """Return a statement with a savepoint around it: a timeout aborts the transaction. Locks survive the release."""
+    """Return a statement inside a savepoint, because a timeout aborts the transaction. RELEASE does not free locks."""
     return f"SAVEPOINT {SAVEPOINT};{statement};RELEASE SAVEPOINT {SAVEPOINT}"
 
 
 def wait(request: Request, function: str, *, condition: str = "true") -> str:
-    """Return one statement that remembers the caller's lock_timeout, sets ours, waits, and puts the caller's back.
+    """Return one statement that reads the caller's lock_timeout, sets ours, waits, and restores the caller's.
 
-    The inner row does so in this order; OFFSET 0 keeps the planner from merging it with the outer one. The first
-    column answers true or, where the condition does not hold and nothing was locked, NULL.
+    The columns of the inner row are computed in this order. OFFSET 0 prevents the planner from merging it with the
+    outer one. The first column is true; or NULL, if the condition is false and so nothing was locked.
     """
     if len(request.keys) > 1:
         return wait_for_all(request, function, condition=condition)
@@ -42,9 +42,9 @@ def wait(request: Request, function: str, *, condition: str = "true") -> str:
 
 
 def wait_for_all(request: Request, function: str, *, condition: str = "true") -> str:
-    """Return the same for several locks, in order, for no longer than the limit altogether.
+    """Return the same for several locks, in order, with one time limit for all of them.
 
-    lock_timeout counts for each lock anew, so each is given what is left of the time.
+    lock_timeout applies to each lock separately, so it is set to the remaining time for each lock.
     """
     limit = "'0'"
     if request.wait is not None:
@@ -67,13 +67,13 @@ def _answer(request: Request) -> str:
 
 
 def is_own_timeout(error: BaseException, request: Request) -> bool:
-    """Say whether the error reports that the request's own time is over."""
-    # Without a limit of ours it is somebody else's lock_timeout, which does not mean "busy".
+    """Return whether the error reports the timeout of the request."""
+    # Without our own limit, it is the lock_timeout of the caller or the role, which does not mean "busy".
     return request.wait is not None and (isinstance(error, ServerTimeout) or isinstance(error.__cause__, ServerTimeout))
 
 
 def raise_if_timeout(error: BaseException, request: Request) -> None:
-    """Raise ``Busy`` if the error reports that the request's own time is over."""
+    """Raise ``Busy`` if the error reports the timeout of the request."""
     if is_own_timeout(error, request):
         raise Busy from error
 
@@ -84,13 +84,13 @@ def limit_transaction(request: Request) -> str:
 
 
 def limit_session(request: Request) -> tuple[str, str]:
-    """Return the columns that ask for the idle limits, and those that set ``max_hold`` for the session."""
+    """Return the columns that read the idle limits, and those that set ``max_hold`` for the session."""
     before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
     return before, ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
 
 
 def restore_limit(name: str, value: str) -> str:
-    """Return the column that sets an idle limit of the session to a time as PostgreSQL shows it, such as ``7s``."""
+    """Return the column that sets an idle limit of the session to a time in PostgreSQL's format, such as ``7s``."""
     if not re.fullmatch(r"-?\d+(us|ms|s|min|h|d)?", value):
         raise ValueError(f"{value!r} is no time.")
     return f"set_config('{name}', '{value}', false)"

@@ -1,5 +1,7 @@
-"""Transaction locks: held by the transaction, and freed by PostgreSQL with COMMIT, ROLLBACK, or a rollback to a
-savepoint before the lock."""
+"""Transaction locks: held by the transaction.
+
+PostgreSQL frees them with COMMIT, ROLLBACK, or a rollback to a savepoint before the lock.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,25 @@ from django_pglock.locks.statements.timeouts import (
     wait,
 )
 
-#: A transaction of the lock's own. It must see what the last holder has committed, whatever the role's default is.
+#: The beginning of a lock's own transaction. It must see the changes of the last holder, whatever the role's default
+#: is.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 
 
 def acquire_transaction_locks(request: Request) -> Steps:
     """Acquire transaction locks inside a transaction: all of them, or none.
 
-    Raises ``Busy`` and ``StaleSnapshot``; nothing is held then, and the transaction is usable.
+    Raises ``Busy`` and ``StaleSnapshot``. Then nothing is held, and the transaction is usable.
     """
-    # Several locks are not tried: a transaction lock that was taken could not be given back.
+    # Several locks are not tried one by one, because a transaction lock cannot be freed before the end.
     return _try(request) if request.wait == 0 and len(request.keys) == 1 else _wait(request)
 
 
 def fresh_condition(request: Request) -> str:
-    """Return the condition under which a transaction sees what the last holder of the lock has committed.
+    """Return the condition under which a transaction sees the committed changes of the last holder of the lock.
 
-    The server alone knows: a role, a database, OPTIONS and SET TRANSACTION have a say. Above READ COMMITTED the
-    statement that waits takes the transaction's snapshot before it waits:
+    Only the server knows the isolation level, because role, database, OPTIONS and SET TRANSACTION can set it. Above
+    READ COMMITTED, the statement that waits takes the transaction's snapshot before it waits:
     https://www.postgresql.org/docs/current/transaction-iso.html.
     """
     return "true" if request.stale_ok else "starts_with(current_setting('transaction_isolation'), 'read ')"
@@ -63,14 +66,15 @@ def _wait(request: Request) -> Steps:
             yield BACK_TO_SAVEPOINT
             raise Busy from error
         raise
-    # An execute wrapper that looks at what comes back may have passed over the row, which is not that of the last
-    # statement.
+    # An execute wrapper that reads results may have skipped the row, because it is not that of the last statement.
     return _fresh(row if row is not None else (yield f"SELECT nullif({fresh_condition(request)}, false)"))
 
 
 def _wait_statement(request: Request) -> str:
-    """Return the statement that waits and leaves the caller's lock_timeout as it was; answers true, or NULL if the lock
-    would not protect."""
+    """Return the statement that waits, and restores the caller's lock_timeout.
+
+    Its answer is true; or NULL, if the lock would not protect.
+    """
     statement = wait(request, "pg_advisory_xact_lock", condition=fresh_condition(request))
     return comment(request.keys) + (statement if request.wait is None else in_savepoint(statement))
 

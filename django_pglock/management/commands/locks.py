@@ -1,4 +1,4 @@
-"""``manage.py locks``: show advisory locks and leases, end a session, take a lease away, test what excludes."""
+"""``manage.py locks``: show advisory locks and leases, end a session, revoke a lease, test whether locks exclude."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Command(BaseCommand):
         ways.add_argument(
             "--free-lease",
             metavar="NAME",
-            help=_("Take this lease away from its holder, which notices the loss at its next renewal."),
+            help=_("Revoke this lease. Its holder notices the loss at its next renewal."),
         )
         ways.add_argument(
             "--selftest",
@@ -121,7 +121,7 @@ class Command(BaseCommand):
     def _free(self, leases: Any, name: str) -> None:
         if not leases.filter(name=name).free():
             raise CommandError(_("No lease named %r is held.") % name)
-        self.stdout.write(_("The lease was taken away. Its holder notices the loss at its next renewal."))
+        self.stdout.write(_("The lease was revoked. Its holder notices the loss at its next renewal."))
 
     def _terminate(self, rows: Any, pid: int) -> None:
         if not rows.terminate(pid):

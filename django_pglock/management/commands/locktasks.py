@@ -47,7 +47,7 @@ from django_pglock.management.task_output import (
     queue_as_json,
     queue_as_line,
 )
-from django_pglock.management.terminal import ask_to_continue
+from django_pglock.management.terminal import confirm
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
@@ -306,7 +306,7 @@ class Command(BaseCommand):
             self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
-            ask_to_continue()
+            confirm()
         progress = self._progress() if options["verbosity"] else None
         self._say_changed(verb, verb.apply(tasks, progress) + delete_archived(archived, progress), options["ids"])
 
@@ -327,7 +327,7 @@ class Command(BaseCommand):
 
     def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
         progress = self._progress() if options["verbosity"] else None
-        failures.redrive(rows, options, say=self.stdout.write, ask=ask_to_continue, progress=progress)
+        failures.redrive(rows, options, say=self.stdout.write, ask=confirm, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}

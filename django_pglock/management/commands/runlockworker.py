@@ -94,7 +94,7 @@ class Command(BaseCommand):
 
 
 def chosen_databases(databases: list[str] | str | None, backend: str | None) -> list[str]:
-    """Return the given databases, each once, or, without one, that of the given backend, or that of all backends."""
+    """Return the given databases without duplicates; without any, that of the given backend, or of all backends."""
     if databases:
         # call_command() may be given a single alias.
         given = [databases] if isinstance(databases, str) else databases
@@ -131,7 +131,7 @@ def refuse_ports(first: int, processes: int) -> None:
 
 
 def supervise(databases: list[str], options: dict[str, Any]) -> int:
-    """Run this command line in child processes, so many for each database. Return the supervisor's exit code.
+    """Run this command line in a number of child processes for each database. Return the supervisor's exit code.
 
     Several processes of one database share a heartbeat. With one process the supervisor has no database session.
     """

@@ -1,1 +1,1 @@
-"""Claiming: which tasks this process asks the database for, when, and in which order."""
+"""Claiming: which tasks this process claims, when, and in which order."""

@@ -1,4 +1,4 @@
-"""What one poll claims: of which kinds of functions, from which queues, and how many tasks."""
+"""The claims of one poll: for which kinds of functions, from which queues, and how many tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Claimer:
-    """Claims tasks of the served queues: as many as there is room for, sync and async functions together if possible.
+    """Claims tasks of the served queues, up to the free capacity, for sync and async functions together if possible.
 
     ``backend`` is the alias of the one backend to serve; None: all backends.
     """
@@ -33,14 +33,15 @@ class Claimer:
         self.queues = queues
         self.backend = backend
         self.pauses = KindPauses()
-        #: Kinds that have room, and for which the pause between two polls is not over.
+        #: The kinds of functions that have capacity, and whose pause between two polls is not over.
         self.paused_kinds: list[FunctionKind] = []
-        #: Whether any queue had something ready at the last claim.
+        #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
-        #: Whether the last claim took as many as it could. Then more may be ready than there is room for.
+        #: Whether the last claim got as many tasks as it asked for. Then more tasks may be ready.
         self.was_full = False
         self._ready = ReadyQueues(using)
-        # For how many functions the cursors were made. Functions are only added, so a new number means new functions.
+        # The number of functions for which the cursors were made. Functions are only added, so another number means new
+        # functions.
         self._known = -1
         self._kinds_known: list[FunctionKind] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
@@ -59,23 +60,25 @@ class Claimer:
             return [(kind, room) for kind, room in rooms if room]
         smaller = min(room for _, room in rooms)
         if smaller and not (self.was_full and left is None):
-            # One statement for both kinds: as long as all that is ready fits in, no second statement is needed.
+            # One statement for both kinds. If the capacity is enough for all ready tasks, no second statement is
+            # needed.
             return [(BOTH, smaller)]
         self.paused_kinds = [kind for kind, room in rooms if room and self.pauses.next_in(kind) > 0]
         return [(kind, room) for kind, room in rooms if room and kind not in self.paused_kinds]
 
     def leaves_out_a_kind(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
-        """Say whether a claim for these rooms would leave out one of two kinds that the process knows."""
+        """Return whether a claim for these rooms would leave out one of two kinds that the process knows."""
         return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
 
     def claim(self, rooms: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
-        """Claim tasks for these rooms. ``notified``: the queues to read, if a notification has named them."""
+        """Claim tasks for these rooms. ``notified``: the queues that notifications have named; empty: find them."""
         ready = self._ready_queues(notified)
         claims = self._claim_each(rooms, ready)
         if not claims and self._ready.is_from_memory:
             self._ready.forget()
             now_ready = self._ready_queues()
-            # Only the others: the claim that found nothing may have read a whole backlog of another kind of functions.
+            # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
+            # functions.
             claims = self._claim_each(rooms, [queue for queue in now_ready if queue not in ready])
             self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(room for _, room in rooms)
@@ -84,16 +87,16 @@ class Claimer:
         return claims
 
     def note_learned(self) -> None:
-        """Note that the process has learned functions: what it left out before may be claimed now."""
+        """Note that the process knows more functions now, so tasks that it left out before may be claimed."""
         self._ready.forget()
-        self.pauses.note_news()
+        self.pauses.note_new_tasks()
 
     def _claim_each(self, rooms: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
         claims: list[Claim] = []
         self.was_ready = bool(ready)
         for kind, room in rooms:
             began = time.monotonic()
-            queues = self._in_turn(ready, kind)
+            queues = self._poll_order(ready, kind)
             of_kind = self._claim_from(queues, self._cursors[kind], room)
             claims += of_kind
             if kind != BOTH:
@@ -110,7 +113,7 @@ class Claimer:
         return claims
 
     def _ready_queues(self, notified: Collection[str] = ()) -> list[str]:
-        """Return the queues to read. Asks the database only if there may be several and no notification named one."""
+        """Return the queues to read. Query the database only if there may be several and no notification named one."""
         if self.queues.only is not None:
             return [self.queues.only]
         if notified:
@@ -121,13 +124,13 @@ class Claimer:
                 cursors.note_ready(names)
         return names
 
-    def _in_turn(self, ready: list[str], kind: FunctionKind) -> list[str]:
+    def _poll_order(self, ready: list[str], kind: FunctionKind) -> list[str]:
         if len(ready) == 1 and self.queues.serves(ready[0]):
             return ready
-        return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
+        return self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC)
 
     def _kinds(self) -> list[FunctionKind]:
-        """Return the kinds of functions that are known by now, and make their cursors if functions were added."""
+        """Return the kinds of the functions that are known by now. Make new cursors if functions were added."""
         if registry.count() != self._known:
             known = registry.known_paths()
             paths: dict[FunctionKind, list[str]] = {
@@ -143,6 +146,6 @@ class Claimer:
                 )
                 for kind in paths
             }
-            # Where no function is known, the claim itself finds nothing.
+            # If no function is known, the claim itself finds nothing.
             self._kinds_known = [kind for kind in (SYNC, ASYNC) if paths[kind]] or [SYNC]
         return self._kinds_known

@@ -1,4 +1,4 @@
-"""Discovery: importing the functions of ready tasks that this process does not know yet."""
+"""Discovery: imports the functions of ready tasks that this process does not know yet."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
 
-#: Seconds between two checks while something is ready that cannot be claimed, and while there is other work.
+#: Seconds between two checks while tasks are ready that this process cannot claim, and while it has other work.
 CHECK_INTERVAL, BUSY_CHECK_INTERVAL = 1.0, 30.0
 
 
 class Discovery:
-    """Imports the modules that ready tasks of the served queues name; ``tasks/importing.py`` says which it may."""
+    """Imports the modules that ready tasks of the served queues name, if ``tasks/importing.py`` allows them."""
 
     def __init__(self, using: str, queues: Queues) -> None:
         self.using = using
         self.queues = queues
         self._checked_at = float("-inf")
-        # Whether a check was refused because the one before it was just now.
+        # Whether a check was refused because the previous one was just before.
         self._is_owed = False
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to check although there is work."""
+        """Whether it is time to check although there is other work."""
         return time.monotonic() - self._checked_at >= BUSY_CHECK_INTERVAL
 
     @property
     def next_in(self) -> float:
-        """Seconds until the check that was refused, or infinity if none was."""
+        """Seconds until the check that was refused; infinity: none was."""
         return max(0.0, self._checked_at + CHECK_INTERVAL - time.monotonic()) if self._is_owed else math.inf
 
     def check(self, *, is_urgent: bool = False) -> bool:
-        """Check unless the last check was just now; say whether functions were found. ``is_urgent``: check always."""
+        """Check, unless the last check was just before or ``is_urgent``. Return whether functions were found."""
         self._is_owed = not is_urgent and time.monotonic() - self._checked_at < CHECK_INTERVAL
         if self._is_owed:
             return False

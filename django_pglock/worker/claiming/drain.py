@@ -1,4 +1,4 @@
-"""``--drain``: when a worker ends because nothing is left that it could run, and which tasks it leaves behind."""
+"""``--drain``: a worker ends when no task is left that it could run. It logs the tasks that it leaves behind."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds between two queries for tasks of workers that may be dead.
 CHECK_INTERVAL = 0.5
-#: Heartbeats to wait for a rescue beyond HEARTBEAT_LIMIT: until another worker is a witness, and for upkeep rounds.
+#: The number of heartbeat intervals to wait for a rescue beyond HEARTBEAT_LIMIT: another worker must become a witness,
+#: and do rounds of upkeep.
 MARGIN = 5
 
 
 class Drain:
-    """Says what a draining worker has to wait for before it ends, and what it leaves behind.
+    """What a draining worker waits for before it ends, and what it leaves behind.
 
-    ``queues`` and ``backend`` are those that the worker serves. ``end`` is called when the worker has to end. After
-    that ``left_behind`` lists, in words, the tasks that it should have run and that perhaps nobody will run.
+    ``queues`` and ``backend`` are those that the worker serves. ``end`` is called when the worker must end. Then
+    ``left_behind`` has, in words, the tasks that the worker should have run and that perhaps no worker will run.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Drain:
         self._doubtful: dict[str, int] = {}
 
     def waits_for_rescue(self) -> bool:
-        """Say whether tasks run on workers that may be dead. Soon they are rescued, or their workers beat again."""
+        """Return whether tasks run on workers that may be dead. They are rescued soon, or their workers beat again."""
         now = time.monotonic()
         if now - self._queried_at >= CHECK_INTERVAL:
             self._queried_at = now
@@ -63,7 +64,7 @@ class Drain:
         return now - self._waits_since < settings.HEARTBEAT_LIMIT + MARGIN * settings.HEARTBEAT_INTERVAL
 
     def give_up(self, error: BaseException) -> None:
-        """End the worker because its role lacks a right: nobody may grant it while a command of cron waits."""
+        """End the worker because its role lacks a right. A cron job must not wait until somebody grants the right."""
         if not self.left_behind:
             self.left_behind = ["what it may not claim"]
             logger.error(

@@ -1,13 +1,13 @@
-"""The exclusive run: a task that was running each time when its worker died gets one more attempt, alone in a process.
+"""The exclusive run: a task whose workers have died too often gets one more attempt, as the only task of a process.
 
-Nobody can say which task of a process has killed it, so all tasks that ran there count a rescue. A task may end FAILED
-for that only after an attempt in which it was the only one. The tasks that only ran beside it are cleared by running to
-their end.
+When a process dies, it is not known which of its tasks was the cause. So each task that was running there counts a
+rescue. A task may end FAILED because of its rescues only after an attempt in which it was the only task of its process.
+The other tasks were not the cause, and they run to their end.
 
-While such a task, the suspect, waits to be alone, nothing else begins, and what still runs may run for hours. So the
-suspect waits for some seconds and is then postponed for several times as long, in which the process works as usual. The
-next suspect waits twice as long, until the wait is longer than the other tasks run. Before that the process has lost no
-more than a fixed share of its time.
+Such a task, the suspect, waits until no other task runs in the process. While it waits, no other task begins, but a
+running task may run for hours. So the suspect waits for some seconds. Then it is postponed for several times as long,
+and the process works as usual meanwhile. The next suspect waits twice as long, and so on, until the wait is longer than
+the other tasks run. So the process loses only a fixed share of its time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from django_pglock.worker.in_flight import InFlight
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which a suspect waits to be alone; doubled each time that was not enough, until one was alone.
-PATIENCE = 10.0
-#: It is postponed for this multiple of that time. The threads lose at most one fifth of their time.
+#: Seconds for which a suspect waits until no other task runs. Doubled each time that this is not enough.
+WAIT_TIMEOUT = 10.0
+#: A suspect is postponed for this multiple of the time for which it has waited. So the threads lose at most one fifth
+#: of their time.
 POSTPONE_FACTOR = 4
 
 
 class ExclusiveRun:
-    """Keeps a suspect from beginning until nothing else runs in the process, and everything else until it has ended.
+    """Delays a suspect until no other task runs in the process, and delays all other tasks until the suspect has ended.
 
-    ``may_postpone`` is whether a suspect that has waited for long may be postponed. A process that ends soon must not.
+    ``may_postpone``: whether a suspect that has waited for too long is postponed. A process that ends soon must not.
     """
 
     def __init__(self, in_flight: InFlight, *, may_postpone: bool = True) -> None:
         self.in_flight = in_flight
-        self._first_patience = PATIENCE if may_postpone else math.inf
-        self._patience = self._first_patience
+        self._first_timeout = WAIT_TIMEOUT if may_postpone else math.inf
+        self._timeout = self._first_timeout
         self._suspect: Claim | None = None
         self._has_begun = False
         self._waits_since = 0.0
@@ -67,7 +68,7 @@ class ExclusiveRun:
         return ()
 
     def is_on(self) -> bool:
-        """Say whether a suspect waits or runs. Lets it begin when it is alone; postpones it if that takes long."""
+        """Return whether a suspect waits or runs. Begin it if no other task runs. Postpone it if it waits too long."""
         suspect = self._suspect
         if suspect is None:
             return False
@@ -75,23 +76,23 @@ class ExclusiveRun:
             self._suspect = None
         elif not self._has_begun and len(self.in_flight.claims) == 1:
             self._has_begun = True
-            self._patience = self._first_patience
+            self._timeout = self._first_timeout
             self.in_flight.begin([suspect])
-        elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
+        elif not self._has_begun and time.monotonic() - self._waits_since > self._timeout:
             self._postpone_suspect(suspect)
         return self._suspect is not None
 
     def _postpone_suspect(self, suspect: Claim) -> None:
-        """Postpone the suspect and let the others continue for a while."""
-        seconds = self._patience * POSTPONE_FACTOR
+        """Postpone the suspect, so that other tasks can begin."""
+        seconds = self._timeout * POSTPONE_FACTOR
         logger.warning(
             "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
             suspect,
-            self._patience,
+            self._timeout,
             seconds,
         )
         self._suspect, self._none_before = None, time.monotonic() + seconds
-        self._patience *= 2
+        self._timeout *= 2
         self._postpone([suspect], seconds)
 
     def _postpone(self, suspects: Sequence[Claim], seconds: float) -> None:

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.worker.shared_sessions import SharedSessions
 
-#: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time, so otherwise
-#: the task would begin only when the fetcher has prepared its next poll.
+#: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time. Without the
+#: wait, the task would begin only after the fetcher has prepared its next poll.
 HEAD_START = 0.00005
 #: Seconds without any progress after which claims that no thread has begun are given back.
 STALLED_AFTER = 0.2
-#: Seconds between two polls of a draining worker that waits for what is in flight.
+#: Seconds between two polls of a draining worker that waits for its tasks in flight.
 DRAINING = 0.1
-#: Seconds of uninterrupted work after which the worker no longer asks for notifications.
+#: Seconds of uninterrupted work after which the worker unsets ``is_sleeping``, because it needs no notifications.
 BUSY = 0.1
-#: Seconds between two checks whether a task that has to run alone is alone, and whether it has ended.
+#: Seconds between two checks of an exclusive run.
 CHECK_INTERVAL = 0.05
-#: While notifications are sure to come, a worker multiplies its poll interval by this factor.
+#: While notifications are certain to arrive, a worker multiplies its poll interval by this factor.
 LISTENING_FACTOR = 6
-#: A resting worker multiplies its poll interval by this factor as well. The oldest worker searches for lost
-#: notifications on behalf of all.
+#: A resting worker multiplies its poll interval by this factor as well. The oldest worker searches for tasks with lost
+#: notifications for all workers.
 RESTING_FACTOR = 3
 
 
@@ -60,10 +60,10 @@ class Liveness(Protocol):
 
 
 class Fetcher(ConnectedService):
-    """Keeps the inboxes filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
+    """Fills the inboxes with tasks of the served queues, of one ``backend`` or, if it is None, of all backends.
 
-    ``drain`` is finished when nothing is in flight and nothing is left that could be claimed; None: the worker does not
-    drain. ``on_task_limit`` is called when the process has claimed as many tasks as it may.
+    ``drain`` is finished when nothing is in flight and no task is left that could be claimed. None: the worker does not
+    drain. ``on_task_limit`` is called when the process has claimed its maximum number of tasks.
     """
 
     name = "fetcher"
@@ -97,14 +97,14 @@ class Fetcher(ConnectedService):
         # Whether the present poll follows a notification.
         self._was_notified = False
         self._busy_since: float | None = None
-        # When the fetcher last read how much room there is, and when it last claimed anything.
+        # When the fetcher last read the free capacity, and when it last claimed a task.
         self._polled_at = self._found_at = 0.0
-        # A draining worker must not postpone a task that has to run alone: it would leave the task behind.
+        # A draining worker must not postpone a suspect, because it would leave the task behind.
         self._exclusive_run = ExclusiveRun(in_flight, may_postpone=drain is None)
         # How many claims had ended, and when that number last changed.
         self._ended = -1
         self._progressed_at = 0.0
-        #: Whether it has polled for tasks in its present session.
+        #: Whether the fetcher has polled for tasks in its present session.
         self.is_claiming = False
 
     def wake(self) -> None:
@@ -118,16 +118,17 @@ class Fetcher(ConnectedService):
             self.drain.give_up(error)
 
     def connected(self) -> None:
-        # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
-        # not in flight here, and our heartbeat would keep it forever.
+        # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
+        # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
         self.sleep.forget()
         if self.reconnects:
             self.in_flight.note_lost_answer()
-        # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
-        # lost; a claim from before is being made until it is in flight.
-        before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        # A thread may be claiming for its group at this moment. The order of these lines matters. Claims that are made
+        # after the first line are excluded by their date. Keys of claims that were made before stay in the second list
+        # until the claims are in flight, and thus in the third list.
+        before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
         known = self.in_flight.task_ids()
-        lost = give_back(self.using, self.worker, known, before=before, except_keys=under_way)
+        lost = give_back(self.using, self.worker, known, before=before, except_keys=group_keys)
         if lost:
             logger.warning("Gave back %d tasks because the answer to their claim was late.", lost)
 
@@ -136,14 +137,14 @@ class Fetcher(ConnectedService):
         super().close()
 
     def turn(self) -> None:
-        # Cleared before the poll: what sets it from now on is news.
+        # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.fetcher_wakeup.clear()
         self.sleep.check_flag()
         self._give_back_if_blocked()
         if self._exclusive_run.is_on():
             self._pause(CHECK_INTERVAL)
             return
-        # Before the claim: a task that becomes ready after this check is not part of the drain.
+        # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
         rooms = self._prepare_poll(is_last_poll=is_last_poll)
         if not rooms:
@@ -155,42 +156,42 @@ class Fetcher(ConnectedService):
             if self.in_flight.claims_left == 0:
                 self.on_task_limit()
         elif self._has_learned():
-            # Something was ready that this process did not know, and now does: claim it in the next turn.
+            # Tasks were ready whose functions this process did not know. It knows them now, and claims in the next
+            # turn.
             self.claimer.note_learned()
         elif self.drain is not None:
-            # A thread whose outcome is settled may not be free yet. Then this poll has left out functions of threads.
+            # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
             if is_last_poll and not self.claimer.leaves_out_a_kind(rooms):
                 self.drain.finish()
             self._pause(DRAINING)
         elif self._leaves_tasks_to_others(rooms) and time.monotonic() - self._found_at < BUSY:
-            # The other kind of functions keeps the worker busy, so it does not ask for notifications about this one.
+            # The other kind of functions keeps the worker busy, so it does not sleep and needs no notifications.
             self._pause(EMPTY_PAUSE)
         else:
             self._busy_since = None
             self._sleep()
 
     def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
-        """Take note of what is new, and return what there is room for."""
+        """Note new functions and new tasks. Return the kinds of functions to claim, and how many tasks of each."""
         if self._discovery.is_due:
             self._discovery.check()
         self._was_notified = self.sleep.is_notified
-        if self.in_flight.has_news:
-            self.in_flight.has_news = False
-            self.claimer.pauses.note_news()
+        if self.in_flight.has_new_tasks:
+            self.in_flight.has_new_tasks = False
+            self.claimer.pauses.note_new_tasks()
         if is_last_poll:
-            # It leaves out no kind that has room, as if nothing had been found full.
+            # The last poll must leave out no kind that has capacity.
             self.claimer.was_full = False
         self._polled_at = time.monotonic()
-        # Other workers would rescue what a worker with a stale heartbeat claims, while it runs here.
+        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
         return [] if self.liveness.is_heartbeat_stale() else self.claimer.rooms()
 
     def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
-        """Claim tasks and have them begun; say whether there were any."""
+        """Claim tasks and pass them to the threads and the event loop. Return whether there were any."""
         self.in_flight.is_claiming = True
         try:
             if claims := self._claim(rooms):
-                # The threads have waited for these claims, and not the claims for the threads: the answer may have been
-                # slow.
+                # This counts as progress. If the answer was slow, the threads have waited for these claims.
                 self._progressed_at = self._found_at = time.monotonic()
                 self.in_flight.begin_all(self._exclusive_run.startable(claims))
                 if self._busy_since is None:
@@ -201,30 +202,30 @@ class Fetcher(ConnectedService):
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
         notified = self.sleep.take_notified()
-        # A worker that is awake reads all queues: not every one sends it a notification.
+        # A worker that does not sleep reads all queues, because it does not get all notifications.
         is_asleep = self.sleep.since is not None and self._busy_since is None
         claims = self.claimer.claim(rooms, notified=notified if is_asleep else ())
         self.is_claiming = True
         return claims
 
     def _note_taken(self, rooms: list[tuple[FunctionKind, int]]) -> None:
-        """Note that this worker has claimed something after a notification; wake others if there may be more."""
+        """After a claim that follows a notification, wake the other workers if there may be more tasks."""
         if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
             self.sleep.wake_others()
         else:
             self.sleep.note_all_claimed()
 
     def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
-        """Return whether a poll that found nothing has left out a kind of functions; then wake others."""
+        """Return whether a poll that found nothing has left out a kind of functions. If so, wake the other workers."""
         if self.claimer.leaves_out_a_kind(rooms):
             self.sleep.wake_others()
             return True
-        # Another worker has claimed what the notification was about. If none has, the others find it a moment later.
+        # Another worker has claimed the task. If not, the other workers find it a moment later.
         self.sleep.note_all_claimed()
         return False
 
     def _note_full(self) -> None:
-        """Wake others if a notification has come and there is no room, and ask for no more notifications."""
+        """If a notification came while there is no capacity, wake the other workers, and unset ``is_sleeping``."""
         if self.sleep.has_unclaimed:
             self.sleep.wake_others()
             self.sleep.end()
@@ -234,7 +235,7 @@ class Fetcher(ConnectedService):
         return self.claimer.was_ready and self._discovery.check(is_urgent=is_urgent)
 
     def _give_back_if_blocked(self) -> None:
-        """Give back waiting claims while no thread makes progress: quick tasks were expected, and long ones came."""
+        """Give back waiting claims if no thread makes progress: the running tasks take longer than expected."""
         now, threads = time.monotonic(), self.in_flight.threads
         if (ended := threads.ended) != self._ended or threads.waiting == 0:
             self._ended, self._progressed_at = ended, now
@@ -244,7 +245,7 @@ class Fetcher(ConnectedService):
             self.in_flight.give_back_waiting()
 
     def _is_drained(self) -> bool:
-        """Say whether nothing is in flight and nothing is due; make ready what is due. For a draining worker only."""
+        """Return whether nothing is in flight and no task is due. Promote due tasks. For a draining worker only."""
         assert self.drain is not None  # noqa: S101 - for the type checker
         if self.in_flight.claims or self.drain.waits_for_rescue():
             return False
@@ -252,12 +253,12 @@ class Fetcher(ConnectedService):
         if due_in is not None and due_in <= 0:
             promote(self.using)
             return False
-        # Another worker may have promoted tasks and not yet admitted the first of each key.
+        # Another worker may have promoted tasks, and not yet admitted the first task of each key.
         admit(self.using, blocked_keys(self.using, ""))
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep until there is news or a thread is nearly free; shorter while claims wait, to check them."""
+        """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them."""
         seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
         seconds = min(
             seconds,
@@ -271,11 +272,11 @@ class Fetcher(ConnectedService):
     # Sleep
 
     def _sleep(self) -> None:
-        """Ask for notifications, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
+        """Set ``is_sleeping``, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
         if self.listens and self.sleep.since is None:
             self.sleep.begin()
-            # The poll that follows must leave out no kind: nobody was notified of what came before.
-            self.claimer.pauses.note_news()
+            # The next poll must leave out no kind, because this worker was not notified of earlier tasks.
+            self.claimer.pauses.note_new_tasks()
             return
         slept = time.monotonic() - (self.sleep.since or 0)
         if slept < NEGATIVE_TTL * 1.2:
@@ -284,15 +285,15 @@ class Fetcher(ConnectedService):
             self._sleep_until_poll()
 
     def _sleep_until_poll(self) -> None:
-        """Sleep for one poll interval, or for several while notifications are sure to come.
+        """Sleep for one poll interval, or for several while notifications are certain to arrive.
 
-        The oldest worker searches for tasks whose notification was lost (``upkeep.py``), so they wait no longer.
+        The oldest worker searches for tasks with a lost notification (``upkeep.py``), so they do not wait longer.
         """
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
         for number in range(1, LISTENING_FACTOR * RESTING_FACTOR + 1):
             until = time.monotonic() + poll
-            # No notification comes again for a function that this turn has seen and, so soon after an import, not
-            # imported.
+            # There is no second notification for a task whose function this turn did not import, because an earlier
+            # import was just before.
             self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
             if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():
                 return

@@ -1,4 +1,4 @@
-"""Claiming from queues, with a cursor for each queue: the place in the index where the last claim ended."""
+"""Claims from queues, with a cursor for each queue: the position in the index where the last claim ended."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from django_pglock.store.claim_fair import claim_fair
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
 
-#: The longest lifetime of a cursor in seconds. A claim from the start of the index then sees tasks that are more
-#: urgent, and tasks that were committed late.
+#: The longest lifetime of a cursor in seconds. After that, a claim from the start of the index finds tasks with a
+#: higher priority, and tasks that were committed late.
 LONGEST_LIFETIME = 1.0
-#: The lifetime of a cursor, as a multiple of the time that the claim from the start took: shorter where that is cheap.
+#: The lifetime of a cursor, as a multiple of the time that the claim from the start took.
 LIFETIME_FACTOR = 20
-#: Seconds between two checks for tasks with ``fair=`` while only others come: where no function that this worker knows
-#: has it, and where one has it.
+#: Seconds between two checks for tasks with ``fair=`` while only other tasks come: if no function that this worker
+#: knows has ``fair=``, and if one has it.
 FAIR_CHECK_INTERVAL, KNOWN_FAIR_CHECK_INTERVAL = 1.0, 0.1
-#: The number of queues whose cursors are kept in any case.
+#: The number of queues up to which all cursors are kept.
 FEW_QUEUES = 100
 
 
 class QueueCursors:
     """The cursors of one worker, by queue.
 
-    ``paths`` are the functions that it may claim, ``is_fair`` is whether one of them has ``fair=``, ``backend`` is the
-    alias of the backend that it serves (None: all).
+    ``paths`` are the functions that the worker may claim. ``is_fair``: whether one of them has ``fair=``. ``backend``
+    is the alias of the backend that the worker serves (None: all).
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class QueueCursors:
         self.clock = clock
         self._queues: dict[str, QueueCursor] = {}
 
-    # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues. A statement is
-    # compiled when it is needed first, because many workers have functions of one kind only.
+    # One statement for all queues, with the name as a parameter, because there may be a hundred thousand queues. A
+    # statement is compiled at its first use, because many workers have functions of one kind only.
     @cached_property
     def first(self) -> ClaimStatement:
         """The statement that claims from the start of a queue."""
@@ -60,7 +60,7 @@ class QueueCursors:
 
     @cached_property
     def behind(self) -> ClaimStatement:
-        """The statement that claims behind the place where the last claim ended."""
+        """The statement that claims behind the position where the last claim ended."""
         return self._statement(behind=True)
 
     def _statement(self, *, behind: bool) -> ClaimStatement:
@@ -73,12 +73,12 @@ class QueueCursors:
         return self._queues[queue]
 
     def note_ready(self, ready: Iterable[str]) -> None:
-        """Note that only these queues have ready tasks. The other ones need no check for tasks with ``fair=``."""
+        """Note that only these queues have ready tasks. The other queues need no check for tasks with ``fair=``."""
         for name in self._queues.keys() - ready:
             self._queues[name].note_empty()
 
     def forget_others(self, queues: Sequence[str]) -> None:
-        """Forget the cursors of other queues when there are many more of them than of ``queues``."""
+        """Forget the cursors of other queues, if there are many more other queues than ``queues``."""
         if len(self._queues) > 2 * len(queues) + FEW_QUEUES:
             self._queues = {queue: self._queues[queue] for queue in queues if queue in self._queues}
 
@@ -86,8 +86,8 @@ class QueueCursors:
 class QueueCursor:
     """Claims the tasks of one queue for one worker.
 
-    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and each claim would walk
-    through all of them. So the cursor remembers where a claim ended, and the next claim begins behind that place.
+    While another transaction is open, the index entries of finished tasks cannot be removed, and each claim would read
+    all of them. So the cursor keeps the position where a claim ended, and the next claim begins behind it.
     """
 
     def __init__(self, shared: QueueCursors, queue: str) -> None:
@@ -98,14 +98,14 @@ class QueueCursor:
         self._last_key = ""
         self._fair_first = False
         self._has_fair = False
-        # When to check for tasks with ``fair=`` although there are others; None: that was done just before those.
+        # When to check for tasks with ``fair=`` although there are other tasks. None: the check was just before.
         self._check_fair_at: float | None = shared.clock() if shared.is_fair else None
-        # When a claim last took all others that were ready.
+        # When a claim last took all ready tasks without ``fair=``.
         self._emptied_at = float("inf")
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
-        if not self._takes_turns():
+        if not self._alternates():
             return self._claim_plain_first(limit)
         self._fair_first = not self._fair_first
         first, second = (
@@ -118,17 +118,18 @@ class QueueCursor:
         """Note that nothing is ready, with ``fair=`` or without."""
         self._has_fair, self._check_fair_at = False, None
 
-    def _takes_turns(self) -> bool:
-        """Say whether tasks with ``fair=`` and others are claimed in turns.
+    def _alternates(self) -> bool:
+        """Return whether claims alternate between tasks with ``fair=`` and other tasks.
 
-        They are as long as there are tasks with ``fair=``. While there are none, each check for them would cost as much
-        as a claim. So it is done when there is nothing else and, while others come, from time to time: more often if a
-        function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer code.
+        They alternate as long as there are tasks with ``fair=``. While there are none, each check for them would cost
+        as much as a claim. So the check is done if there are no other tasks. If there are, it is done from time to
+        time: more often if a function that this worker knows has ``fair=``, more rarely if only a single call or newer
+        code on another host may have it.
         """
         if not self._has_fair:
             now = self.shared.clock()
             if now - self._emptied_at > self._fair_check_interval:
-                # There was still room then, so the worker has polled again until it found nothing.
+                # The worker had free capacity then, so it has polled again until it found nothing.
                 self._check_fair_at = None
             if self._check_fair_at is None or now < self._check_fair_at:
                 return False
@@ -165,15 +166,15 @@ class QueueCursor:
 
     def _claim_fair(self, limit: int) -> list[Claim]:
         after = self._last_key
-        claims, self._last_key = self._claim_turn(limit, after)
+        claims, self._last_key = self._claim_fair_after(limit, after)
         if len(claims) < limit and after and not self._last_key:
-            # There was not enough behind the last key: continue from the first key.
-            more, self._last_key = self._claim_turn(limit - len(claims), "")
+            # There were not enough tasks behind the last key: continue from the first key.
+            more, self._last_key = self._claim_fair_after(limit - len(claims), "")
             claims += more
         self._has_fair, self._check_fair_at = bool(claims), None
         return claims
 
-    def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
+    def _claim_fair_after(self, limit: int, after: str) -> tuple[list[Claim], str]:
         shared = self.shared
         return claim_fair(
             shared.using,

@@ -11,7 +11,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.queues import covers
 
 ORDERS = ("weighted", "strict")
-#: The names of queues of which it is remembered whether they are served: there may be a hundred thousand queues.
+#: The size of the cache of queue names and whether they are served. There may be a hundred thousand queues.
 MOST_REMEMBERED = 1000
 
 
@@ -40,7 +40,7 @@ class Pattern:
         return self.text.endswith("*")
 
     def covers(self, text: str) -> bool:
-        """Say whether it covers this name, or all names that another pattern with this text covers."""
+        """Return whether it covers this name, or all names that another pattern with this text covers."""
         return covers(self.text, text)
 
 
@@ -48,11 +48,12 @@ class Queues:
     """The queues that a worker serves.
 
     ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
-    weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude`` are
-    names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many polls queues come first in
-    proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
+    weight from 1 to 1000. If several match a queue, the full name is used, otherwise the longest prefix. ``exclude``
+    are names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many polls, queues are the
+    first in proportion to their weights, so no queue starves) or ``"strict"`` (always in the given order, the queues of
+    a prefix in the order of their names).
 
-    Raises ``ConfigurationError`` for names, weights and orders that are not valid, and if no queue is left.
+    Raises ``ConfigurationError`` for an invalid name, weight or order, and if no queue is left.
     """
 
     def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = (), order: str = "weighted") -> None:
@@ -64,40 +65,39 @@ class Queues:
         self.patterns = [each for each in wanted or [Pattern("*")] if not self._is_excluded(each.text)]
         if not self.patterns:
             raise ConfigurationError("No queue is left to serve, because all given queues are also excluded.")
-        #: What was asked for, as written on the command line.
-        self.asked = [*names, *(f"--exclude {each}" for each in exclude)]
-        self.asked += ["--order strict"] if order == "strict" else []
+        #: The queues as they are written on the command line.
+        self.given = [*names, *(f"--exclude {each}" for each in exclude)]
+        self.given += ["--order strict"] if order == "strict" else []
         self._places = {each: place for place, each in enumerate(self.patterns)}
         self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
         self._credits: dict[str, dict[str, int]] = {}
-        # Asked twice between a notification and the claim.
+        # A cache, because this is called twice between a notification and the claim.
         self._pattern_of = lru_cache(maxsize=MOST_REMEMBERED)(self._find_pattern)
 
     @property
     def only(self) -> str | None:
-        """The one queue that is served, if the options say that it is the only one."""
+        """The only queue that is served, None if there may be several."""
         [first, *others] = self.patterns
         return None if others or first.is_prefix else first.text
 
     def serves(self, name: str) -> bool:
-        """Say whether the queue is one of them."""
+        """Return whether the worker serves this queue."""
         return self._pattern_of(name) is not None
 
-    def in_turn(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
-        """Return those of the ``ready`` queues that are served, in the order in which to poll them this time.
+    def poll_order(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
+        """Return the served queues of ``ready``, in the order for this poll.
 
-        ``whose``: polls for different kinds of functions take turns separately; one kind would otherwise use up the
-        turns of the other.
+        ``whose``: the kind of functions that the poll is for. Each kind has its own round-robin state.
         """
         found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}
         names = sorted(found, key=lambda name: self._places[found[name]])
         return names if self.order == "strict" else self._by_weight({name: found[name].weight for name in names}, whose)
 
     def _by_weight(self, weights: dict[str, int], whose: str) -> list[str]:
-        """Take turns by smooth weighted round-robin, as nginx does: each gains its weight, the first pays for all.
+        """Order the queues by smooth weighted round-robin, as nginx does.
 
-        The credit or debt of a queue from rounds with other ready queues is limited to two rounds. Among the same
-        queues it never grows so large.
+        In each round every queue gains its weight as credit, and the first queue pays the sum of all weights. Credit
+        and debt from rounds with other ready queues are limited to two rounds. With the same queues they stay smaller.
         """
         total = sum(weights.values())
         most, before = 2 * total, self._credits.get(whose, {})

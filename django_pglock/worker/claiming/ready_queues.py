@@ -1,4 +1,4 @@
-"""Which queues have something ready, remembered for a short time."""
+"""A short-lived cache of the queues that have ready tasks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_
 
 
 class ReadyQueues:
-    """The names of the queues that have something ready.
+    """The names of the queues that have ready tasks.
 
-    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and a query for each claim
-    would walk through all of them each time. So an answer has a lifetime like a cursor (``queue_cursor.py``), in
-    proportion to the time that the query took. A task in another queue waits no longer than that.
+    While another transaction is open, the index entries of finished tasks cannot be removed, and a query for each claim
+    would read all of them each time. So an answer is cached. Its lifetime is proportional to the time that the query
+    took, as that of a cursor (``queue_cursor.py``). A task in another queue does not wait longer than this lifetime.
     """
 
     def __init__(self, using: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class ReadyQueues:
         self._clock = clock
         self._names: list[str] = []
         self._until = 0.0
-        #: Whether the last answer was a remembered one, and may be out of date.
+        #: Whether the last answer came from the cache, and may be out of date.
         self.is_from_memory = False
 
     def names(self) -> list[str]:
@@ -36,5 +36,5 @@ class ReadyQueues:
         return self._names
 
     def forget(self) -> None:
-        """Look again the next time."""
+        """Clear the cache, so that the next call queries the database."""
         self._until = 0.0

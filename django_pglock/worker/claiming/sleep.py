@@ -17,8 +17,8 @@ from django_pglock.worker.in_flight import InFlight
 class Sleep:
     """Whether this worker waits for notifications, and which queues they have named.
 
-    The heartbeat's thread calls ``hear()`` and ``note_flag_unset()`` and sets ``has_delayed_workers``; all others are
-    for the fetcher's thread.
+    The heartbeat's thread calls ``note_ready()`` and ``note_flag_unset()``, and sets ``has_delayed_workers``. All other
+    methods are for the fetcher's thread.
     """
 
     def __init__(self, in_flight: InFlight, using: str, worker: UUID, queues: Queues) -> None:
@@ -28,32 +28,32 @@ class Sleep:
         self.queues = queues
         #: When this worker began to wait for notifications, by time.monotonic(); None: it does not wait for any.
         self.since: float | None = None
-        #: Whether other workers that sleep poll later, because this one is woken first.
+        #: Whether there are sleeping workers that are not woken first, so they poll later.
         self.has_delayed_workers = False
         # Queues that notifications have named since the last poll.
         self._notified: set[str] = set()
-        # Queues that notifications have named to the workers woken first, and in which ready tasks may be left.
+        # Queues of which this worker was notified as one of those woken first, and in which ready tasks may be left.
         self._unclaimed: set[str] = set()
-        # Whether ``is_sleeping`` is false in the row, although this worker waits for notifications: the row was removed
-        # and registered again.
+        # Whether the row was deleted and inserted again, so that ``is_sleeping`` is false although this worker waits
+        # for notifications.
         self._is_flag_unset = False
 
-    def hear(self, queue: str, is_woken_first: bool = False) -> None:
-        """Note that something is ready in ``queue``, and have the fetcher poll at once.
+    def note_ready(self, queue: str, is_woken_first: bool = False) -> None:
+        """Note that tasks of ``queue`` are ready, and have the fetcher poll at once.
 
-        ``is_woken_first``: others poll a moment later only, or when this worker wakes them.
+        ``is_woken_first``: other workers poll only a moment later, or when this worker wakes them.
         """
         if self.queues.serves(queue):
             self._notified.add(queue)
             if is_woken_first and self.has_delayed_workers:
                 self._unclaimed.add(queue)
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
     def note_flag_unset(self) -> None:
         """Have the fetcher set ``is_sleeping`` again, if it sleeps. While the flag is unset no notification comes."""
         if self.since is not None:
             self._is_flag_unset = True
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
     @property
     def is_notified(self) -> bool:
@@ -100,6 +100,6 @@ class Sleep:
     def wake_others(self) -> None:
         """Wake the workers that poll later, if something may be left in the queues that notifications have named."""
         if self._unclaimed:
-            # Another thread adds to the set.
+            # The thread of the heartbeat adds to the set, so it is replaced.
             queues, self._unclaimed = self._unclaimed, set()
             wake_others(self.using, queues)

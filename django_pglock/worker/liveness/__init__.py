@@ -1,1 +1,1 @@
-"""Liveness: the heartbeat of this worker, and giving up on connections that no longer answer."""
+"""Liveness: the heartbeat of this worker, and deadlines for connections that no longer answer."""

@@ -1,9 +1,9 @@
-"""Deadlines for the statements of the worker's own services: closes a connection on which an answer does not come.
+"""Deadlines for the statements of the worker's own services: closes a connection if an answer does not come in time.
 
-A connection may be half open forever: a load balancer keeps acknowledging data that nobody reads any more, and
-neither the server's timeouts nor TCP notice. So this service checks every second. It counts checks instead of seconds,
-because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each check proves that the
-threads could run.
+A connection may be half open forever: for example, a load balancer acknowledges data that no server receives. Neither
+the server's timeouts nor TCP notice that. So this service checks every second. It counts checks instead of seconds,
+because time also passes while the process is stopped or a task keeps the GIL, and then the connection is not the
+problem. Each check proves that threads could run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds between two checks.
 CHECK_INTERVAL = 1.0
-#: Seconds beyond a service's patience, for the server to end the statement by itself if it learns of it.
+#: Seconds beyond the limit of a service in which the server, if it can, ends the statement itself.
 LEFT_TO_SERVER = 2.0
 
 
 class SendsStatements(Protocol):
-    """A service that sends statements, none of which may take longer than ``patience`` seconds."""
+    """A service that sends statements. None of them may take longer than ``patience`` seconds."""
 
     name: str
 
@@ -36,11 +36,11 @@ class SendsStatements(Protocol):
         """Seconds for one statement."""
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return the session and the number of the statement that waits for its answer now, if one does."""
+        """Return the session and the number of the statement that waits for its answer now; None: none waits."""
 
 
 class Deadlines(Service):
-    """Checks every second which statement each service waits for, and closes a connection that waits too long."""
+    """Checks every second which statement each service waits for. Closes the connection if the wait is too long."""
 
     name = "deadlines"
 
@@ -55,7 +55,7 @@ class Deadlines(Service):
 
 
 class _Awaited:
-    """The statement that one service waited for at the last check, and at how many checks before."""
+    """The statement that one service waited for at the last check, and the number of earlier checks at which it did."""
 
     def __init__(self, service: SendsStatements) -> None:
         self.service = service

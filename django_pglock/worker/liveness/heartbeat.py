@@ -1,16 +1,15 @@
 """The heartbeat: shows that the worker lives, by the date in its row and by the session that holds its lock.
 
 The session is the worker's own, or that of a supervisor, which beats for all of its processes. If the supervisor does
-not, the worker does so itself from the next beat on (``supervisor_heartbeat.py``).
+not beat, the worker itself does, from its next beat on (``supervisor_heartbeat.py``).
 
 A worker that has nothing in flight may rest: it beats about each third interval (``rest.py``).
 
-While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
+While a task keeps this thread from running, the heartbeat process beats in its place (``heartbeat_process.py``).
 
-Between two beats this thread receives notifications. It does nothing else, and while the supervisor beats it opens no
-session: to open one may take longer than others wait for a heartbeat. Before each try to open one, and soon after its
-beginning, this thread looks whether the supervisor can beat again. What is about running tasks is in
-``running_tasks.py``.
+Between two beats this thread only receives notifications (``running_tasks.py`` handles requests). While the supervisor
+beats, it opens no session, because this may take longer than other workers tolerate a missing heartbeat. Before each
+try to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ from django_pglock.worker.shared_sessions import SharedSessions
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
-#: Seconds for the supervisor to answer, as a share of the heartbeat interval: if it does not, there is still time to
-#: beat before others suspect this worker.
+#: Seconds for the supervisor to answer, as a share of the heartbeat interval. If it does not answer, there is still
+#: time for a beat of this worker before the beat counts as missing.
 ANSWERED_WITHIN = 0.5
-#: The least number of seconds for a connect; a smaller one means the same to libpq.
+#: The least ``connect_timeout`` in seconds. libpq treats a smaller value as this one.
 LEAST_TO_CONNECT = 2
 
 
@@ -102,28 +101,28 @@ class Heartbeat(ConnectedService):
         self.supervisor: SupervisorHeartbeat | None = None
         if supervisor is not None:
             self.supervisor = SupervisorHeartbeat(
-                supervisor, on_notification=self._hear, on_missed_notifications=self._note_missed
+                supervisor, on_notification=self._on_notification, on_missed_notifications=self._note_missed
             )
         self.process = process
         self.rest = rest
         self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
-        #: When the last beat that was written was begun, by time.monotonic().
+        #: When the last successful beat was begun, by time.monotonic().
         self.beat_at: float | None = None
         #: Names of the migrations for which the worker waits.
         self.pending: list[str] = []
-        # How many functions our row has. Functions are only added, so a new number means new functions.
+        # The number of functions in our row. Functions are only added, so another number means new functions.
         self._registered_functions = -1
         self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
-        self._notifications = NotificationSession(self._hear)
+        self._notifications = NotificationSession(self._on_notification)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
         in_flight.when_busy.append(self._end_rest)
 
-    def _hear(self, channel: str, payload: str) -> None:
+    def _on_notification(self, channel: str, payload: str) -> None:
         if self.listener is not None:
-            self.listener.hear(channel, payload)
+            self.listener.receive(channel, payload)
 
     def _note_missed(self) -> None:
         if self.listener is not None:
@@ -139,18 +138,18 @@ class Heartbeat(ConnectedService):
 
     @property
     def patience(self) -> float:
-        """A third of HEARTBEAT_LIMIT: a beat that is given up must be tried again before the worker looks dead."""
+        """A third of HEARTBEAT_LIMIT: after a timeout, a beat must be repeated before the worker counts as dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
     @property
     def longest_pause(self) -> float:
-        """Half an interval: when the server is back, the other services wait for this one."""
+        """Half an interval, because after an outage the other services wait for the first heartbeat."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def is_heartbeat_stale(self) -> bool:
-        """Say whether others may count this worker as dead: after a stop of the process, or without a session to beat.
+        """Return whether this worker may count as dead: its process was stopped, or it has no session to beat.
 
-        Also true while this worker rests; calling it ends the rest.
+        Also true while this worker rests. A call ends the rest.
         """
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
@@ -175,16 +174,16 @@ class Heartbeat(ConnectedService):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a session that beats, as far as the service knows."""
+        """Whether a session beats for this worker, as far as the service knows."""
         return self._is_relieved or super().is_connected
 
     @property
     def _is_relieved(self) -> bool:
-        """Whether the supervisor has written the last beat, and can go on."""
+        """Whether the supervisor has written the last beat, and can write the next one."""
         return self._answer is not None and self.supervisor is not None and self.supervisor.is_up
 
     def is_listening(self) -> bool:
-        """Say whether notifications reach this worker: the session that listens has just written a heartbeat."""
+        """Return whether notifications reach this worker: the session that listens has just written a heartbeat."""
         if self.listener is None or not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
@@ -192,7 +191,7 @@ class Heartbeat(ConnectedService):
         return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
 
     def open(self) -> None:
-        # While the supervisor beats, this service needs no session. It may be able to beat again since the last try.
+        # While the supervisor beats, this service needs no session. The supervisor may be able to beat again by now.
         if self.supervisor is not None:
             self.supervisor.receive()
         if self.supervisor is None or not self.supervisor.is_up:
@@ -200,8 +199,8 @@ class Heartbeat(ConnectedService):
 
     def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The supervisor may be able to beat again before the session is open. The next try may take longer. In the
-            # setting, 0 means no limit.
+            # The time of this try is limited, because the supervisor may soon be able to beat again. The next try may
+            # take longer. In the setting, 0 means no limit.
             seconds = max(LEAST_TO_CONNECT, round(get_settings().HEARTBEAT_INTERVAL)) * 2 ** min(self._failures, 10)
             options = connection.settings_dict["OPTIONS"]
             options["connect_timeout"] = min(seconds, max(0, int(options["connect_timeout"])) or seconds)
@@ -211,7 +210,7 @@ class Heartbeat(ConnectedService):
         self._note_session()
 
     def _note_session(self) -> None:
-        """Note that our session is another one, or that there is none."""
+        """Note that we have a new session, or none."""
         self.lock.note_session()
         self._beats_here = False
 
@@ -231,7 +230,7 @@ class Heartbeat(ConnectedService):
         self._wait_for_next_beat(next_in)
 
     def _is_prepared(self) -> bool:
-        """Prepare the first beat; say whether all is there. The worker has claimed nothing yet, so it may take long."""
+        """Prepare the first beat. Return whether it is prepared. This may take long, because nothing is claimed yet."""
         super().open()
         if not self._has_tables():
             return False
@@ -240,10 +239,10 @@ class Heartbeat(ConnectedService):
         return True
 
     def _has_tables(self) -> bool:
-        """Say whether no migration is pending. The first time that one is, log it."""
-        was_told = bool(self.pending)
+        """Return whether no migration is pending. Log pending migrations once."""
+        was_logged = bool(self.pending)
         self.pending = pending_migrations(self.using)
-        if self.pending and not was_told:
+        if self.pending and not was_logged:
             logger.warning(
                 "Waiting for migrations of django_pglock (%s). Run: manage.py migrate django_pglock --database %s",
                 ", ".join(self.pending),
@@ -264,7 +263,7 @@ class Heartbeat(ConnectedService):
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
                 self._receive()
-                if (was_relieved and not self._is_relieved) or self._is_awaited():
+                if (was_relieved and not self._is_relieved) or self._must_beat_now():
                     return
                 self._wait(until - now)
             if self.stopping.is_set() or self.rest.is_beat_requested or not self._is_idle():
@@ -279,12 +278,12 @@ class Heartbeat(ConnectedService):
     def _is_idle(self) -> bool:
         return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
 
-    def _is_awaited(self) -> bool:
+    def _must_beat_now(self) -> bool:
         """Whether this worker rests and has to beat at once."""
         return self.rest.is_on and (self.rest.is_beat_requested or not self._is_idle())
 
     def _receive(self) -> None:
-        """Receive the messages of the supervisor, and the notifications."""
+        """Receive the messages of the supervisor and the notifications."""
         if self.supervisor is not None:
             self.supervisor.receive()
         if self.listener is not None:
@@ -293,7 +292,7 @@ class Heartbeat(ConnectedService):
             self.listener.pass_on_postponed()
 
     def _wait(self, seconds: float) -> None:
-        """Wait, until there is something to receive."""
+        """Wait until there is a message or a notification, up to ``seconds``."""
         channels: list[Any] = []
         if self.supervisor is not None and not self.supervisor.is_over:
             channels.append(self.supervisor)
@@ -304,11 +303,11 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wait(seconds, *channels)
 
     def beat(self) -> float:
-        """Have it written that this worker lives; return the seconds until the next beat."""
+        """Write a heartbeat of this worker. Return the seconds until the next one."""
         known = registry.known_paths()
         reply, next_in = self._beat(None if len(known) == self._registered_functions else known)
         if reply is None:
-            # Our row was removed. Only a beat that names the functions makes it anew.
+            # Our row was deleted. Only a beat with the list of functions inserts it again.
             self._registered_functions = -1
             reply, next_in = self._beat(known)
         if reply is not None:
@@ -316,13 +315,13 @@ class Heartbeat(ConnectedService):
         return next_in
 
     def _beat(self, task_paths: list[str] | None) -> tuple[HeartbeatReply | None, float]:
-        """Beat once. Return the answer, None if we have no row, and the seconds until the next beat."""
+        """Beat once. Return the answer (None: we have no row), and the seconds until the next beat."""
         interval = get_settings().HEARTBEAT_INTERVAL
         beat = self._next_beat(task_paths)
         answer = None
         if self.supervisor is not None and self.supervisor.is_up:
             within = interval * ANSWERED_WITHIN
-            answer = self.supervisor.ask(beat._replace(is_interrupted=self._beats_here), within=within)
+            answer = self.supervisor.request_beat(beat._replace(is_interrupted=self._beats_here), within=within)
         self._answer = answer
         if answer is None:
             return self._beat_here(beat), interval
@@ -343,7 +342,7 @@ class Heartbeat(ConnectedService):
         )
 
     def _beat_here(self, beat: Beat) -> HeartbeatReply | None:
-        """Beat in a session of our own, which holds our lock and listens."""
+        """Beat in our own session, which holds our lock and listens."""
         super().open()
         is_new, self._beats_here = not self._beats_here, True
         if is_new and self.listener is not None:
@@ -359,7 +358,7 @@ class Heartbeat(ConnectedService):
         self.on_reply(reply)
 
     def _close_own_session(self) -> None:
-        """Close our session: the supervisor beats."""
+        """Close our session, because the supervisor beats."""
         self.close_session()
         self._note_session()
 
@@ -375,8 +374,8 @@ class Heartbeat(ConnectedService):
             self.supervisor.close()
 
     def _deregister(self) -> None:
-        """Delete the worker's row: the worker ends in order and owns no task any more."""
-        # While a new session hangs, the process must end nevertheless: others will run the tasks that it has given up.
+        """Delete the worker's row: the worker ends in order and has no claims."""
+        # No new session of our own, because it may hang, and the process must end: other workers run its tasks by then.
         self.sessions = self._last_sessions
         try:
             super().open()

@@ -1,5 +1,6 @@
-"""The heartbeat process of a worker, parent side: starts it and reports each beat to it. No failure of it disturbs the
-worker. ``heartbeat_process_main.py`` is the child side.
+"""The heartbeat process of a worker, parent side: starts the process and reports each beat to it.
+
+A failure of the process does not affect the worker. ``heartbeat_process_main.py`` is the child side.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ from django_pglock.worker.liveness.heartbeat_process_main import END
 logger = logging.getLogger("django_pglock.worker")
 
 SCRIPT = Path(__file__).with_name("heartbeat_process_main.py")
-#: Seconds before a heartbeat process that has ended is replaced; doubled each time, up to the second number. After one
-#: that has lived for longer than that, the pause is the first number again.
+#: Seconds before a heartbeat process that has ended is replaced. Doubled each time, up to the second number. After a
+#: process that has lived for longer than that, the pause is the first number again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
-#: Seconds after which the instructions, with the connection's parameters, are renewed: some passwords are good for
-#: minutes only.
+#: Seconds after which the instructions, with the connection's parameters, are renewed. Some passwords are valid only
+#: for minutes.
 INSTRUCT_AGAIN_AFTER = 300.0
 SESSION_SETTINGS = "SELECT current_setting('search_path'), current_setting('role')"
-#: Seconds for the heartbeat process to end with its worker. A forked child of the worker may hide the worker's end.
+#: Seconds for the heartbeat process to end with its worker. If a forked child of the worker keeps the socket open, the
+#: heartbeat process does not notice the worker's end.
 END_WITHIN = 0.5
-#: Signals that a terminal or a service manager sends to all processes. The heartbeat process ends with its worker only.
+#: Signals that a terminal or a service manager sends to all processes. The heartbeat process must end only with its
+#: worker.
 BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if os.name == "posix" else ()
-#: A reader that is gone must raise an error here and not SIGPIPE, whatever a task has done to that signal.
+#: If the reader is gone, a send must raise an error and not cause SIGPIPE, whatever handler a task has set.
 NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class HeartbeatProcess:
-    """The heartbeat process of this worker. Used by the heartbeat's thread only, except for the instructions.
+    """The heartbeat process of this worker. Only the heartbeat's thread uses it, except for the instructions.
 
-    ``instructions`` returns what the process has to know: how to connect, and what to write. This may take long.
+    ``instructions`` returns how the process has to connect, and what it has to write. This may take long.
     """
 
     def __init__(self, instructions: Callable[[], dict[str, Any]]) -> None:
@@ -57,7 +60,7 @@ class HeartbeatProcess:
         self._socket: socket.socket | None = None
         self._pause = FIRST_PAUSE
         self._started_at = 0.0
-        # The newest instructions, when they were asked for, and those that the process has.
+        # The newest instructions, when they were requested, and those that the process has.
         self._newest: dict[str, Any] | None = None
         self._asked_at = -math.inf
         self._sent: dict[str, Any] | None = None
@@ -70,15 +73,15 @@ class HeartbeatProcess:
         return os.name == "posix" and time.monotonic() - self._asked_at > INSTRUCT_AGAIN_AFTER
 
     def renew_instructions(self) -> None:
-        """Ask for the instructions anew; the next beat sends them. For any thread with a session.
+        """Get new instructions. The next beat sends them. For any thread that may open a session.
 
-        If that fails, the process keeps those that it has.
+        If this fails, the process keeps the instructions that it has.
         """
         self._asked_at = time.monotonic()
         self._newest = self._instructions()
 
     def note_beat(self) -> None:
-        """Report that a beat has been written; start the process if there is none."""
+        """Report that a beat has been written. Start the process if there is none."""
         if os.name != "posix":
             return
         try:
@@ -92,7 +95,7 @@ class HeartbeatProcess:
             self._note_failure(error)
 
     def stop(self) -> None:
-        """End the process: by its last line, or else by force."""
+        """End the process by its last line, or kill it if it does not end."""
         process, self._process = self._process, None
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -146,10 +149,10 @@ class HeartbeatProcess:
 
 
 def instructions_for(using: str, worker: UUID) -> dict[str, Any]:
-    """Return the instructions for the heartbeat process of a worker. The thread needs a session of its own."""
+    """Return the instructions for the heartbeat process of a worker."""
     connection = dedicated_connection(using, application_name="lockworker heartbeat process")
     with connections[using].cursor() as cursor:
-        # What the role, OPTIONS or receivers of ``connection_created`` have set.
+        # The settings that the role, OPTIONS or receivers of ``connection_created`` have set.
         cursor.execute(SESSION_SETTINGS)
         search_path, role = cursor.fetchone()
     return {
@@ -164,10 +167,10 @@ def instructions_for(using: str, worker: UUID) -> dict[str, Any]:
 
 def start(its_end: socket.socket) -> subprocess.Popen[bytes]:
     """Start a heartbeat process that reads from this socket."""
-    # A signal that is blocked here is blocked in the child from its first moment on.
+    # A signal that is blocked here is also blocked in the child, from its first moment on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     try:
-        # -I and -S: neither the environment nor the folder of the project decides what is imported.
+        # -I and -S: neither the environment nor the project's folder influences the imports.
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-S", str(SCRIPT)],
             stdin=its_end.fileno(), stdout=subprocess.DEVNULL, start_new_session=True,

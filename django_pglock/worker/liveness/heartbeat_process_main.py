@@ -1,15 +1,15 @@
 """The heartbeat process of a worker, child side: it beats while a task keeps all threads of the worker from running.
 
-A task that holds Python's GIL for a minute stops the heartbeat, which is a thread, and yet the worker lives. So the
-worker reports each beat to this process. When a beat is late and the worker's process is neither gone nor stopped, this
-process beats in the worker's place, over a connection that it opens for that. Until then it has none.
+A task that holds Python's GIL for a minute stops the heartbeat, which is a thread, although the worker lives. So the
+worker reports each beat to this process. If a beat is late, and the worker's process is neither dead nor stopped, this
+process beats in the worker's place. It opens a connection only then.
 
 When the worker's process has died, this process deletes the worker's row. A worker without a row is dead, so its tasks
 are rescued in the next round of upkeep. This needs no session lock, so it works behind a pooler as well.
 
-It runs as a script, with nothing but the standard library and, once it has to beat, psycopg. ``heartbeat_process.py``
+It runs as a script that imports only the standard library and, when it has to beat, psycopg. ``heartbeat_process.py``
 is the parent side. It writes to the standard input of this process: lines of JSON with instructions, an empty line for
-each beat, and ``END`` when the worker ends in order. The input of a worker that dies ends without ``END``.
+each beat, and ``END`` when the worker ends in order. If the worker dies, the input ends without ``END``.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ import threading
 import time
 from typing import Any, NoReturn
 
-#: Intervals after which a beat is late. Rescue begins to suspect a worker after 2.2 intervals.
+#: Intervals after which a beat is late. A worker can count as dead after 2.2 intervals.
 LATE = 1.5
-#: The longest time in seconds for which this process beats until the worker beats again by itself. A task that has kept
-#: the worker's threads from running for so long will not end, and its worker's tasks are better run elsewhere.
+#: The longest time in seconds for which this process beats in the worker's place. A task that keeps the worker's
+#: threads from running for longer will probably not end, so the tasks of this worker should run elsewhere.
 LONGEST = 3600.0
-#: Seconds for one beat without the opening of a connection: an interrupted network must not block this process.
+#: Seconds for one beat, without the time to connect. An interrupted network must not block this process.
 WRITTEN_WITHIN = 5.0
 HAS_PROC = os.path.exists("/proc/self/stat")
 #: States of processes that do not run: stopped by a signal or a debugger, ended, or about to end.
 NOT_RUNNING = "TtZXx"
-#: Only for the transaction, so it works behind a pooler as well.
+#: Valid only for the transaction, so it works behind a pooler as well.
 SET = "SELECT set_config(%s, %s, true)"
-#: The last line of a worker that ends in order: it deletes its row itself.
+#: The last line from a worker that ends in order. It deletes its row itself.
 END = b"end"
-#: Seconds after the end of the input within which the process of a worker that has died is gone.
+#: If the worker has died, its process no longer exists within this number of seconds after the end of the input.
 DIES_WITHIN = 1.0
 #: Seconds between two checks for that.
 CHECK_INTERVAL = 0.01
-#: Only the dates, and only of a row that exists: a worker that has deleted its row must not come back. This process
-#: beats because a beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness
-#: for others.
+#: Writes only the dates, and only into an existing row: a worker that has deleted its row must not get a row again.
+#: This process beats because a beat is late, perhaps after an outage. So ``beating_since`` restarts, and the worker is
+#: not a witness.
 BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
 DEPART = "DELETE FROM {table} WHERE id = %s"
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process exists, and is neither stopped nor ended."""
+    """Return whether a process exists, and is neither stopped nor ended."""
     state = _state_of(pid)
     return bool(state) and state[0] not in NOT_RUNNING
 
@@ -57,7 +57,7 @@ def is_running(pid: int) -> bool:
 def _state_of(pid: int) -> str:
     if HAS_PROC:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as status:
-            # The name before the state stands in brackets, and may contain brackets.
+            # The state follows the name, which is in brackets and may contain brackets.
             return status.read().rpartition(")")[2].split()[0]
         return ""
     import subprocess  # only here: it is large
@@ -75,7 +75,7 @@ class SubstituteHeartbeat:
         self._since: float | None = None
 
     def beat(self) -> None:
-        """Write one beat, unless this has gone on for too long. A failure is logged once; the next beat tries again."""
+        """Write one beat, for ``LONGEST`` seconds at most. The first failure is logged. The next beat tries again."""
         now = time.monotonic()
         is_new = self._since is None
         self._since = self._since or now
@@ -90,12 +90,12 @@ class SubstituteHeartbeat:
                 log(f"cannot reach the database: {' '.join(str(error).split())}")
 
     def pause(self) -> None:
-        """Beat no more: the worker beats by itself again."""
+        """Stop beating, because the worker itself beats again."""
         self._since = None
         self._close()
 
     def report_death(self) -> None:
-        """Delete the worker's row. Tries for ``limit`` seconds; after that the missing heartbeat does the same."""
+        """Delete the worker's row. Try for ``limit`` seconds: then the missing heartbeat has the same effect."""
         deadline = time.monotonic() + self.instructions["limit"]
         while not self._has_written(DEPART) and time.monotonic() < deadline:
             time.sleep(min(1.0, self.instructions["interval"]))
@@ -109,18 +109,18 @@ class SubstituteHeartbeat:
         return True
 
     def _write(self, statement: str) -> None:
-        import psycopg  # only here: until it is needed, its memory is saved, like the connection
+        import psycopg  # only here, to save memory until it is needed
 
-        told = self.instructions
+        given = self.instructions
         if self._connection is None:
-            self._connection = psycopg.connect(**told["connection"])
+            self._connection = psycopg.connect(**given["connection"])
         deadline = threading.Timer(WRITTEN_WITHIN, shut, (self._connection.fileno(),))
         deadline.start()
         try:
             with self._connection.transaction():
-                for setting in told["session"].items():
+                for setting in given["session"].items():
                     self._connection.execute(SET, setting)
-                self._connection.execute(statement.format(table=told["table"]), (told["worker"],))
+                self._connection.execute(statement.format(table=given["table"]), (given["worker"],))
         finally:
             deadline.cancel()
 
@@ -139,16 +139,16 @@ def shut(descriptor: int) -> None:
 
 
 def log(text: str) -> None:
-    """Write a line to the standard error, where the worker's log usually goes."""
+    """Write a line to standard error, where the worker's log usually is."""
     with contextlib.suppress(OSError, ValueError):
         prefix = f"django_pglock heartbeat process of worker process {os.getppid()}"
         print(f"{prefix}: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def listen(lines: queue.SimpleQueue[bytes]) -> None:
-    """Pass on the lines from the worker, and at last an empty text for the end of the input.
+    """Pass on the lines from the worker, and an empty text at the end of the input.
 
-    When the worker has ended in order, end this process at once, whatever the main thread waits for.
+    If the worker has ended in order, end this process at once, whatever the main thread waits for.
     """
     with contextlib.suppress(OSError):
         for line in sys.stdin.buffer:
@@ -159,7 +159,7 @@ def listen(lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def has_died(pid: int) -> bool:
-    """Say whether our parent, a process that has closed its end of the input, dies."""
+    """Return whether our parent, which has closed its end of the input, dies."""
     deadline = time.monotonic() + DIES_WITHIN
     while os.getppid() == pid and time.monotonic() < deadline:
         # The kernel closes the files of a process before it gives the process's children another parent.
@@ -169,7 +169,7 @@ def has_died(pid: int) -> bool:
 
 def end_after_death(substitute: SubstituteHeartbeat) -> NoReturn:
     """Report the death of the worker, and end."""
-    # A program that reads the worker's log until its end must not wait for us.
+    # A program that reads the worker's standard error to its end must not wait for this process.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     substitute.report_death()
@@ -181,18 +181,18 @@ def main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(lines,), daemon=True).start()
     substitute = SubstituteHeartbeat()
-    patience: float | None = None
+    timeout: float | None = None
     while True:
         try:
-            line = lines.get(timeout=patience)
+            line = lines.get(timeout=timeout)
         except queue.Empty:
-            # A forked child of the worker may keep the socket open, so the end of the input is not the only sign of the
-            # worker's death. Another parent is one, too.
+            # If the worker dies, a forked child of it may keep the socket open, and then the input does not end. But
+            # this process then has another parent.
             if os.getppid() != substitute.instructions["worker_pid"]:
                 end_after_death(substitute)
             if is_running(substitute.instructions["worker_pid"]):
                 substitute.beat()
-            patience = substitute.instructions["interval"]
+            timeout = substitute.instructions["interval"]
             continue
         if not line:
             if substitute.instructions and has_died(substitute.instructions["worker_pid"]):
@@ -202,7 +202,7 @@ def main() -> None:
             substitute.instructions = json.loads(line)
             sys.path[:] = substitute.instructions["path"]
         substitute.pause()
-        patience = substitute.instructions["interval"] * LATE
+        timeout = substitute.instructions["interval"] * LATE
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Messages between a supervisor and one of its processes: lines of JSON over a pair of sockets.
 
-The exchange ends for good when one side dies or sends something that the other one does not understand, and when the
-supervisor reads nothing for a second while the buffer is full. Each side can do without it.
+The connection is closed if one side dies or sends an invalid message, or if the supervisor reads nothing for a second
+while the buffer is full. Each side can work without it.
 
-A process that reads nothing is not dead: it is stopped, or a task keeps its threads from running. What the buffer
-cannot take is left out.
+If a process reads nothing, it is not dead: it is stopped, or a task keeps its threads from running. Messages for which
+the buffer has no space are dropped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ AT_ONCE = 65536
 
 
 class JsonLines:
-    """One end of the exchange. For one thread at a time."""
+    """One end of the connection. For one thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._begun = b""
-        # The end of an offered message, of which the buffer has taken the beginning only.
-        self._rest = b""
-        #: Whether the exchange has ended.
+        # The end of an offered message of which the buffer has taken only the beginning.
+        self._unsent = b""
+        #: Whether the connection is closed.
         self.is_over = False
 
     def fileno(self) -> int:
@@ -34,9 +34,9 @@ class JsonLines:
         return self._end.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message, and wait for room in the buffer. Nothing happens if the exchange has ended."""
+        """Send one message. Wait for space in the buffer. Does nothing if the connection is closed."""
         if self.is_over:
-            # A side that reads nothing would delay this one with each message.
+            # Otherwise a side that reads nothing would delay this one with each message.
             return
         self._end.settimeout(READ_WITHIN)
         try:
@@ -45,17 +45,17 @@ class JsonLines:
             self.is_over = True
 
     def offer(self, message: dict[str, Any]) -> bool:
-        """Send one message without waiting. Returns False if the buffer is full, and then leaves the message out."""
+        """Send one message without waiting. If the buffer is full, drop the message and return False."""
         if self.is_over:
             return True
         self._end.setblocking(False)
         try:
-            if self._rest:
-                self._rest = self._rest[self._end.send(self._rest) :]
-            if self._rest:
+            if self._unsent:
+                self._unsent = self._unsent[self._end.send(self._unsent) :]
+            if self._unsent:
                 return False
             line = json.dumps(message).encode() + b"\n"
-            self._rest = line[self._end.send(line) :]
+            self._unsent = line[self._end.send(line) :]
         except BlockingIOError:
             return False
         except OSError:
@@ -63,7 +63,7 @@ class JsonLines:
         return True
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have come; does not wait."""
+        """Return the messages that have arrived. Does not wait."""
         self._end.setblocking(False)
         try:
             while data := self._end.recv(AT_ONCE):
@@ -81,6 +81,6 @@ class JsonLines:
             return []
 
     def close(self) -> None:
-        """End the exchange."""
+        """Close the connection."""
         self.is_over = True
         self._end.close()

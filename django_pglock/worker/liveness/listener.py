@@ -1,4 +1,7 @@
-"""Receives notifications (LISTEN/NOTIFY) in the session that beats. Only for speed: polling finds what is missed."""
+"""Receives notifications (LISTEN/NOTIFY) in the session of the heartbeat.
+
+Notifications only make a worker faster. If one is lost, a poll finds the task.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from django_pglock.store.wake import CANCEL_CHANNEL, OTHERS_CHANNEL, READY_CHANN
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: A selector is made for each wait. epoll, the default on Linux, would take four more system calls for it.
+#: A new selector is made for each wait. With epoll, the default on Linux, this would take four more system calls.
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-#: Seconds after which a worker that is not woken first polls; a fifth more or less, so that not all poll at once.
+#: Seconds after which a worker that is not woken first polls. A fifth more or less, so that not all poll at once.
 A_MOMENT = 1.0
 
 
@@ -26,9 +29,9 @@ CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
 
 
 class NotificationSession:
-    """Has a session receive the notifications for workers.
+    """Receives the notifications for workers in a session.
 
-    ``on_notification`` is called with channel and payload of each, in the thread that uses the session.
+    ``on_notification`` is called with channel and payload of each notification, in the thread that uses the session.
     """
 
     def __init__(self, on_notification: Callable[[str, str], None]) -> None:
@@ -37,13 +40,13 @@ class NotificationSession:
     def listen(self, connection: DatabaseWrapper) -> None:
         """Begin to listen in a session that has just been opened."""
         raw: Any = connection.connection
-        # psycopg calls this for notifications that come while a statement runs.
+        # psycopg calls this for notifications that arrive while a statement runs.
         raw.add_notify_handler(lambda note: self.on_notification(note.channel, note.payload))
         with connection.cursor() as cursor:
             cursor.execute("; ".join(f"LISTEN {channel}" for channel in CHANNELS))
 
     def receive(self, connection: DatabaseWrapper) -> None:
-        """Pass on what has come since the last statement. Raises psycopg's error if the session has ended."""
+        """Pass on the notifications since the last statement. Raises psycopg's error if the session has ended."""
         raw: Any = connection.connection
         raw.pgconn.consume_input()
         while note := raw.pgconn.notifies():
@@ -51,15 +54,15 @@ class NotificationSession:
 
 
 class Listener:
-    """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
+    """Calls a callback for each notification, in the thread of the heartbeat.
 
-    ``ready`` is also called with whether this worker is one of those woken first for this notification.
+    - ``ready``: with the name of a queue with ready tasks, and with whether this worker is one of those woken first.
+    - ``scheduled``: a task was scheduled.
+    - ``cancelled``: with the id of a task for which there is a request.
+    - ``missed``: notifications may have been missed. The owner of the session calls it when a session begins to listen.
 
-    It calls them in the thread of the heartbeat. ``missed`` is to be called whenever a session begins to listen,
-    because notifications may have been sent before.
-
-    While it is not ``is_woken_first``, it calls ``ready`` after a moment, or when the workers
-    woken first call the others.
+    If this worker is not ``is_woken_first``, ``ready`` is called a moment later, or when the workers woken first wake
+    the others.
     """
 
     def __init__(
@@ -74,25 +77,25 @@ class Listener:
         self.scheduled = scheduled
         self.cancelled = cancelled
         self.missed = missed
-        #: Whether this worker polls at once: few older workers sleep. ``store/wake.py`` says why not all do.
+        #: Whether this worker polls at once, because few older workers sleep. ``store/wake.py`` says why not all do.
         self.is_woken_first = True
-        # Queues that a notification has named a moment ago, and when to pass them on.
+        # Queues of notifications that are postponed for a moment, and when to pass them on.
         self._postponed: set[str] = set()
         self._pass_on_at = math.inf
 
     def pass_on_postponed(self) -> None:
-        """Pass on the notifications that had to wait for a moment, if the moment is over."""
+        """Pass on the postponed notifications, if their time has come."""
         if time.monotonic() >= self._pass_on_at:
             postponed, self._postponed, self._pass_on_at = self._postponed, set(), math.inf
             for queue in postponed:
                 self.ready(queue, False)
 
     def due_in(self) -> float:
-        """Return in how many seconds to call ``pass_on_postponed``; infinite: never."""
+        """Return the seconds until ``pass_on_postponed`` has to be called; infinite: never."""
         return max(0.0, self._pass_on_at - time.monotonic())
 
-    def hear(self, channel: str, payload: str) -> None:
-        """Take note of one notification."""
+    def receive(self, channel: str, payload: str) -> None:
+        """Call the callback for one notification."""
         if channel == OTHERS_CHANNEL:
             self.ready(payload, False)
         elif channel == READY_CHANNEL and self.is_woken_first:
@@ -114,7 +117,7 @@ class SelfPipe:
         self._pair: tuple[socket.socket, socket.socket] | None = None
 
     def open(self) -> None:
-        """Open the sockets. Before that, nobody can be woken."""
+        """Open the sockets. Before that, ``wake()`` has no effect."""
         self._pair = socket.socketpair()
         for end in self._pair:
             end.setblocking(False)
@@ -122,12 +125,12 @@ class SelfPipe:
     def wake(self) -> None:
         """End the present wait or, if there is none, the next one. Thread-safe."""
         if self._pair is not None:
-            # An error means that it is full, or closed.
+            # An error means that the buffer is full, or that the socket is closed.
             with contextlib.suppress(OSError):
                 self._pair[1].send(b"!")
 
     def wait(self, timeout: float, *channels: Any) -> bool:
-        """Wait for ``wake()`` or for data on a channel, up to ``timeout`` seconds; say whether it was ``wake()``."""
+        """Wait for ``wake()`` or for data on a channel, up to ``timeout`` seconds. Return whether it was ``wake()``."""
         assert self._pair is not None  # noqa: S101 - made by open()
         ours = self._pair[0]
         with Selector() as selector:

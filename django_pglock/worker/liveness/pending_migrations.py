@@ -1,4 +1,4 @@
-"""Pending migrations: whether the tables are as this code expects. A deploy may start workers before it migrates."""
+"""Finds pending migrations, because a deployment may start workers before it migrates the database."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ APP = "django_pglock"
 def pending_migrations(using: str) -> list[str]:
     """Return the names of the migrations of this package that are not applied to the database, in order.
 
-    The list is empty where the project does not use these migrations: ``MIGRATION_MODULES`` switches them off, or all
-    tables of the package exist and no migration is recorded. It is empty, too, where the role may not read the records.
+    The list is empty if the project does not use these migrations: ``MIGRATION_MODULES`` disables them, or all tables
+    of the package exist and no migration is recorded. It is also empty if the role may not read the table of
+    migrations.
     A migration that this version no longer has is the only one in the list where "migrate" refuses the tables.
     """
     module, _ = MigrationLoader.migrations_module(APP)
@@ -29,8 +30,8 @@ def pending_migrations(using: str) -> list[str]:
     package = import_module(module)
     names = {each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"}
     connection = connections[using]
-    # Before the records are read, and all tables: in between, or while the first migration is recorded, "migrate" may
-    # have made some of them.
+    # All tables are checked, and before the recorded migrations are read, because "migrate" may run at the same time.
+    # It may have created only some tables, or may create them between the two queries.
     has_all_tables = _tables(using).issubset(connection.introspection.table_names())
     try:
         recorded = MigrationRecorder(connection).applied_migrations()

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from django_pglock.conf import get_settings
 from django_pglock.store.liveness import LEAST_LIMIT, REST_INTERVALS
 
-#: After its first interval without a beat, a worker multiplies each interval of its rest by a factor between these.
+#: After the first interval without a beat, each further interval of a rest is multiplied by a factor between these.
 REST_JITTER = (0.6, 1.4)
-#: The share of beats after which a worker begins to rest, if it has not just had a full rest. A new task makes all that
-#: rest beat at once, and so does a restart of the server. If the older ones die just then, some of the others have to
-#: notice it sooner than after a full rest.
+#: The probability that a worker rests after a beat, if its last rest was interrupted. A new task, or a restart of the
+#: server, makes all resting workers beat at the same time. If all of them then rested, and the older workers died, no
+#: worker would notice it before the end of a full rest.
 REST_PROBABILITY = 1 / 3
 
 
@@ -68,6 +68,7 @@ class Rest:
         if begins:
             for _ in range(REST_INTERVALS - 1):
                 self.is_on = True
-                # Workers that have started together should not beat together. If the older ones die, one notices soon.
+                # With jitter, because workers that have started together should not beat together. If the older workers
+                # die, one of the resting ones soon notices it.
                 yield random.uniform(*REST_JITTER) * get_settings().HEARTBEAT_INTERVAL  # noqa: S311
             self._was_full = True

@@ -1,8 +1,8 @@
-"""What is asked and told about running tasks: requests to cancel them, requests for their stacks, their progress.
+"""The service for running tasks: passes on cancel requests, answers requests for stacks, and writes progress.
 
-This is no work for the thread of the heartbeat. It needs a session, and to open one may take longer than others wait
-for a heartbeat, for example if a pooler is paused. For the same reason this service asks how the heartbeat process has
-to connect, and compares the tasks that are ours in the table with those in flight.
+The thread of the heartbeat does not do this, because it needs a session. To open one may take longer than other workers
+tolerate a missing heartbeat, for example if a pooler is paused. For the same reason, this service also renews the
+instructions of the heartbeat process, and compares this worker's tasks in the table with those in flight.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Progress(Protocol):
 
     @property
     def is_new(self) -> bool:
-        """Whether something is not written yet."""
+        """Whether there is progress that is not written yet."""
 
     def note(self) -> None:
-        """Write what is new."""
+        """Write the new progress."""
 
 
 class RunningTasks(ConnectedService):
-    """Queries for requests once in a heartbeat interval, or when it is woken, while there are tasks in flight.
+    """Queries for requests once in a heartbeat interval, or when it is woken, while tasks are in flight.
 
-    ``cancel`` is called with the ids and attempts of running tasks that somebody has cancelled, at each query until
+    ``cancel`` is called with the ids and attempts of running tasks whose cancel was requested, after each query until
     they have ended. ``stack_of`` returns the stack of a running task as text, by id and attempt.
 
-    A turn takes a session only if it needs one. An idle worker needs none for this service.
+    A turn takes a session only if it needs one. For an idle worker, this service needs no session.
     """
 
     name = "service for running tasks"
@@ -69,32 +69,32 @@ class RunningTasks(ConnectedService):
         self.stack_of = stack_of
         self.process = process
         self.comparison = ClaimComparison(in_flight, using, identity.id)
-        self._news = threading.Event()
-        # Whether a notification of a request has come, and when to query without one.
-        self._is_asked = False
+        self._wakeup = threading.Event()
+        # Whether to query because of a notification, and when to query without one.
+        self._is_query_requested = False
         self._check_at = 0.0
-        # Whether the present rest is the long one of an idle worker.
-        self._rests_long = False
-        in_flight.when_busy.append(self._end_long_rest)
+        # Whether the present wait is the long one of an idle worker.
+        self._waits_long = False
+        in_flight.when_busy.append(self._end_long_wait)
 
     def wake(self) -> None:
-        """Look now for requests about running tasks."""
-        self._is_asked = True
-        self._news.set()
+        """Query now for requests about running tasks."""
+        self._is_query_requested = True
+        self._wakeup.set()
 
-    def hear_of_cancel(self, task_id: str) -> None:
-        """Look now if this task is in flight: somebody has cancelled it, or asks for its stack."""
+    def note_request(self, task_id: str) -> None:
+        """Query now if this task is in flight: its cancel or its stack was requested."""
         if task_id in map(str, self.in_flight.task_ids()):
             self.wake()
 
     def open(self) -> None:
-        # A turn opens it when it needs one.
+        # A turn opens a session when it needs one.
         self._has_released = False
 
     def turn(self) -> None:
-        self._news.clear()
-        is_asked, self._is_asked = self._is_asked, False
-        if self.in_flight.claims and (is_asked or time.monotonic() >= self._check_at):
+        self._wakeup.clear()
+        is_requested, self._is_query_requested = self._is_query_requested, False
+        if self.in_flight.claims and (is_requested or time.monotonic() >= self._check_at):
             self._check_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
             self._pass_on_requests()
         if self.progress.is_new:
@@ -107,7 +107,7 @@ class RunningTasks(ConnectedService):
             super().open()
             self.process.renew_instructions()
         self.release_session()
-        self._rest()
+        self._wait_for_query()
 
     def _pass_on_requests(self) -> None:
         super().open()
@@ -118,25 +118,25 @@ class RunningTasks(ConnectedService):
             answer_stack(self.using, task, attempt, self.identity.id, self.stack_of((task, attempt)))
 
     def close(self) -> None:
-        # The answer to what was asked may be lost.
-        self._is_asked = True
+        # The answer to the last query may be lost.
+        self._is_query_requested = True
         super().close()
 
-    def _rest(self) -> None:
-        """Wait until the next query. An idle worker waits for longer, and its next claim ends that."""
+    def _wait_for_query(self) -> None:
+        """Wait until the next query. An idle worker waits longer, and its next claim ends the wait."""
         seconds = get_settings().HEARTBEAT_INTERVAL
-        # The order matters: a claim that comes after this line ends the rest.
-        self._rests_long = True
+        # The order matters: a claim that is added after this line ends the wait.
+        self._waits_long = True
         if self.in_flight.claims:
-            self._rests_long = False
+            self._waits_long = False
             seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._check_at - time.monotonic()))
         self.note_life(seconds)
-        self._news.wait(seconds)
+        self._wakeup.wait(seconds)
 
-    def _end_long_rest(self) -> None:
-        """Look in a moment: most tasks have ended by then. For other threads."""
-        if self._rests_long:
-            self._rests_long = False
+    def _end_long_wait(self) -> None:
+        """Query in a moment, because most tasks have ended by then. For other threads."""
+        if self._waits_long:
+            self._waits_long = False
             moment = min(BETWEEN_PROGRESS, get_settings().HEARTBEAT_INTERVAL)
             self._check_at = max(self._check_at, time.monotonic() + moment)
-            self._news.set()
+            self._wakeup.set()

@@ -1,8 +1,8 @@
-"""The supervisor's heartbeat, as one of its processes uses it: it beats and listens for all of them in one session.
+"""The process's side of a heartbeat that a supervisor shares: one session beats and listens for all its processes.
 
 ``supervising/shared_heartbeat.py`` is the supervisor's side. It answers within a moment. If there is no answer, or the
-answer is that it could not beat, the process beats in a session of its own, until the supervisor says that it can
-again. The keys of the messages stay as they are, because the supervisor may run another version of the package.
+answer is that it could not beat, the process beats in its own session, until the supervisor reports that it can beat
+again. The keys of the messages must not change, because the supervisor may run another version of the package.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from django_pglock.worker.liveness.json_lines import JsonLines
 
 
 class Answer(NamedTuple):
-    """What the supervisor answers when it has beaten for this process."""
+    """The answer of a supervisor that has written a heartbeat for this process."""
 
-    #: None: the worker has no row, and its heartbeat did not name its functions.
+    #: None: the worker has no row, and its heartbeat had no list of functions.
     reply: HeartbeatReply | None
-    #: Whether notifications reach the supervisor in a session of its own.
+    #: Whether notifications reach the session of the supervisor.
     is_listening: bool
-    #: Seconds until it beats for all of its processes together.
+    #: Seconds until the supervisor writes the next heartbeats of all its processes.
     next_in: float
 
 
 class SupervisorHeartbeat:
     """The process's end of the heartbeat socket, for the heartbeat's thread.
 
-    ``on_notification`` is called with channel and payload of each notification, ``on_missed_notifications`` when some
-    may have been missed.
+    ``on_notification`` is called with channel and payload of each notification. ``on_missed_notifications`` is called
+    if notifications may have been missed.
     """
 
     def __init__(
@@ -57,32 +57,33 @@ class SupervisorHeartbeat:
 
     @property
     def is_over(self) -> bool:
-        """Whether the supervisor has ended, or the exchange with it."""
+        """Whether the supervisor has ended, or the connection to it is closed."""
         return self._lines.is_over
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
         return self._lines.fileno()
 
-    def ask(self, beat: Beat, *, within: float) -> Answer | None:
-        """Have the supervisor beat. Return its answer; None if it does not beat, or not within so many seconds."""
-        # The same clock in all processes: a request that the supervisor reads late must not look like a living process.
-        asked_at = time.monotonic()
+    def request_beat(self, beat: Beat, *, within: float) -> Answer | None:
+        """Let the supervisor beat. Return its answer; None if it does not beat ``within`` this number of seconds."""
+        # The clock is the same in all processes. So the supervisor can drop an old request, because the process that
+        # has sent it may have died since.
+        requested_at = time.monotonic()
         self._answer = None
-        self._lines.send({**beat._asdict(), "id": str(beat.id), "asked_at": asked_at})
+        self._lines.send({**beat._asdict(), "id": str(beat.id), "asked_at": requested_at})
         with selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
-            while self.is_up and (left := asked_at + within - time.monotonic()) > 0:
+            while self.is_up and (left := requested_at + within - time.monotonic()) > 0:
                 selector.select(left)
                 self.receive()
-                if (answer := self._answer_to(asked_at)) is not None:
+                if (answer := self._answer_to(requested_at)) is not None:
                     return answer
         self._can_beat = False
         return None
 
-    def _answer_to(self, asked_at: float) -> Answer | None:
+    def _answer_to(self, requested_at: float) -> Answer | None:
         answer = self._answer
-        if answer is None or answer["asked_at"] != asked_at:
+        if answer is None or answer["asked_at"] != requested_at:
             return None
         try:
             reply = None if answer["beaten"] is None else HeartbeatReply(*answer["beaten"])
@@ -93,12 +94,12 @@ class SupervisorHeartbeat:
             return None
 
     def receive(self) -> None:
-        """Take what has come."""
+        """Receive the messages that have arrived."""
         for message in self._lines.receive():
             if "heard" in message:
                 self.on_notification(*message["heard"])
             elif "beaten" in message:
-                # It may be late, and then the supervisor can beat again.
+                # The answer may be a late one. Then the supervisor can beat again.
                 self._answer, self._can_beat = message, True
             else:
                 self._can_beat = message["can_beat"]
@@ -106,5 +107,5 @@ class SupervisorHeartbeat:
                     self.on_missed_notifications()
 
     def close(self) -> None:
-        """End the exchange."""
+        """Close the connection."""
         self._lines.close()

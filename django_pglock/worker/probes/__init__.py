@@ -1,1 +1,1 @@
-"""Probes: how people, orchestrators and service managers learn whether a worker lives and works."""
+"""Probes: tell people, orchestrators and service managers whether a worker lives and works."""

@@ -1,4 +1,4 @@
-"""Health: does the worker live, and does it work? Answered from what its parts note anyway, so no answer waits."""
+"""Health: whether the worker lives, and whether it works. No answer waits, because it only reads attributes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from django_pglock.conf import get_settings
 from django_pglock.store.liveness import silent_after
 from django_pglock.worker.service import Service
 
-#: How many times HEARTBEAT_LIMIT a part may show no life. Once would be too strict: it may wait for the lock of a table
-#: that is being changed, and a restart of the process would only lose the tasks that it runs.
-PATIENCE = 2
+#: A part counts as stuck after this multiple of HEARTBEAT_LIMIT without a response. A multiple of one would be too
+#: strict: the part may wait for a lock on a table that is being changed. A restart of the process would not help, and
+#: would interrupt the running tasks.
+STUCK_AFTER = 2
 
 
 class Heartbeat(Protocol):
@@ -37,13 +38,14 @@ class Executor(Protocol):
 
     @property
     def is_missing(self) -> bool:
-        """Whether one of them has ended although nobody has stopped it."""
+        """Whether one of them has ended without having been stopped."""
 
 
 class Health:
-    """What may be asked of a worker from outside. Each answer is a sentence that says what is wrong, or None.
+    """The health of a worker, for probes. Each answer is a sentence about a problem, or None.
 
-    To live and to work are two questions: a worker without database is not ready, but a restart would not help.
+    There are two questions: does the worker live, and does it work? A worker without a database connection does not
+    work, but a restart would not help.
     """
 
     def __init__(
@@ -62,24 +64,24 @@ class Health:
         self.is_stopping = is_stopping
 
     def stuck(self) -> str | None:
-        """Say which part shows no life."""
+        """Return which part is stuck."""
         if missing := self.missing():
             return missing
-        now, bound = time.monotonic(), PATIENCE * get_settings().HEARTBEAT_LIMIT
+        now, bound = time.monotonic(), STUCK_AFTER * get_settings().HEARTBEAT_LIMIT
         for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
                 return f"The {service.name} has not responded for {now - service.awake_by:.0f} s."
         return None
 
     def missing(self) -> str | None:
-        """Say which part has ended although nobody has stopped it. It does not come back."""
+        """Return which part has ended without having been stopped. It does not start again."""
         for service in self.services:
             if service.is_missing:
                 return f"The {service.name} has ended."
         return "A thread of the executor has ended." if self.executor.is_missing else None
 
     def unready(self) -> str | None:
-        """Say why the worker claims nothing."""
+        """Return why the worker claims no tasks."""
         if self.is_stopping():
             return "The worker is stopping."
         if self.heartbeat.pending:
@@ -96,6 +98,6 @@ class Health:
         return self.stuck()
 
     def beat_age(self) -> float | None:
-        """Return the seconds since the last heartbeat that was written, None before the first."""
+        """Return the seconds since the last heartbeat was written; None before the first one."""
         beat_at = self.heartbeat.beat_at
         return None if beat_at is None else time.monotonic() - beat_at

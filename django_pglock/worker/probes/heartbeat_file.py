@@ -1,4 +1,4 @@
-"""The heartbeat file: its age is that of the last heartbeat, for probes that look at files instead of HTTP."""
+"""The heartbeat file: its age is the age of the last heartbeat, for probes that check a file instead of HTTP."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ logger = logging.getLogger("django_pglock.worker")
 
 
 class HeartbeatFile:
-    """An empty file, touched at each beat and removed at the end. Without a path it does nothing.
+    """An empty file that is touched at each beat and removed at the end. Without a path there is no file.
 
-    The processes of a supervisor have one each, by their ``number``: ``path``, ``path.2``, ``path.3``...
+    Each process of a supervisor has its own file, by its ``number``: ``path``, ``path.2``, ``path.3``...
     """
 
     def __init__(self, path: str | None, *, number: int = 1) -> None:
         self.path = Path(path if number == 1 else f"{path}.{number}") if path is not None else None
         self._has_failed = False
-        # One thread touches the file and another removes it. After that it must not come back.
+        # One thread touches the file, and another one removes it. After that it must not be created again.
         self._moving = threading.Lock()
 
     def check(self) -> None:
-        """Raise ``ConfigurationError`` if the file could not be written. Does not make it: nothing beats yet."""
+        """Raise ``ConfigurationError`` if the file cannot be written. Does not create it, as there is no beat yet."""
         if self.path is None:
             return
         try:
@@ -37,7 +37,7 @@ class HeartbeatFile:
             raise ConfigurationError(f"The heartbeat file {self.path} cannot be written: {error.strerror}.") from None
 
     def touch(self) -> None:
-        """Set the file's mtime to now; make it if it is missing. The first failure is logged, and none does harm."""
+        """Set the file's mtime to now. Create a missing file. The first failure is logged, and none is raised."""
         with self._moving:
             if self.path is None:
                 return
@@ -55,7 +55,7 @@ class HeartbeatFile:
                 self._has_failed = False
 
     def remove(self) -> None:
-        """Remove the file for good: the worker has ended in order, or another worker has its place."""
+        """Remove the file for good: the worker has ended in order, or another process replaces it."""
         with self._moving:
             path, self.path = self.path, None
         if path is not None:

@@ -1,6 +1,6 @@
-"""The HTTP server of the probes, and what it answers to one request.
+"""The HTTP server of the probes, and its answers.
 
-A module of its own, because most workers answer no probes: they need no memory for an HTTP server.
+This is a separate module, because most workers answer no probes, and need no memory for an HTTP server.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from django_pglock.worker.probes.metrics import CONTENT_TYPE, Metrics
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: The most requests that are answered at once, and seconds after which a request is cut off.
+#: The largest number of requests that are answered at once, and the seconds after which a request is closed.
 MOST_REQUESTS, LONGEST_REQUEST = 16, 5.0
 PLAIN = "text/plain; charset=utf-8"
 
 
 class ProbeHTTPServer(ThreadingTCPServer):
-    """An HTTP server. Not the one of http.server, which asks the DNS for its name when it starts."""
+    """An HTTP server. Not that of http.server, which queries the DNS for its name when it starts."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -44,7 +44,7 @@ class ProbeHTTPServer(ThreadingTCPServer):
         keep_from_children(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a request while too many are being answered."""
+        """Refuse a request while too many requests are being answered."""
         return len(self._requests) < MOST_REQUESTS
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -56,7 +56,7 @@ class ProbeHTTPServer(ThreadingTCPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off requests that take too long, even if they still send something. Their threads then end."""
+        """Close requests that take too long, even if the client still sends data. Their threads then end."""
         for request, began in list(self._requests.items()):
             if time.monotonic() - began > LONGEST_REQUEST:
                 with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(has_body=True)
 
     def do_HEAD(self) -> None:
-        """Answer with the header alone."""
+        """Answer with only the header."""
         self._answer(has_body=False)
 
     def _answer(self, *, has_body: bool) -> None:

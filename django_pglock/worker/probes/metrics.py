@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -12,40 +13,49 @@ from typing import Any, Protocol
 from django_pglock.store.histogram import BOUNDS
 from django_pglock.store.history import OUTCOMES as ENDS
 from django_pglock.store.history import Counts
-from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    GivenBack,
+    Interrupted,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.store.shared_counts import SharedCount
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import ConnectedService
 
 PREFIX = "django_pglock_"
-#: What Prometheus wants escaped in the value of a label.
+#: The characters that Prometheus requires to be escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, Released, Abandoned)
+OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
 
 #: The statuses of the tasks that are in a queue.
 STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
-#: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
-#: time series for each function, queue and process.
+#: The buckets of the history that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
+#: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
 
 _shown_of: Any = itemgetter(*SHOWN)
 _ends_of: Any = attrgetter(*ENDS)
 _statuses_of: Any = attrgetter(*STATUSES)
-#: Texts that are kept: three for each function and queue, and some for each queue.
+#: The size of the cache of texts. There are three texts for each function and queue, and some for each queue.
 MOST_KEPT = 10_000
 
 #: The labels of a sample as names and values.
 Labels = tuple[tuple[str, str], ...]
-#: A label with its values, of which each is a sample.
+#: The name of a label and its values. There is one sample for each value.
 Split = tuple[str, tuple[str, ...]]
-#: The labels of samples and their number, or their numbers; of a histogram its buckets and its sum.
+#: The labels of each sample with its number or numbers. Those of a histogram are its buckets and its sum.
 Samples = Iterable[tuple[Labels, Any]]
 Histograms = Iterable[tuple[Labels, Sequence[int], float]]
-#: The labels of a function in a queue, and what was counted of it.
+#: The labels of a function in a queue, and its counts.
 Labelled = Sequence[tuple[Labels, Counts]]
-#: The name and the help text of metrics, their samples and, if they have such, the label by which these are split.
+#: The name, the help text and the samples of metrics and, if there is one, the label by which the samples are split.
 Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 
 
@@ -54,17 +64,17 @@ Outcomes = Counter[type[Any] | None]
 
 
 class QueueCounts(Protocol):
-    """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
+    """The number of tasks of each queue by status, and the age of the oldest ready task in seconds."""
 
-    def ask(self) -> Mapping[str, SharedCount]:
-        """Return what was counted last."""
+    def request(self) -> Mapping[str, SharedCount]:
+        """Return the last counts."""
 
 
 class History(Protocol):
     """The attempts that were settled."""
 
     def totals(self) -> Mapping[tuple[str, str], Counts]:
-        """Return what was counted since the start of the process, by queue and function."""
+        """Return the counts since the start of the process, by queue and function."""
 
 
 class Metrics:
@@ -96,7 +106,7 @@ class Metrics:
     def _counters(self, ended: Labelled) -> Iterator[Family]:
         yield "claims_total", "Tasks claimed.", [((), self.in_flight.claimed)]
         outcomes = [((), tuple(self.outcomes[kind] for kind in OUTCOMES))]
-        names = tuple(kind.__name__.lower() for kind in OUTCOMES)
+        names = tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in OUTCOMES)
         yield "outcomes_total", "Claims that ended, by outcome.", outcomes, ("outcome", names)
         yield (
             "claims_lost_total",
@@ -113,7 +123,7 @@ class Metrics:
         in_flight = self.in_flight
         yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
         yield "threads", "Number of threads that run tasks.", [((), len(in_flight.threads.slots))]
-        yield "tasks_in_hand", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
+        yield "tasks_in_flight", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
         yield "tasks_running", "Tasks that run now.", [((), in_flight.running)]
         yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
         if (age := self.health.beat_age()) is not None:
@@ -121,7 +131,7 @@ class Metrics:
         yield from self._queues()
 
     def _queues(self) -> Iterator[Family]:
-        queues = [((("queue", each.queue),), each) for each in self.queue_counts.ask().values()]
+        queues = [((("queue", each.queue),), each) for each in self.queue_counts.request().values()]
         ready = [(labels, each.ready) for labels, each in queues]
         yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
         ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in queues]
@@ -152,10 +162,10 @@ def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Itera
         yield _histogram(name, labels) % (*_shown_of(ends), total, ends[-1])
 
 
-# With hundreds of functions there are ten thousand lines, of which only the numbers change between two scrapes.
+# With hundreds of functions there are ten thousand lines. Only their numbers change between two scrapes.
 @lru_cache(maxsize=MOST_KEPT)
 def _samples(name: str, labels: Labels, split: Split | None) -> str:
-    """Return the lines of samples with ``%s`` for the number of each."""
+    """Return the lines of samples, with ``%s`` in the place of each number."""
     more = [((split[0], value),) for value in split[1]] if split else [()]
     texts = (_braced(_escaped((*labels, *each))).replace("%", "%%") for each in more)
     return "".join(f"{PREFIX}{name}{text} %s\n" for text in texts)
@@ -163,7 +173,7 @@ def _samples(name: str, labels: Labels, split: Split | None) -> str:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _histogram(name: str, labels: Labels) -> str:
-    """Return the lines of a histogram with ``%s`` for the numbers: of the buckets, the sum and the count."""
+    """Return the lines of a histogram, with ``%s`` in the place of the numbers: buckets, sum and count."""
     text = _escaped(labels).replace("%", "%%")
     lines = [f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} %s\n' for bound in SHOWN.values()]
     return "".join([*lines, f"{PREFIX}{name}_sum{_braced(text)} %s\n{PREFIX}{name}_count{_braced(text)} %s\n"])

@@ -1,7 +1,7 @@
-"""The probe server: answers over HTTP whether the worker lives and works, and its metrics.
+"""The probe server: answers over HTTP whether the worker lives and works, and returns its metrics.
 
-No client may disturb the worker: threads are few, each request has a time limit, and no answer
-waits for anything. It tells nothing that is secret: no arguments, no errors, no addresses.
+A client cannot disturb the worker: there are few threads, each request has a time limit, and no answer waits. The
+answers contain nothing secret: no arguments, no errors, no addresses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: kubelet and Prometheus send requests from outside of the pod. Nothing listens unless a port is given.
+#: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
+#: port.
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104
-#: Seconds between two checks whether the server has to stop, or a request has to be cut off.
+#: Seconds between two checks whether the server has to stop, or has to close a request.
 CHECK_INTERVAL = 0.25
 
 
 class ProbeServer:
-    """The HTTP server of one worker, in a thread of its own.
+    """The HTTP server of one worker, in its own thread.
 
-    ``port`` 0 takes any free port. The processes of a supervisor, by their ``number`` from 1, take ``port``, the next
-    one, and so on.
+    ``port`` 0 takes any free port. Process 1 of a supervisor takes ``port``, process 2 the next port, and so on.
     """
 
     def __init__(self, health: Health, metrics: Metrics, *, host: str | None, port: int, number: int = 1) -> None:
@@ -40,8 +40,8 @@ class ProbeServer:
         self._server: ProbeHTTPServer | None = None
 
     def start(self) -> None:
-        """Listen. Raises ``ConfigurationError`` where that is not possible."""
-        # Not at module level: http_server.py says why.
+        """Listen. Raises ``ConfigurationError`` if that is not possible."""
+        # Not imported at module level, to save memory (http_server.py).
         from django_pglock.worker.probes.http_server import ProbeHTTPServer
 
         try:
@@ -55,7 +55,7 @@ class ProbeServer:
         logger.info("Answering probes at %s port %d.", self.host, self.port)
 
     def stop(self) -> None:
-        """Stop listening; what is being answered is not waited for."""
+        """Stop listening. Does not wait for requests that are being answered."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()

@@ -1,4 +1,4 @@
-"""Notifications to systemd, by its protocol for services of ``Type=notify``: datagrams with lines of ``NAME=value``."""
+"""Notifies systemd, by the protocol for services of ``Type=notify``: datagrams with lines of ``NAME=value``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger("django_pglock.worker")
 
 
 class SystemdNotifier(Service):
-    """Tells systemd that the worker is ready, lives, stops, and what it does. Sends nothing without ``NOTIFY_SOCKET``.
+    """Tells systemd the state of the worker: ready, alive, stopping, and a status text. Needs ``NOTIFY_SOCKET``.
 
-    It has a thread of its own, because the heartbeat waits for the database, and systemd must not end a worker whose
-    database cannot be reached. It says that the worker lives while all parts of the worker do, the heartbeat among
-    them. ``outcomes``: the number of ended claims, by the class of the outcome.
+    It has its own thread, because the heartbeat waits for the database, and systemd must not end a worker whose
+    database cannot be reached. It reports the worker as alive while no part of the worker is stuck, the heartbeat
+    included. ``outcomes``: the number of ended claims by class of outcome.
     """
 
     name = "notifier"
@@ -36,7 +36,7 @@ class SystemdNotifier(Service):
         self.outcomes = outcomes
         self.is_one_of_several = is_one_of_several
         self.address = os.environ.get("NOTIFY_SOCKET", "")
-        #: Seconds within which systemd expects a message; None: it expects none.
+        #: Seconds within which systemd expects a message; None: systemd expects no messages.
         self.limit = watchdog_limit(is_one_of_several=is_one_of_several)
         self._has_failed = False
 
@@ -46,7 +46,7 @@ class SystemdNotifier(Service):
             super().start()
 
     def turn(self) -> None:
-        """Send the status, so often that one message may be lost."""
+        """Send the status. The interval is short enough that one message may be lost."""
         lines = [f"STATUS={self._status()}"]
         if self.limit is not None and self.health.stuck() is None:
             lines.append("WATCHDOG=1")
@@ -54,11 +54,11 @@ class SystemdNotifier(Service):
         self.stopping.wait(get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3)
 
     def tell_ready(self) -> None:
-        """Tell that the worker has started."""
+        """Tell systemd that the worker has started."""
         self.say("READY=1", f"STATUS={self._status()}")
 
     def tell_stopping(self) -> None:
-        """Tell that the worker stops. One process of several does not, because the service continues without it."""
+        """Tell systemd that the worker stops. One process of several does not: the service continues without it."""
         if not self.is_one_of_several:
             self.say("STOPPING=1", f"STATUS={self._status()}")
 
@@ -68,10 +68,10 @@ class SystemdNotifier(Service):
         return self.health.stuck() or self.health.unready() or work
 
     def say(self, *lines: str) -> None:
-        """Send one message. Never waits; the first failure is logged, and no failure does harm."""
+        """Send one message. Does not wait. The first failure is logged, and none is raised."""
         if not self.address:
             return
-        # "@" stands for the NUL byte at the start of a socket's name that is not a file.
+        # "@" stands for the NUL byte at the start of the name of an abstract socket.
         address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
@@ -84,9 +84,9 @@ class SystemdNotifier(Service):
 
 
 def watchdog_limit(*, is_one_of_several: bool) -> float | None:
-    """Return the seconds of ``WatchdogSec=``, None if it is not set or meant for another process.
+    """Return the seconds of ``WatchdogSec=``; None if it is not set, or is for another process.
 
-    It is meant for the main process of the service. A process of a supervisor may answer for that one.
+    It is for the main process of the service. If that is a supervisor, its processes may send the messages.
     """
     text = os.environ.get("WATCHDOG_USEC", "")
     is_ours = is_one_of_several or os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

@@ -1,4 +1,4 @@
-"""One attempt of one claim: the function with its arguments, and the outcome that follows from how the call ended."""
+"""One attempt of one claim: the function with its arguments, and the outcome for the way in which the call ended."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from django_pglock.worker.signals import has_observers
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before a task that lost its database connection runs again; doubled each time, up to the second number.
+#: Seconds before a task that lost its database connection runs again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
-#: The options of a task that has none. Nobody writes to them.
+#: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
 
 
@@ -53,7 +53,7 @@ class Attempt(StoppableAttempt):
 
     #: The observers of the call, once it has begun.
     observed = UNOBSERVED
-    #: The log records of the call, where its function has ``capture_logs``.
+    #: The log records of the call, if its function has ``capture_logs``.
     logs: CapturedLogs | None = None
     #: The call failed because its session to the tasks' database led to a standby.
     has_met_standby = False
@@ -67,36 +67,36 @@ class Attempt(StoppableAttempt):
         self.definition: TaskFields = definition
         meta: dict[str, Any] = NOTHING if claim.meta == "{}" else from_json(claim.meta)
         self.options: dict[str, Any] = meta.get("options", NOTHING)
-        #: How often the task has snoozed, where that is limited.
+        #: How often the task has snoozed, if that is limited.
         self.snoozes: int = meta.get("snoozes", 0)
         self.timeout = self.options.get("timeout", definition.timeout)
-        #: Whether the function and its completion share a transaction.
+        #: Whether the function and the settle of its claim share a transaction.
         self.is_atomic = bool(self.options.get("atomic", definition.atomic))
         self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
             raise TypeError(f"Task {claim.id} has args that are not a list, or kwargs that are not an object.")
-        #: Whether anybody observes its start and its success. A failure is always reported.
+        #: Whether there are observers of its start and its success. A failure is always reported.
         self.has_observers = has_observers()
-        # Earlier attempts are read now: if that fails, nothing has begun, and the claim is given back.
+        # Earlier attempts are read now. If this fails, the function has not begun, and the claim is given back.
         self._result = self._running_result() if self.has_observers or not claim.is_first else None
 
     @property
     def result(self) -> TaskResult[..., Any]:
-        """The result object of django.tasks. To make one costs as much as a small task, so it is made when needed."""
+        """The result object of django.tasks. It is made when needed, because that costs as much as a small task."""
         if self._result is None:
             self._result = self._running_result()
         return self._result
 
     def observe(self) -> None:
-        """Begin to observe the call, in the thread or coroutine in which it runs."""
+        """Begin to observe the call. Called in the thread or coroutine in which the function runs."""
         if instrumentation.instruments:
             self.observed = instrumentation.observe_run(self)
         if self.definition.capture_logs is not None:
             self.logs = capture(int(self.definition.capture_logs))
 
     def call(self) -> Any:
-        """Call the function. For an async one this returns the coroutine."""
+        """Call the function. For an async function this returns the coroutine."""
         function = self.definition.func
         if self.definition.advisory:
             function = under_lock(self._lock_name(), function)
@@ -106,25 +106,25 @@ class Attempt(StoppableAttempt):
         return function(*self.args, **self.kwargs)
 
     def _lock_name(self) -> str:
-        """Return the name of the advisory lock to hold. A row that another program has written may have no name."""
+        """Return the name of the advisory lock to hold. Raises if the row, written by another program, has none."""
         name = self.claim.lock_key
         if name is None:
             raise TaskOptionError(f"{self.claim.task_path} has advisory=True, but the row of the task has no lock key.")
         return name
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
-        """Return the outcome of each claim that this attempt stands for."""
+        """Return the outcome of each claim of this attempt."""
         return [(self.claim, outcome)]
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
-        """Return the claim of this attempt as ended, with a result object if somebody observes the end."""
+        """Return the claim of this attempt as ended, with a result object if there are observers."""
         if self.observed is not UNOBSERVED:
             self.observed.ended(outcome)
         seconds = None if self.began is None else time.monotonic() - self.began
         if self.logs is not None:
             self.claim.log = self.logs.text() or ""
         elif isinstance(outcome, Succeeded) and not self.has_observers:
-            # By position: arguments by name would take longer than everything else here.
+            # Arguments by position, because arguments by name would take most of the time here.
             return EndedClaim(self.claim, outcome, None, is_settled, seconds)
         return EndedClaim(self.claim, outcome, self.result, is_settled, seconds)
 
@@ -146,19 +146,19 @@ class Attempt(StoppableAttempt):
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
         self.observed.raised(error)
         if isinstance(error, TaskResultError):
-            # The function has run to its end, so neither its retry policy nor its timeout applies.
+            # The function has returned, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))
         try:
             return self._failure(self.reason_of(error))
         except BaseException as broken:
-            # Exception classes and retry policies are the user's code.
+            # Exception classes and retry policies are user code, which may raise.
             logger.exception("The retry options of %s raised an error. The task fails.", self.claim)
             return Failed(Failure.of(broken))
 
     def interruption(self, error: BaseException) -> Interrupted:
-        """Return the outcome of an atomic call that lost its database connection, so that nothing remains of it."""
+        """Return the outcome of an atomic call that lost its database connection, so that it was rolled back."""
         claim = self.claim
-        # Claims that were given back before they began count here as well: an outage causes them, too.
+        # Claims that were given back count here as well, because an outage causes them, too.
         before = max(0, claim.attempt - 1 - claim.retries - claim.rescues)
         bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(before, 10))
         return Interrupted(Failure.of(error), random.uniform(bound / 2, bound))  # noqa: S311
@@ -192,7 +192,7 @@ class Attempt(StoppableAttempt):
             return min(error.seconds, MAX_DELAY)
 
         def result() -> TaskResult[..., Any]:
-            # The backoff decides what the failure leads to, so the failure is not recorded yet.
+            # The failure is not stored yet, because the backoff is part of its outcome.
             return replace(self.result, errors=[*self.result.errors, error_of(failure)])
 
         wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=result)
@@ -227,12 +227,12 @@ class Attempt(StoppableAttempt):
 
 
 def under_lock(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, or a coroutine function, that holds an advisory lock while it runs.
+    """Return a function or coroutine function that holds an advisory lock while it runs.
 
-    The wait for the lock counts as time of the attempt. Tasks of one name have the same lock key, so at most one of
-    them is claimed, and at most one thread waits here.
+    The wait for the lock counts as time of the attempt. Tasks with the same lock name have the same lock key. So at
+    most one of them is claimed, and at most one thread waits here.
     """
-    # Not at module level: most workers run no such task, so they need no memory for the code of all locks.
+    # Not imported at module level, because most workers run no such task, and need no memory for the code of locks.
     from django_pglock.locks.api import lock
 
     def call(*args: Any, **kwargs: Any) -> Any:

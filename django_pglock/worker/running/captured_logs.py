@@ -1,8 +1,8 @@
 """The log records of one attempt, for functions with ``capture_logs``.
 
-One handler at the root logger takes the records; a context variable says to which attempt a record belongs. So records
-of the function's thread or coroutine count, and those of calls that take the context along, such as ``sync_to_async``.
-The handler is added when the first such function runs, so a worker without them pays nothing.
+One handler at the root logger gets the records. A context variable has the attempt to which a record belongs. So
+records of the function's thread or coroutine are captured, and those of calls that copy the context, such as
+``sync_to_async``. The handler is added when the first such function runs, so other workers have no cost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from django_pglock.errors import TaskTimeout
 from django_pglock.tasks.arguments import storable
 
-#: The number of records that are kept, the last ones; the most characters of each, and of all together.
+#: The number of last records that are kept, and the largest number of characters of each record and of all together.
 MOST_RECORDS, LONGEST_RECORD, MOST_CHARACTERS = 200, 4_000, 32_000
 
 _FORMAT = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
@@ -24,7 +24,7 @@ _FORMAT.converter = time.gmtime
 
 
 class CapturedLogs:
-    """The last records of one attempt, from a level on."""
+    """The last records of one attempt, of a level and higher."""
 
     def __init__(self, level: int) -> None:
         self.level = level
@@ -34,7 +34,7 @@ class CapturedLogs:
     def add(self, record: logging.LogRecord) -> None:
         """Keep a record as text. A record that cannot be formatted is kept with the reason."""
         try:
-            # A copy, because a formatter keeps the text of the traceback in the record, for all other handlers.
+            # A copy, because a formatter stores the text of the traceback in the record, where other handlers read it.
             text = _FORMAT.format(copy.copy(record))
         except TaskTimeout:
             raise
@@ -61,13 +61,13 @@ _captured: ContextVar[CapturedLogs | None] = ContextVar("django_pglock_captured_
 
 
 class _Handler(logging.NullHandler):
-    """Keeps the records of attempts. It takes no lock: TaskTimeout might be raised while the lock is held.
+    """Keeps the records of attempts. It takes no lock, because TaskTimeout might be raised while the lock is held.
 
-    A NullHandler, which no code takes for a reason to make a record.
+    It is a NullHandler, so that code that searches for handlers does not count it as one.
     """
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Keep a record of an attempt. Print others where Python would print them without this handler."""
+        """Keep a record of an attempt. Print other records if Python would print them without this handler."""
         captured = _captured.get()
         if captured is not None and record.levelno >= captured.level:
             captured.add(record)
@@ -81,10 +81,10 @@ _handler = _Handler()
 
 
 def capture(level: int) -> CapturedLogs:
-    """Keep the records that are made in this context from now on."""
+    """Keep the records that are made in the current context from now on."""
     root = logging.getLogger()
     if _handler not in root.handlers:
-        # For the first time, or after the project has configured its logging anew.
+        # At the first time, or after the project has configured its logging again.
         root.addHandler(_handler)
     captured = CapturedLogs(level)
     _captured.set(captured)

@@ -15,7 +15,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.postgres.thread_stacks import stacks
-from django_pglock.store.outcome import Released, Succeeded
+from django_pglock.store.outcome import GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -41,14 +41,14 @@ from django_pglock.worker.signals import send
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which a thread pauses after it had to give a task back.
+#: Seconds for which a thread pauses after it had to give back a task.
 BETWEEN_TRIES = 1.0
 #: Seconds between two checks whether the running tasks have ended, at the end of the process.
 CHECKED_EVERY = 0.1
 
 
 class Executor:
-    """Runs what is in the inboxes and puts ended claims into the outbox."""
+    """Runs the claims of the inboxes, and puts ended claims into the outbox."""
 
     def __init__(self, in_flight: InFlight, using: str, watchdog: Watchdog) -> None:
         self.in_flight = in_flight
@@ -60,8 +60,8 @@ class Executor:
             threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
             for number, slot in enumerate(in_flight.threads.slots, start=1)
         ]
-        # Coroutines are prepared in a thread of their own: to read earlier attempts or to claim a group would block
-        # the loop for all others.
+        # A separate thread prepares coroutines, because to read earlier attempts or to claim a group would block the
+        # event loop.
         self._threads.append(
             threading.Thread(target=self._start_coroutines, name="lockworker-async-starter", daemon=True)
         )
@@ -73,7 +73,7 @@ class Executor:
         self._is_started = True
 
     def stop(self) -> None:
-        """Let each thread end after its present task."""
+        """Make each thread end after its present task."""
         self._is_stopping = True
         for _ in self.in_flight.threads.slots:
             self.in_flight.threads.inbox.put(None)
@@ -81,12 +81,12 @@ class Executor:
 
     @property
     def is_missing(self) -> bool:
-        """Whether a thread has ended although nobody has stopped the executor."""
+        """Whether a thread has ended although the executor was not stopped."""
         ended = any(not thread.is_alive() for thread in self._threads)
         return self._is_started and (ended or self.loop.is_missing) and not self._is_stopping
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until only stuck attempts run, and say whether that came."""
+        """Wait up to ``timeout`` seconds until only stuck attempts run. Return whether this is the case."""
         deadline = time.monotonic() + timeout
         stuck = {thread.ident for thread in self._stuck_threads()}
         awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in stuck]
@@ -112,7 +112,7 @@ class Executor:
         return True
 
     def stuck(self) -> list[Attempt]:
-        """Return the attempts whose functions do not end, although their time has been over for long."""
+        """Return the attempts whose functions still run long after their timeout."""
         return [attempt for thread in self._stuck_threads() if isinstance(attempt := thread.attempt, Attempt)]
 
     def end_stuck(self) -> list[Attempt]:
@@ -134,7 +134,7 @@ class Executor:
         return [thread for thread in threads if (attempt := thread.attempt) is not None and attempt.is_stuck]
 
     def cancel(self, requests: Iterable[tuple[int, int]]) -> None:
-        """Cancel claims in flight, named by id and attempt: they do not begin, or are stopped. May be called again."""
+        """Cancel claims, by id and attempt: they do not begin, or are stopped. May be called several times."""
         for request in requests:
             if (claim := self.in_flight.claims.get(request)) is not None:
                 claim.is_cancelled = True
@@ -148,12 +148,12 @@ class Executor:
         self.loop.cancel(claim)
 
     def claim_of(self, thread: int | None) -> Claim | None:
-        """Return the claim that a thread of this process, by its ident, runs now."""
+        """Return the claim that the thread with this ident runs now."""
         claims = (each.claim for each in self.watchdog.task_threads if each.ident == thread)
         return next(claims, None) or self.loop.orm.claim_of(thread)
 
     def stack_of(self, request: tuple[int, int]) -> str:
-        """Return the stack of a running task, named by id and attempt; empty if no thread and no coroutine runs it."""
+        """Return the stack of a running task, by id and attempt; empty if no thread and no coroutine runs it."""
         claim = self.in_flight.claims.get(request)
         if claim is None:
             return ""
@@ -186,8 +186,8 @@ class Executor:
     ) -> None:
         """Execute claims until ``next_claim`` returns None.
 
-        Call ``free`` after each that has ended here, with the seconds that it took, or None if they mean nothing. With
-        ``are_coroutines``, the event loop ends all those that begin.
+        Call ``free`` after each claim that has ended here, with its seconds, or with None if they do not count. With
+        ``are_coroutines``, the event loop ends the claims that begin.
         """
         checked_at = 0.0
         prepare_connections()
@@ -200,7 +200,7 @@ class Executor:
                 if began - checked_at > CHECK_INTERVAL:
                     renew_connections(self.using)
                     checked_at = began
-                # Coroutines inherit the context from here: the loop is called with the context of its caller.
+                # Coroutines inherit the context of this thread, because the loop is called with the caller's context.
                 thread.claim = claim
                 ended = clean.copy().run(self._execute, claim, thread, are_coroutines)
                 thread.claim = None
@@ -212,11 +212,11 @@ class Executor:
                 cost: float | None = time.perf_counter() - began
                 if not isinstance(ended.outcome, Succeeded):
                     checked_at = 0.0
-                    if isinstance(ended.outcome, Released):
-                        # This thread cannot connect. Without a pause it would claim and give back tasks faster than
-                        # threads that can connect. To delay the tasks would keep them from those threads, too.
+                    if isinstance(ended.outcome, GivenBack):
+                        # This thread cannot connect. Without a pause it would take and give back tasks faster than
+                        # threads that can connect. If the tasks were delayed, those threads could not run them either.
                         time.sleep(BETWEEN_TRIES)
-                        # A claim that could not begin says nothing about the cost of a task.
+                        # The time of a claim that could not begin is not the cost of a task.
                         cost = None
                 self.in_flight.end(ended)
                 free(cost)
@@ -224,7 +224,7 @@ class Executor:
             connections.close_all()
 
     def _execute(self, claim: Claim, thread: TaskThread, is_coroutine: bool) -> EndedClaim | None:
-        """Run one claim to its end. Returns None for a coroutine, which the event loop ends."""
+        """Run one claim to its end. Return None for a coroutine, because the event loop ends it."""
         attempt: Attempt | EndedClaim | None = None
         try:
             attempt = prepare(claim, self.using)
@@ -249,17 +249,17 @@ class Executor:
             return with_others(attempt, group, self.in_flight)
         except DatabaseFailure:
             logger.warning("The group of %s cannot be read. Its tasks are given back.", attempt.claim, exc_info=True)
-            return EndedClaim(attempt.claim, Released())
+            return EndedClaim(attempt.claim, GivenBack())
 
 
 def clean_context() -> Context:
-    """Return the context of this thread. Each task gets a copy, so that the next task does not see what one has set.
+    """Return the context of this thread. Each task gets a copy, so that it does not see the variables of earlier tasks.
 
-    Django keeps caches and task backends in a context variable, each made when it is needed first. They are made here;
-    otherwise each task would make, and connect, its own.
+    Django keeps caches and task backends in a context variable, and makes each of them at its first use. They are made
+    here. Otherwise each task would make its own, and would open its own connections.
     """
     for handler in (caches, task_backends):
-        # A cache or backend that cannot be made fails where it is used.
+        # If a cache or backend cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
             handler.all()
     return copy_context()

@@ -1,4 +1,4 @@
-"""A process that a task has forked. It has inherited the worker's memory, with its claims, but none of its threads."""
+"""A process that a task has forked. It has the worker's memory with its claims, but none of its other threads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import traceback
 from typing import NoReturn
 
-#: How many forks lie between this process and the one that has imported this module. Read before and after each task:
-#: a few times as fast as to ask for the process id.
+#: The number of forks from the process that has imported this module to this process. It is compared before and after
+#: each task, because that is several times faster than to compare process ids.
 generation = 0
 
 
@@ -23,10 +23,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_process(error: BaseException | None) -> NoReturn:
-    """End this process at once, with the exit code that Python would give for ``error``.
+    """End this process at once, with the exit code that Python would use for ``error``.
 
-    A forked child that returns from its task's function must not continue as the worker's thread: it would settle the
-    claim of its parent and run what waits in the parent's inbox.
+    A forked child that returns from the task's function must not continue as a thread of the worker. It would settle
+    the claim of its parent, and run the claims in the parent's inbox.
     """
     code = 0
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):

@@ -1,10 +1,10 @@
-"""Group tasks: several claims of one group that one call of the function runs."""
+"""Group tasks: one call of the function runs several claims of one group."""
 
 from __future__ import annotations
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.claim_group import claim_group
-from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
+from django_pglock.store.outcome import Cancelled, Failed, GivenBack, Outcome, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
 from django_pglock.worker.ended_claim import EndedClaim
@@ -16,7 +16,7 @@ from django_pglock.worker.running.run import prepare
 class GroupAttempt(Attempt):
     """One attempt for several claims. The function gets the list of their keyword arguments.
 
-    Its return value is the result of each claim. When it raises, each claim fails or is retried by its own retries.
+    Its return value is the result of each claim. If it raises, each claim fails or is retried by its own retries.
     """
 
     def __init__(self, claim: Claim, using: str) -> None:
@@ -25,7 +25,7 @@ class GroupAttempt(Attempt):
         self._error: BaseException | None = None
 
     def include(self, others: list[Attempt]) -> None:
-        """Stand for these attempts as well."""
+        """Add the claims of these attempts."""
         self.others = others
         self.args, self.kwargs = [[self.kwargs, *(other.kwargs for other in others)]], {}
 
@@ -35,7 +35,7 @@ class GroupAttempt(Attempt):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether all of its tasks are cancelled. The call serves all of them, and one alone does not end it."""
+        """Whether all of its tasks are cancelled. The cancel of one task does not end the common call."""
         return all(claim.is_cancelled for claim in self.claims)
 
     def failure(self, error: BaseException) -> Outcome:
@@ -49,8 +49,8 @@ class GroupAttempt(Attempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         ended = super().ended(outcome, is_settled=is_settled)
-        # When the leading claim was lost, the common transaction was rolled back: the others run again.
-        shared = Released() if outcome is None else outcome
+        # If the leading claim was lost, the common transaction was rolled back, and the other tasks run again.
+        shared = GivenBack() if outcome is None else outcome
         for other in self.others:
             other.began, other.logs = self.began, self.logs
         ended.same_call = [other.ended(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others]
@@ -63,8 +63,8 @@ class GroupAttempt(Attempt):
 
 
 def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
-    """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
-    # Made before anything is claimed: if its earlier attempts cannot be read, only the leader has to be given back.
+    """Claim the waiting tasks of the group of ``leader``. Return the attempt for all of them."""
+    # Made before the claim. So if earlier attempts cannot be read, only the leader has to be given back.
     attempt = GroupAttempt(leader.claim, leader.using)
     in_flight.claiming_groups[leader.claim] = leader.claim.lock_key
     try:
@@ -73,7 +73,7 @@ def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
             claims = claim_group(leader.using, leader.claim, limit=group.limit - 1, gather=group.seconds)
         connection = connection_for(leader.using)
         if claims and not connection.get_autocommit():
-            # With AUTOCOMMIT off, the function would commit the claims or roll them back.
+            # With AUTOCOMMIT off, otherwise the function would commit the claims or roll them back.
             connection.commit()
         in_flight.add(claims)
     except BaseException:

@@ -1,9 +1,9 @@
 """The thread in which Django's ORM runs for the coroutines of a worker.
 
 Django's connections belong to a thread, and asgiref runs the functions that coroutines pass to ``sync_to_async`` in one
-thread of their loop. All coroutines share that thread and its connections. So the thread records for which attempt it
-works: to cancel the SQL of a task whose time is over and no other SQL, to log which task keeps the others waiting, and
-to close a connection that a task has left in a transaction, which all coroutines would share.
+thread of their loop. All coroutines share this thread and its connections. So the thread records for which attempt it
+works. This is needed to cancel only the SQL of a task whose time is over, to log which task delays the others, and to
+close a connection that a task has left in a transaction, because all coroutines share the connection.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from django.db import connections
 
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import in_manual_transaction, is_at_rest, is_closed
+from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_idle
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which one function may keep others waiting before the log says so.
+#: Seconds for which one function may delay others before this is logged.
 OCCUPIED = 10.0
-#: Seconds after which the log says so again.
+#: Seconds after which it is logged again.
 REPEAT = 60.0
 
 #: The attempt that a coroutine runs for.
@@ -44,9 +44,9 @@ class OrmThread(ThreadPoolExecutor):
     def __init__(self, prepare: Callable[[], None]) -> None:
         super().__init__(1, thread_name_prefix="lockworker-orm", initializer=self._begin)
         self._prepare = prepare
-        #: The number of the thread, once it has started.
+        #: The ident of the thread, once it has started.
         self.ident: int | None = None
-        #: The attempt for which it works now, and since when, by time.monotonic().
+        #: The attempt for which the thread works now, and since when, by time.monotonic().
         self.attempt: Attempt | None = None
         self.since = 0.0
         self._connections: Sequence[Any] = ()
@@ -55,7 +55,7 @@ class OrmThread(ThreadPoolExecutor):
         self._waiting = 0
         self._counting = threading.Lock()
         self._is_watched = False
-        # By alias: the attempt that has begun the transaction that is open there.
+        # By alias: the attempt that has begun the open transaction.
         self._open: dict[str, Attempt | None] = {}
 
     def _begin(self) -> None:
@@ -64,7 +64,7 @@ class OrmThread(ThreadPoolExecutor):
         self.ident = threading.get_ident()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a function run in the thread, for the attempt of the coroutine that calls this in the loop's thread."""
+        """Run a function in this thread for the attempt of the calling coroutine. Called in the loop's thread."""
         with self._counting:
             self._waiting += 1
         if self._waiting > 1 and not self._is_watched:
@@ -78,7 +78,7 @@ class OrmThread(ThreadPoolExecutor):
             self._waiting -= 1
 
     def close(self) -> None:
-        """Let the thread end after its present call, and close its connections."""
+        """Make the thread end after its present call, and close its connections."""
         super().submit(connections.close_all)
         self.shutdown(wait=False)
 
@@ -87,7 +87,7 @@ class OrmThread(ThreadPoolExecutor):
         try:
             return function(*args, **kwargs)
         finally:
-            # With the lock: a cancel() that has seen this attempt is over by now.
+            # Under the lock, so that no cancel() that has read this attempt is still in progress.
             with self._cancelling:
                 self.attempt = None
             self._note_transactions(attempt)
@@ -97,14 +97,14 @@ class OrmThread(ThreadPoolExecutor):
     # Transactions that a task has left open
 
     def end(self, attempt: Attempt) -> None:
-        """Close the connections that an ended attempt has left in a transaction. Does not wait for that."""
+        """Close the connections that an ended attempt has left in a transaction. Does not wait."""
         attempt.is_over = True
         if attempt in self._open.values():
             super().submit(self._close_transactions_of, attempt)
 
     def _note_transactions(self, attempt: Attempt | None) -> None:
         all_: Sequence[Any] = connections.all(initialized_only=True)
-        open_ = [each.alias for each in all_ if not is_at_rest(each) or in_manual_transaction(each)]
+        open_ = [each.alias for each in all_ if not is_idle(each) or in_manual_transaction(each)]
         if open_ or self._open:
             self._open = {alias: self._open.get(alias, attempt) for alias in open_}
 
@@ -120,13 +120,13 @@ class OrmThread(ThreadPoolExecutor):
                     alias,
                     extra=attempt.claim.log_fields(),
                 )
-            connection.in_atomic_block = False  # else close() only notes that it was called
+            connection.in_atomic_block = False  # otherwise close() only notes that it was called
             connection.close()
 
     # Functions that take too long
 
     def cancel(self, attempt: Attempt) -> None:
-        """Cancel the statement that runs for an attempt, if one does. Waits for the server, so not in the loop."""
+        """Cancel the statement that runs for an attempt. Waits for the server, so it must not be called in the loop."""
         with self._cancelling:
             if self.attempt is not attempt:
                 return
@@ -135,7 +135,7 @@ class OrmThread(ThreadPoolExecutor):
                     _cancel(connection, attempt)
 
     def claim_of(self, thread: int | None) -> Claim | None:
-        """Return the claim that the ORM's thread works for, if ``thread`` is its ident."""
+        """Return the claim for which this thread works now, if ``thread`` is its ident."""
         attempt = self.attempt
         return attempt.claim if attempt is not None and thread == self.ident else None
 
@@ -144,7 +144,7 @@ class OrmThread(ThreadPoolExecutor):
         asyncio.get_running_loop().call_later(seconds, self._report_wait)
 
     def _report_wait(self) -> None:
-        """Log which task keeps others waiting; check again as long as calls wait."""
+        """Log which task delays other calls. Check again as long as calls wait."""
         self._is_watched = False
         attempt, took = self.attempt, time.monotonic() - self.since
         if self._waiting < 2 or attempt is None:

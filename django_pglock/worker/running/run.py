@@ -1,8 +1,8 @@
-"""Running one attempt, from a claim to an ended claim. The only ``try`` around the user's function is here.
+"""Runs one attempt, from a claim to an ended claim. The only ``try`` around the user's function is here.
 
-It catches every exception, SystemExit and CancelledError included. Neither is meant for the worker: signals arrive in
-the main thread, and a thread or a coroutine that ended without an outcome would leave its task RUNNING forever, kept
-alive by the heartbeat of its worker. What is not an ``Exception`` is a failure without retry.
+It catches each exception, also SystemExit and CancelledError. They are not meant for the worker, because signals arrive
+in the main thread. If a thread or a coroutine ended without an outcome, its task would stay RUNNING as long as the
+worker lives. An exception that is not an ``Exception`` is a failure without retry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.postgres.connections import connection_for, is_read_only
-from django_pglock.store.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
@@ -36,14 +36,14 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
     try:
         return Attempt(claim, using)
     except DatabaseFailure:
-        # Earlier attempts cannot be read: the database cannot be reached. The task has not begun.
-        return EndedClaim(claim, Released())
+        # Earlier attempts cannot be read, because the database cannot be reached. The function has not begun.
+        return EndedClaim(claim, GivenBack())
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
         return EndedClaim(claim, Failed(Failure.of(error)))
 
 
 def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
-    """End claims after an error outside of the user's function, or after an error that passed the ``try`` around it."""
+    """End claims after an error outside of the user's function, or after an error that the ``try`` did not catch."""
     outcome = Failed(Failure.of(error))
     ended, *same_call = (EndedClaim(claim, outcome) for claim in claims)
     ended.same_call = same_call
@@ -51,7 +51,7 @@ def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
 
 
 def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
-    """Run a sync function to its end. ``call`` calls it in a way that can be stopped."""
+    """Run a sync function to its end. ``call`` calls the function so that it can be stopped."""
     attempt.observe()
     if attempt.is_atomic:
         return _run_atomic(attempt, call)
@@ -63,7 +63,7 @@ def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
 
 
 async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> EndedClaim:
-    """Run an async function to its end. ``call`` calls it in a way that can be stopped."""
+    """Run an async function to its end. ``call`` calls the function so that it can be stopped."""
     attempt.observe()
     try:
         outcome = attempt.success(await call(attempt))
@@ -78,8 +78,8 @@ async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]])
 def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """Run a function in a transaction whose last statement settles the claim.
 
-    So its effects in the database and its completion are committed together, or neither is. If another worker has taken
-    the claim over because this one looked dead, everything is rolled back.
+    So its database changes and its completion are committed together, or neither is. If another worker has taken the
+    claim over because this one counted as dead, everything is rolled back.
     """
     claim = attempt.claim
     session: Any = None
@@ -122,7 +122,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
-            return attempt.ended(attempt.interruption(error) if has_begun else Released())
+            return attempt.ended(attempt.interruption(error) if has_begun else GivenBack())
         return attempt.ended(_failure(attempt, error))
     return attempt.ended(outcome, is_settled=True)
 

@@ -1,4 +1,4 @@
-"""When and why a running attempt has to stop: its task is cancelled, or its time is over."""
+"""When and why a running attempt must stop: its task is cancelled, or its time is over."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from django_pglock.tasks.flow import FlowWord
 
 
 class StoppableAttempt:
-    """The base class of an attempt: whether it has to stop, and what has been done about it so far."""
+    """The base class of an attempt: whether it must stop, and what was done to stop it so far."""
 
     claim: Claim
-    #: How many seconds the function may take.
+    #: The number of seconds that the function may take; None: any.
     timeout: float | None = None
     #: When the function was called, by time.monotonic().
     began: float | None = None
-    #: When the time of the attempt is over, and when the watchdog has to check it next, by time.monotonic().
+    #: When the time of the attempt is over, and when the watchdog checks it next, by time.monotonic().
     deadline = math.inf
-    look_at = math.inf
-    #: The function has ended. Nothing may be sent into its thread any more.
+    check_at = math.inf
+    #: The function has ended. No exception may be sent into its thread any more.
     is_over = False
-    #: TaskTimeout was sent into the thread, or CancelledError into the coroutine. Each is sent once.
+    #: TaskTimeout was sent into the thread, or CancelledError into the coroutine. It is sent only once.
     is_stop_sent = False
     #: The thread's sessions may have been left in the middle of a statement.
     is_disturbed = False
-    #: The log has said that the function cannot be stopped.
+    #: It was logged that the function cannot be stopped.
     is_reported = False
-    #: The function has overrun its timeout for so long that its thread is given up.
+    #: The function has run for so long after its timeout that its thread is given up.
     is_stuck = False
 
     @property
     def claims(self) -> list[Claim]:
-        """The claims that this attempt stands for."""
+        """The claims of this attempt."""
         return [self.claim]
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody has cancelled the task."""
+        """Whether the task is cancelled."""
         return self.claim.is_cancelled
 
     @property
@@ -61,7 +61,7 @@ class StoppableAttempt:
         raise NotImplementedError
 
     def reason_to_stop(self) -> Exception | None:
-        """Return what to raise in a function that asks whether it may continue; None: it may."""
+        """Return the exception for a function that checks whether it may continue; None: it may."""
         if self.is_cancelled:
             return TaskCancelled()
         return self.timed_out() if self.is_overdue else None
@@ -69,12 +69,12 @@ class StoppableAttempt:
     def reason_of(self, error: BaseException) -> BaseException:
         """Return the error to record for an exception of the function.
 
-        Once the attempt had to stop, that is the reason for the stop, with the exception as its cause.
+        If the attempt had to stop, this is the reason for the stop, with the exception as its cause.
         """
         if self.claim.is_cancelled:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
-            # A function may still say how its task continues.
+            # The function may still decide how its task continues.
             reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:
             reason = None

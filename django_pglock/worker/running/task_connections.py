@@ -1,4 +1,4 @@
-"""The Django connections of the threads that run tasks: what is done with them before, between and after tasks."""
+"""The Django connections of the threads that run tasks: prepares, checks and closes them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
-#: Seconds without a task after which a thread closes its connections, and the least seconds before it closes one whose
-#: CONN_MAX_AGE is over. The next task would get a new one in place of that.
+#: Seconds without a task after which a thread closes its connections, and the least seconds before it closes a
+#: connection whose CONN_MAX_AGE is over. The next task would get a new one in any case.
 IDLE, LEAST_IDLE = 60.0, 1.0
 
 
 def prepare_connections() -> None:
-    """Limit how long each connection of this thread may take to open, and make its waits known to the session watch."""
+    """Limit the connect time of each connection of this thread, and let the session watch observe its waits."""
     for alias in connections:
-        # An alias whose connection cannot be made fails where it is used.
+        # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
             connection: Any = connections[alias]
             if connection.vendor == "postgresql":
@@ -44,14 +44,14 @@ def prepare_connections() -> None:
 def renew_connections(using: str) -> None:
     """Close this thread's connections that are broken, too old or ended, so that the next task opens new ones.
 
-    Close also the connection to the tasks' database, ``using``, if it leads to a standby: after a failover the address
-    may have led there for a while.
+    Also close the connection to the tasks' database, ``using``, if it leads to a standby: after a failover, the address
+    may have led to the standby for a while.
     """
     connection: Any
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
-        elif connection.alias == using and is_at_rest(connection) and is_on_standby(connection):
+        elif connection.alias == using and is_idle(connection) and is_on_standby(connection):
             end_session(connection)
         else:
             connection.close_if_unusable_or_obsolete()
@@ -71,7 +71,7 @@ def leave_read_only_sessions(using: str) -> bool:
             access = access_of(session)
             if session.alias == using:
                 was_on_standby = access.is_standby
-            if access.is_read_only and is_at_rest(session):
+            if access.is_read_only and is_idle(session):
                 # Not by close(), which would give the session of a pool to the next task.
                 end_session(session)
     return was_on_standby
@@ -90,10 +90,10 @@ def wait_for_claim(inbox: Inbox) -> Claim | None:
 
 
 def close_idle_connections(since: float) -> float | None:
-    """Close the connections of this thread that have been idle for too long, and return when the next one will be.
+    """Close the connections of this thread that have been idle for too long. Return when the next one has to be closed.
 
-    ``since`` is when the thread became idle; both are moments of ``time.monotonic()``. None: no other is open. A
-    connection that holds a session lock stays open.
+    ``since`` is when the thread became idle. Both are moments of ``time.monotonic()``. None: no other connection is
+    open. A connection that holds a session lock stays open.
     """
     now, later = time.monotonic(), []
     connection: Any
@@ -106,30 +106,30 @@ def close_idle_connections(since: float) -> float | None:
         if now < due:
             later.append(due)
         else:
-            # The next task gets a new one in any case.
+            # An error has no effect, because the next task gets a new connection.
             with contextlib.suppress(Exception):
                 connection.close()
     return min(later, default=None)
 
 
 def is_kept(settings: Mapping[str, Any]) -> bool:
-    """Say whether a thread keeps a connection with these settings from one task to the next.
+    """Return whether a thread keeps a connection with these settings from one task to the next.
 
-    It does not keep a connection of a pool, which may have fewer connections than there are threads. Nor one without
-    AUTOCOMMIT, because its open transaction would continue in the next task.
+    It does not keep a connection of a pool, because the pool may have fewer connections than there are threads. It does
+    not keep a connection without AUTOCOMMIT, because the open transaction would continue in the next task.
     """
     return bool(settings["AUTOCOMMIT"] and not settings["OPTIONS"].get("pool"))
 
 
 def close_unkept_connections() -> None:
-    """Close this thread's connections that the next task must not get. What is not committed is rolled back."""
+    """Close this thread's connections that the next task must not get. Uncommitted changes are rolled back."""
     for connection in connections.all(initialized_only=True):
         if not is_kept(connection.settings_dict):
             connection.close()
 
 
-def is_at_rest(session: DatabaseWrapper) -> bool:
-    """Say whether the next task may use a session, of PostgreSQL or of another database, as it is."""
+def is_idle(session: DatabaseWrapper) -> bool:
+    """Return whether the next task may use a session as it is. The session may belong to any kind of database."""
     raw: Any = session.connection
     if raw is None:
         # Without AUTOCOMMIT, Django stays in the block of a function that has closed the session in atomic(). It would
@@ -139,14 +139,14 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
     if session.in_atomic_block or session.autocommit is not has_autocommit:
         return False
     if session.vendor != "postgresql" or not has_autocommit:
-        # Without autocommit a transaction is always open; such a session is never kept.
+        # Without autocommit a transaction is always open. Such a session is closed in any case.
         return True
     # A closed session is neither idle nor in a transaction.
     return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
 
 
 def in_manual_transaction(session: DatabaseWrapper) -> bool:
-    """Say whether a session of PostgreSQL without AUTOCOMMIT is lost or in a transaction, which each statement opens.
+    """Return whether a session without AUTOCOMMIT is lost or in a transaction, which each statement opens.
 
     A thread of tasks closes such a session after each task. In the thread of the ORM, a coroutine ends it.
     """
@@ -159,5 +159,5 @@ def in_manual_transaction(session: DatabaseWrapper) -> bool:
 
 
 def is_closed(session: DatabaseWrapper) -> bool:
-    """Say whether psycopg's connection was closed without Django's knowledge."""
+    """Return whether psycopg's connection was closed without Django's knowledge."""
     return session.vendor == "postgresql" and session.connection is not None and bool(session.connection.closed)

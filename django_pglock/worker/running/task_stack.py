@@ -1,7 +1,7 @@
-"""Where a running task is in its code, as text. Only files, lines, functions and source lines; no values of variables.
+"""The stack of a running task, as text: files, lines, functions and source lines, but no values of variables.
 
-Another thread reads the frames. It needs the GIL only for moments, so a function that computes in Python is no
-obstacle. A function in C code that keeps the GIL is one: the stack comes when that code returns.
+Another thread reads the frames. It needs the GIL only for a moment, so it can read the stack of a function that
+computes in Python. If C code keeps the GIL, the stack is read when that code returns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from django_pglock.tasks.arguments import storable
 
-#: Frames that are read of one stack, and characters of the text that are kept; the innermost ones.
+#: The number of innermost frames that are read of a stack, and of last characters of the text that are kept.
 MOST_FRAMES, MOST_CHARACTERS = 200, 30_000
-#: Modules whose frames lead to every task.
+#: The modules of the outermost frames, which are the same for each task and are left out.
 _WAY_TO_TASKS = ("threading", "concurrent.futures.thread", "asyncio.", "asgiref.", "django_pglock.worker.")
 
 
@@ -26,12 +26,12 @@ def stack_text(innermost: FrameType | None) -> str:
 
 
 def coroutine_text(coroutine: Any) -> str:
-    """Return the stack of a suspended coroutine as text: it, what it awaits, what that awaits, and so on."""
+    """Return the stack of a suspended coroutine as text: the coroutine, the one that it awaits, and so on."""
     return _text(reversed(list(islice(_inwards(coroutine), MOST_FRAMES))))
 
 
 def _text(frames: Iterable[FrameType]) -> str:
-    """Return frames as text; they come the innermost first."""
+    """Return frames as text. The innermost frame comes first."""
     found = list(islice(frames, MOST_FRAMES))[::-1]
     own = list(dropwhile(_leads_to_task, found)) or found
     text = "".join(StackSummary.extract((frame, frame.f_lineno) for frame in own).format())

@@ -1,9 +1,9 @@
 """A thread that runs sync functions, and how a function in it is stopped.
 
-The thread runs other tasks before and after. An exception that is sent to the thread must reach this function only,
-never the next task. Only ``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a
-check that the function still runs. When the function has ended, the thread first notes that, then waits until no
-``stop()`` is in progress, and then lets an exception be raised that was sent and has not been raised yet.
+The thread runs other tasks before and after. An exception that is sent to the thread must be raised in this function,
+never in the next task. Only ``TaskThread.stop()`` sends exceptions. It does so under the lock of the ``TaskThread``,
+after a check that the function still runs. When the function has ended, the thread first notes that. Then it waits
+until no ``stop()`` is in progress. Then it lets an exception be raised that was sent and has not been raised yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django_pglock.postgres.connections import cancel_statement, shut_down_socke
 from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_connections import is_at_rest, is_closed
+from django_pglock.worker.running.task_connections import is_closed, is_idle
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -37,38 +37,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Steps of a loop within which an exception that was sent to a thread is raised. One is enough.
+#: The number of steps of a loop in which a sent exception is raised. One step is enough.
 STEPS = 3
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
-#: Seconds over its time after which a statement that continues loses its connection: perhaps the connection is half
-#: open.
-CANCEL_PATIENCE = 10.0
-#: Seconds over its time after which the log says that a function cannot be stopped.
+#: Seconds after the timeout after which the connection of a statement that still runs is closed. The connection may be
+#: half open.
+CANCEL_GRACE_PERIOD = 10.0
+#: Seconds after the timeout after which it is logged that a function cannot be stopped.
 OVERRUN = 5.0
 
 _here = threading.local()
 
 
 class Watcher(Protocol):
-    """What calls ``TaskThread.stop()`` at the deadline of an attempt: the watchdog."""
+    """The watchdog: calls ``TaskThread.stop()`` at the deadline of an attempt."""
 
-    patience: float
-    #: Called with an attempt that still runs ``patience`` seconds after its timeout, and its stack as text.
+    grace_period: float
+    #: Called with an attempt that still runs ``grace_period`` seconds after its timeout, and its stack as text.
     stuck: Callable[[StoppableAttempt, str], None]
 
     def ensure_started(self) -> None:
-        """Start to watch, unless that has been started."""
+        """Start the watchdog, unless it has been started."""
 
     def expect(self, moment: float) -> None:
-        """Look at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
+        """Check at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
 
     def wake(self) -> None:
-        """Look now."""
+        """Check now."""
 
 
 class TaskThread:
-    """The current thread, as somebody who runs sync functions one after the other. Made by the thread itself."""
+    """The current thread, which runs sync functions one after the other. The thread itself makes this object."""
 
     def __init__(self, watchdog: Watcher) -> None:
         self.watchdog = watchdog
@@ -83,14 +83,14 @@ class TaskThread:
         connection_created.connect(_note_session, dispatch_uid="django_pglock.watchdog")
 
     def call(self, attempt: StoppableAttempt) -> Any:
-        """Call the function of an attempt. Once this has returned, nothing from outside reaches the thread.
+        """Call the function of an attempt. After the return, no exception from outside is raised in the thread.
 
-        Every line at which TaskTimeout may be raised is inside of the outer ``try``. It is raised once, so if the first
-        ``_end`` was disturbed, the second is not.
+        Each line at which TaskTimeout may be raised is inside of the outer ``try``. TaskTimeout is raised only once. So
+        if it interrupts the first ``_end``, it does not interrupt the second one.
         """
         try:
             try:
-                # First note the attempt, then check whether it is cancelled. A cancel does the two in the other order.
+                # First note the attempt, then check whether it is cancelled. A cancel does both in the other order.
                 self.attempt = attempt
                 attempt.begin()
                 if attempt.timeout is not None:
@@ -106,19 +106,18 @@ class TaskThread:
 
     def _watch(self, attempt: StoppableAttempt) -> None:
         self.watchdog.ensure_started()
-        attempt.look_at = attempt.deadline
+        attempt.check_at = attempt.deadline
         self.watchdog.expect(attempt.deadline)
 
     def _end(self, attempt: StoppableAttempt) -> None:
-        # No lock is taken: TaskTimeout could be raised after the lock is taken and before that is known. Each line may
-        # run twice.
+        # No lock is taken, because TaskTimeout could be raised between the moment when the lock is taken and the
+        # ``try`` that frees it. Each line may run twice.
         attempt.is_over = True
         try:
             while self._stopping.locked():
                 time.sleep(0.0002)
-            # An exception that was sent and not raised yet is raised here, in the steps of a loop. It is not taken
-            # back: CPython would continue looking for it at each step of each thread, and 3.11 would do nothing else
-            # when traced.
+            # A sent exception that has not been raised yet is raised here, in the steps of a loop. It is not withdrawn:
+            # CPython would still check for it at each step of each thread, and a traced thread of 3.11 would hang.
             for _ in range(STEPS):
                 pass
         except TaskTimeout:
@@ -126,25 +125,25 @@ class TaskThread:
         self.attempt = None
 
     def cancel(self, attempt: StoppableAttempt) -> None:
-        """Have the function of a cancelled attempt of this thread stopped."""
+        """Stop the function of a cancelled attempt of this thread."""
         self.watchdog.ensure_started()
-        attempt.look_at = 0.0
+        attempt.check_at = 0.0
         self.watchdog.wake()
 
     def stop(self, attempt: StoppableAttempt) -> None:
-        """Stop an attempt, unless it has ended: cancel its SQL; if it runs none and its time is over, raise in it."""
+        """Stop an attempt that still runs: cancel its SQL. If it runs none and its time is over, raise TaskTimeout."""
         with self._stopping:
             if attempt.is_over:
-                attempt.look_at = math.inf
+                attempt.check_at = math.inf
                 return
             is_overdue = attempt.is_overdue
-            attempt.look_at = time.monotonic() + BETWEEN_STOPS if is_overdue else attempt.deadline
+            attempt.check_at = time.monotonic() + BETWEEN_STOPS if is_overdue else attempt.deadline
             was_busy = self._cancel_statements(attempt)
             if is_overdue and not was_busy and not attempt.is_stop_sent:
                 attempt.is_stop_sent = attempt.is_disturbed = True
                 _send(self.ident, TaskTimeout)
         _report(attempt)
-        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.patience:
+        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
             attempt.is_stuck = True
             self.watchdog.stuck(attempt, self._where())
 
@@ -153,7 +152,7 @@ class TaskThread:
             return "".join(traceback.format_stack(innermost.get(self.ident)))
 
     def _cancel_statements(self, attempt: StoppableAttempt) -> bool:
-        """Cancel the statements that the thread's sessions run, and say whether there was one."""
+        """Cancel the statements that the thread's sessions execute. Return whether there was one."""
         was_busy = False
         for session in filter(None, [each() for each in self._sessions]):
             if session.vendor != "postgresql":
@@ -161,12 +160,12 @@ class TaskThread:
             try:
                 is_busy = cancel_statement(session)
             except psycopg.Error as error:
-                # The request may still arrive, and would cancel the next statement of the session.
+                # The cancel request may arrive later, and would then cancel the next statement of the session.
                 is_busy = True
                 self._shut_down_socket(session, attempt, f"could not be cancelled ({str(error).strip()})")
             else:
-                if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
-                    # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
+                if is_busy and time.monotonic() - attempt.deadline > CANCEL_GRACE_PERIOD:
+                    # The server has cancelled the statement, or executes none, but its answer does not reach us.
                     self._shut_down_socket(session, attempt, "does not end although the server was asked to cancel it")
             was_busy |= is_busy
         return was_busy
@@ -183,19 +182,19 @@ class TaskThread:
         shut_down_socket(session)
 
     def clean_up(self, claim: Claim) -> None:
-        """Close connections that a task has left in a state that the next task must not find.
+        """Close connections that a task has left in a state that the next task must not get.
 
-        Called after each task, so it only reads attributes: a few of them take as long as one call. libpq knows of a
-        BEGIN that Django has not sent, without asking the server.
+        Called after each task, so it only reads attributes. A few of them take as long as one call. libpq knows without
+        a query whether a transaction is open, also one that Django has not begun.
         """
         for each in self._sessions:
             session = each()
-            if session is not None and not is_at_rest(session):
+            if session is not None and not is_idle(session):
                 self._close(session, claim)
 
     def _close(self, session: DatabaseWrapper, claim: Claim) -> None:
         if connections[session.alias] is not session:
-            # A connection that is not this thread's own in Django may be in use elsewhere.
+            # If Django has another connection for this thread, this one may be in use elsewhere.
             return
         if session.in_atomic_block or not is_closed(session):
             logger.warning(
@@ -205,17 +204,17 @@ class TaskThread:
                 session.alias,
                 extra=claim.log_fields(),
             )
-        # In an atomic block close() only notes that it was called.
+        # Inside of an atomic block close() only notes that it was called.
         session.in_atomic_block = session.closed_in_transaction = False
         if statement_under_way(session):
-            # Another thread waits for an answer on it, and would crash if libpq's connection were freed.
+            # Another thread waits for an answer on this connection. It would crash if libpq's connection were freed.
             shut_down_socket(session)
             session.connection = None
         else:
             session.close()
 
     def add(self, session: DatabaseWrapper) -> None:
-        """Remember a session that the thread has opened. The list is replaced: the watchdog may be reading it."""
+        """Add a session that the thread has opened. The list is replaced, because the watchdog may be reading it."""
         others = [each for each in self._sessions if each() not in (None, session)]
         self._sessions = [*others, weakref.ref(session)]
 
@@ -228,7 +227,7 @@ def _note_session(connection: Any, **kwargs: Any) -> None:
 
 
 def _send(thread: int, error: type[BaseException]) -> None:
-    """Have a thread raise an exception at its next step in Python."""
+    """Raise an exception in a thread, at its next step in Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 

@@ -18,27 +18,27 @@ LONGEST_SLEEP = 3600.0
 
 
 class Watchdog(Service):
-    """Looks at each function at its deadline, and at once when it is woken.
+    """Checks each function at its deadline, and at once when it is woken.
 
-    Its thread starts when there is something to look at for the first time. A thread of the executor runs one function
-    at a time, so there are never more deadlines to remember than threads.
+    Its thread starts when there is a deadline for the first time. A thread of the executor runs one function at a time,
+    so there are never more deadlines than threads.
 
-    ``stuck`` is called once for each attempt that still runs ``patience`` seconds after its timeout, with the attempt
-    and its stack as text.
+    ``stuck`` is called once for each attempt that still runs ``grace_period`` seconds after its timeout. It gets the
+    attempt, and its stack as text.
     """
 
     name = "watchdog"
 
     def __init__(
-        self, *, patience: float = math.inf, stuck: Callable[[StoppableAttempt, str], None] = lambda *_: None
+        self, *, grace_period: float = math.inf, stuck: Callable[[StoppableAttempt, str], None] = lambda *_: None
     ) -> None:
         super().__init__()
-        self.patience = patience
+        self.grace_period = grace_period
         self.stuck = stuck
         self.task_threads: list[TaskThread] = []
         self._starting = threading.Lock()
-        # Neither event nor condition: their inner locks would stay locked if TaskTimeout were raised inside of them.
-        self._news: SimpleQueue[None] = SimpleQueue()
+        # Not an event or a condition, because their inner locks would stay locked if TaskTimeout were raised in them.
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
         self._sleeps_until = math.inf
 
     def watch_this_thread(self) -> TaskThread:
@@ -55,26 +55,26 @@ class Watchdog(Service):
                     self.start()
 
     def expect(self, moment: float) -> None:
-        """Look at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
+        """Check at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
         if moment < self._sleeps_until:
-            self._news.put(None)
+            self._wakeup.put(None)
 
     def wake(self) -> None:
-        self._news.put(None)
+        self._wakeup.put(None)
 
     def turn(self) -> None:
-        # From here on every expect() puts news, until it is known how long the watchdog sleeps.
+        # From here on, each expect() wakes the watchdog, until it is known how long the watchdog sleeps.
         self._sleeps_until = math.inf
-        while not self._news.empty():
-            self._news.get()
+        while not self._wakeup.empty():
+            self._wakeup.get()
         soonest = math.inf
         for thread in self.task_threads:
-            if (attempt := thread.attempt) is not None and attempt.look_at <= time.monotonic():
+            if (attempt := thread.attempt) is not None and attempt.check_at <= time.monotonic():
                 thread.stop(attempt)
             if attempt is not None:
-                soonest = min(soonest, attempt.look_at)
+                soonest = min(soonest, attempt.check_at)
         self._sleeps_until = soonest
         sleep = max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic()))
         self.note_life(sleep)
         with contextlib.suppress(Empty):
-            self._news.get(timeout=sleep)
+            self._wakeup.get(timeout=sleep)

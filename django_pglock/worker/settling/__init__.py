@@ -1,1 +1,1 @@
-"""Settling: writing outcomes to the database, and reporting them to logs and signal receivers."""
+"""Settling: writes outcomes to the database, and reports them to logs and signal receivers."""

@@ -1,4 +1,4 @@
-"""Counting attempts that are settled, for the history and for metrics. store/history.py says what is counted."""
+"""Counts settled attempts, for the history and for metrics. store/history.py describes the numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -40,54 +40,55 @@ NAMES: dict[type[Any], str] = {
     Interrupted: "lost",
     Abandoned: "lost",
 }
-# Read of thousands of ended claims, so by functions in C.
+# Functions written in C, because they are called for thousands of ended claims.
 CLAIM, OUTCOME = attrgetter("claim"), attrgetter("outcome")
 QUEUE, PATH = attrgetter("queue"), attrgetter("task_path")
-#: About the number of attempts whose times are measured in a batch of attempts that ended alike; they stand for all. To
-#: measure each of a thousand tasks that took some microseconds would cost 5 % of such tasks.
+#: The approximate number of attempts that are measured in a batch of attempts with the same queue, function and
+#: outcome. It is a sample: the other attempts are counted with the same times. To measure each of a thousand tasks that
+#: take some microseconds would take 5 % of their time.
 MEASURED = 8
-#: Minutes whose counts are kept while the database refuses them, beside the present one.
+#: The number of minutes, in addition to the present one, whose counts are kept while the database refuses them.
 MOST_MINUTES = 10
 
 
 class History:
-    """What the settler has counted: since the last write, by minute; and since the start of the process.
+    """The counts of the settler: since the last write, by minute; and since the start of the process.
 
-    The settler counts and writes, in its own thread and session; the metrics read. No error here may keep outcomes from
-    being settled: if a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
+    The settler counts and writes, in its own thread and session. The metrics only read. An error here must not stop the
+    settler. If a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
     """
 
     def __init__(self, using: str) -> None:
         self.using = using
         self._pending: dict[int, dict[tuple[str, str], Counts]] = {}
         self._totals: dict[tuple[str, str], Counts] = {}
-        # What is pending moves to the totals at once for a reader.
+        # Held while pending counts are added to the totals, so that a reader does not miss them or read them twice.
         self._moving = threading.Lock()
         # The database's clock minus time.monotonic().
         self._clock = time.time() - time.monotonic()
-        # Workers that have started together do not write together.
+        # Random, so that workers that have started together do not write together.
         self._write_at = time.monotonic() + random.uniform(MINUTE / 2, MINUTE)  # noqa: S311
         self._is_failing = False
 
     def set_clock(self) -> None:
-        """Read the database's clock, which the minutes are of. Call it with each new session."""
+        """Read the database's clock, by which minutes are counted. Call it in each new session."""
         self._clock = clock(self.using) - time.monotonic()
 
     def count(self, ended_claims: list[EndedClaim]) -> None:
-        """Count claims that were settled just now."""
+        """Count claims that have just been settled."""
         minute = int((time.monotonic() + self._clock) // MINUTE * MINUTE)
         for (queue, path, kind), alike in _alike(ended_claims).items():
-            # A claim that was given back before it began is no attempt.
-            if kind is not Released:
+            # A claim that was given back is not an attempt.
+            if kind is not GivenBack:
                 present = self._pending.setdefault(minute, {})
                 _count(present.setdefault((queue, path), Counts()), NAMES[kind], alike)
 
     def due_in(self) -> float | None:
-        """Return in how many seconds there is something to write; None: there is nothing."""
+        """Return the seconds until the next write; None: there are no counts."""
         return max(0.0, self._write_at - time.monotonic()) if self._pending else None
 
     def write(self) -> None:
-        """Write what was counted since the last write."""
+        """Write the counts since the last write."""
         self._write_at = time.monotonic() + MINUTE
         if not self._pending:
             return
@@ -106,7 +107,7 @@ class History:
             self._forget(list(self._pending))
 
     def totals(self) -> dict[tuple[str, str], Counts]:
-        """Return what was counted since the start of the process, by queue and function. For other threads."""
+        """Return the counts since the start of the process, by queue and function. For other threads."""
         with self._moving:
             parts = [self._totals, *self._pending.values()]
             totals: dict[tuple[str, str], Counts] = {}
@@ -121,9 +122,9 @@ class History:
 
 
 def waited(claim: Claim) -> float | None:
-    """Return for how many seconds the task was ready until this claim; None: nobody knows when it became ready.
+    """Return for how many seconds the task was ready until this claim; None: not known.
 
-    A retry by a person sets ``run_after``. Nothing says when the upkeep has made a task ready again.
+    A retry by a person sets ``run_after``. If the upkeep has made a task ready again, the date is not stored.
     """
     started_at = claim.started_at
     if claim.attempt > 1 and started_at is not None and claim.due_at < float(started_at):
@@ -132,7 +133,7 @@ def waited(claim: Claim) -> float | None:
 
 
 def _alike(ended_claims: list[EndedClaim]) -> dict[tuple[str, str, type[Any]], list[EndedClaim]]:
-    """Return the ended claims by queue, function and outcome. Most batches are alike."""
+    """Return the ended claims by queue, function and outcome. In most batches these are the same for all."""
     claims = list(map(CLAIM, ended_claims))
     parts = {*map(QUEUE, claims)}, {*map(PATH, claims)}, {*map(type, map(OUTCOME, ended_claims))}
     if {*map(len, parts)} == {1}:
@@ -148,13 +149,13 @@ def _count(counts: Counts, name: str, ended_claims: list[EndedClaim]) -> None:
     setattr(counts, name, getattr(counts, name) + number)
     step = max(1, number // MEASURED)
     measured = ended_claims[::step]
-    # The first stands for as many as are left.
+    # The first one also counts for the remainder.
     _measure(counts, measured[:1], number - step * (len(measured) - 1))
     _measure(counts, measured[1:], step)
 
 
 def _measure(counts: Counts, ended_claims: list[EndedClaim], weight: int) -> None:
-    """Add the times of these attempts, each as many times as ``weight`` says."""
+    """Add the times of these attempts, each ``weight`` times."""
     for ended in ended_claims:
         if ended.seconds is not None:
             counts.run[bucket_of(ended.seconds)] += weight

@@ -1,4 +1,4 @@
-"""Writing the progress that running tasks report."""
+"""Writes the progress that running tasks report."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Writes the newest progress of each task in flight, from time to time, and the settler once more before its end.
+    """Writes the newest progress of each task in flight.
 
-    Each uses its own session, never that of the task: others would not see the progress of an atomic task before its
-    end.
+    The service for running tasks writes it from time to time, and the settler once more before the end of the task.
+    They use their own sessions. In the session of an atomic task, the progress would be visible only after the commit.
     """
 
     def __init__(self, in_flight: InFlight, using: str) -> None:
         self.in_flight = in_flight
         self.using = using
-        # The newest value must be written last, whichever of the two writes it.
+        # A lock, so that the newest value is written last, whichever of the two writes it.
         self._writing = threading.Lock()
 
     @property
@@ -32,16 +32,16 @@ class Progress:
         return any(claim.progress is not claim.noted_progress for claim in list(self.in_flight.claims.values()))
 
     def note(self) -> None:
-        """Write what is new of all tasks in flight."""
+        """Write the new progress of all tasks in flight."""
         self._write(list(self.in_flight.claims.values()))
 
     def note_last(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Write what is new of claims that are about to be settled. Returns those whose rows are lost or locked."""
+        """Write the new progress of claims before they are settled. Return the claims with a lost or locked row."""
         return self._write(claims)
 
     def _write(self, claims: Iterable[Claim]) -> list[Claim]:
-        told = [claim for claim in claims if claim.progress is not claim.noted_progress]
-        if told:
+        changed = [claim for claim in claims if claim.progress is not claim.noted_progress]
+        if changed:
             with self._writing:
-                note_progress(self.using, told)
-        return [claim for claim in told if claim.progress is not claim.noted_progress]
+                note_progress(self.using, changed)
+        return [claim for claim in changed if claim.progress is not claim.noted_progress]

@@ -1,6 +1,6 @@
-"""Reporting the end of a claim: the worker's log and the signal of django.tasks. Nothing here may harm a task.
+"""Reports the end of a claim: in the worker's log, and by the signal of django.tasks. An error here affects no task.
 
-docs/logging.md lists the lines of the log.
+docs/logging.md lists the log messages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from django_pglock.store.outcome import (
     Cancelled,
     Failed,
     Failure,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -30,9 +30,9 @@ from django_pglock.worker.signals import send
 
 
 def report(ended: EndedClaim) -> None:
-    """Report a claim whose outcome was accepted: one line of the log and, if the task finished, ``task_finished``."""
+    """Report a claim whose outcome was accepted: log one line, and send ``task_finished`` if the task has finished."""
     if ended.result is None and isinstance(ended.outcome, Succeeded):
-        # Most ends are successes without observers.
+        # This is so for most claims: a success without observers.
         return
     claim, after = ended.claim, _after(ended)
     match ended.outcome:
@@ -57,12 +57,12 @@ def report(ended: EndedClaim) -> None:
             log_claim(
                 logging.INFO, claim, "was still running when its process ended and will run again in %.1f s", delay
             )
-        case Released():
+        case GivenBack():
             log_claim(logging.DEBUG, claim, "was given back before it started")
 
 
 def report_lost(ended: EndedClaim) -> None:
-    """Report a claim that another worker had taken over, so that its outcome was dropped."""
+    """Report a claim whose outcome was dropped, because another worker had taken the claim over."""
     log_claim(
         logging.WARNING, ended.claim, "was lost: another worker has claimed the task, so this outcome was dropped"
     )
@@ -87,12 +87,12 @@ def _finish(ended: EndedClaim, status: TaskResultStatus, *, value: Any = None, f
 
 
 def _send_failure(claim: Claim, result: TaskResult[..., Any], failure: Failure) -> None:
-    """Send ``task_finished`` while ``sys.exc_info()`` is the exception, as Django does and its log of tasks expects."""
+    """Send ``task_finished`` while ``sys.exc_info()`` is the exception, as Django does. Its log of tasks needs this."""
     error = failure.exception or TaskCancelled()
     trace = error.__traceback__
     try:
         raise error  # noqa: TRY301 - raised in order to be caught here
     except BaseException:  # noqa: BLE001 - whatever the function raised
-        # Without this frame, which would tell nobody anything.
+        # Without the frame of this function, which is of no use to a reader.
         error.__traceback__ = trace
         send(task_finished, claim, result)

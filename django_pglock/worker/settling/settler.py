@@ -1,10 +1,10 @@
-"""The settler: writes outcomes to the database in batches, then has them reported.
+"""The settler: writes outcomes to the database in batches, and then reports them.
 
-The ended claims that gather while one write is in progress are the next batch: no delay when idle, large batches under
-load.
+The claims that end while one write is in progress are the next batch. So there is no delay for an idle worker, and
+batches are large under load.
 
-Another transaction may have locked a task's row, for example to cancel the task. That must not delay the other outcomes
-of the batch: the outcome of a locked row is set aside, and tried again from time to time until the row is free.
+Another transaction may have locked a task's row, for example to cancel the task. This must not delay the other outcomes
+of the batch. So the outcome of a locked row is set aside, and tried again from time to time until the row is free.
 """
 
 from __future__ import annotations
@@ -43,25 +43,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-# Read of thousands of ended claims, so by functions in C. One name each: a name with a dot takes twice as long.
+# Functions written in C, because they are called for thousands of ended claims. A name with a dot takes twice as long.
 CLAIM, OUTCOME, TEXT = attrgetter("claim"), attrgetter("outcome"), attrgetter("result")
 TASK_ID, LOCK_KEY, PROGRESS = attrgetter("id"), attrgetter("lock_key"), attrgetter("progress")
 IS_SETTLED, RESULT = attrgetter("is_settled"), attrgetter("result")
-#: The most outcomes in one statement, and the most characters of their results: PostgreSQL would take a gigabyte.
+#: The largest number of outcomes in one statement, and of characters of their results. The limit of PostgreSQL for one
+#: value is a gigabyte.
 LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
-#: Seconds for which ended claims gather that are written already, so that not each needs a statement of its own.
+#: If all ended claims have already been settled by their own transactions, the settler waits for this number of seconds
+#: for more of them, so that they share a statement.
 LINGER = 0.005
 #: Seconds between two checks of rows that other transactions have locked.
 BETWEEN_LOCK_CHECKS = 0.1
-#: Classes of SQLSTATE that no single row causes: a table or column is missing, or has changed since the statement was
-#: prepared, or nothing can be written. They occur while a migration runs, or after a failover.
+#: Classes of SQLSTATE that a single row does not cause: a table or column is missing, or has changed since the
+#: statement was prepared, or the server is read-only. They occur while a migration runs, or after a failover.
 SCHEMA = ("0A", "25", "26", "42")
 #: The class of values that are too large or too deep for PostgreSQL. psycopg raises an OperationalError for it.
 TOO_LARGE = "54"
 
 
 def is_plain(batch: list[EndedClaim]) -> bool:
-    """Say whether all of these are successes to write that nobody observes, as most batches are."""
+    """Return whether all of these are unsettled successes without observers, as in most batches."""
     return (
         are_successes(batch)
         and not any(map(RESULT, batch))
@@ -71,21 +73,21 @@ def is_plain(batch: list[EndedClaim]) -> bool:
 
 
 def are_successes(batch: list[EndedClaim]) -> bool:
-    """Say whether all of these have succeeded."""
+    """Return whether all of these have succeeded."""
     return {*map(type, map(OUTCOME, batch))} == {Succeeded}
 
 
 def is_of_a_row(error: DatabaseError) -> bool:
-    """Say whether a single row may have caused this error, so that the others can be written. Not in an outage."""
+    """Return whether a single row may be the cause of this error, so that the others can be written."""
     state = str(getattr(error.__cause__, "sqlstate", None))[:2]
     return state == TOO_LARGE or (state not in SCHEMA and not isinstance(error, OperationalError))
 
 
 class Settler(ConnectedService):
-    """Takes ended claims from the outbox, settles them in batches, and reports what was accepted.
+    """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
-    It keeps an outcome until the database has answered: a lost connection costs time, never an outcome. ``scheduled``
-    is called when a task will run again later.
+    It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
+    ``scheduled`` is called when a task will run again later.
     """
 
     name = "settler"
@@ -107,10 +109,10 @@ class Settler(ConnectedService):
         self.scheduled = scheduled
         self._batch: list[EndedClaim] = []
         self._written: list[EndedClaim] = []
-        # Ended claims whose rows another transaction has locked, and when to try them again.
+        # Ended claims whose rows another transaction has locked, and when to try again.
         self._locked: dict[Claim, EndedClaim] = {}
         self._check_locked_at = 0.0
-        #: How many claims have ended, by the class of the outcome; None: how many were lost.
+        #: The number of ended claims by class of outcome; None: of lost claims.
         self.counts: Counter[type[Any] | None] = Counter()
         self.history = History(using)
 
@@ -121,7 +123,7 @@ class Settler(ConnectedService):
         self.in_flight.outbox.put(None)
 
     def drain(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until every claim in flight is settled, and say whether that came."""
+        """Wait up to ``timeout`` seconds until each claim in flight is settled. Return whether this is the case."""
         deadline = time.monotonic() + timeout
         while self.in_flight.claims and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -131,12 +133,13 @@ class Settler(ConnectedService):
         if not self._batch and not self._written:
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
-            # Only now: no outcome is lost if this fails.
+            # After the batch is stored, so that no outcome is lost if this fails.
             self.retake_session()
         if self._batch:
             self._written, self._batch = self._write(self._batch), []
         if self._written:
-            # They stay in flight until the tasks that waited for them are ready: a draining worker waits for that.
+            # They stay in flight until the tasks that waited for them are ready, because a draining worker must run
+            # those.
             self._release_and_admit(self._written)
             self.in_flight.remove(self._written)
             self._written = []
@@ -154,7 +157,7 @@ class Settler(ConnectedService):
 
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._freed()]
-        # Under load there is always something to take: the session is kept, because to take one again has a cost.
+        # Under load the outbox is not empty. Then the session is kept, because to take one again has a cost.
         self._take_more(batch)
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
@@ -165,10 +168,10 @@ class Settler(ConnectedService):
             self.note_life()
             self._take_more(batch)
         if all(ended is not None and ended.is_settled and ended.claim.lock_key is None for ended in batch):
-            # Nothing of this has to be written, and no other task waits for it.
+            # None of these has to be written, and no task waits for their lock keys.
             self.stopping.wait(LINGER)
             self._take_more(batch)
-        # A claim that is abandoned may have ended already, with its outcome set aside.
+        # An abandoned claim may already have ended, with its outcome set aside.
         return self._without_locked([ended for ended in batch if ended is not None])
 
     def _freed(self) -> list[EndedClaim]:
@@ -183,7 +186,7 @@ class Settler(ConnectedService):
             raise
 
     def _set_locked_aside(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
-        """Set aside the ended claims whose rows another transaction has locked, and return the others."""
+        """Set aside the ended claims whose rows another transaction has locked. Return the others."""
         self._check_locked_at = time.monotonic() + BETWEEN_LOCK_CHECKS
         locked = held(self.using, [ended.claim for ended in ended_claims])
         for ended in ended_claims:
@@ -199,9 +202,9 @@ class Settler(ConnectedService):
             pass
 
     def _write(self, batch: list[EndedClaim]) -> list[EndedClaim]:
-        """Write these outcomes, and return the ended claims without those that were set aside."""
+        """Write these outcomes. Return the ended claims without those that were set aside."""
         for ended in batch if self._locked else ():
-            # Set aside by an earlier try of this batch, which then failed.
+            # An earlier try of this batch may have set it aside, and then failed.
             self._locked.pop(ended.claim, None)
         if is_plain(batch):
             return self._write_plain(batch)
@@ -215,7 +218,7 @@ class Settler(ConnectedService):
         return self._report(batch, open_, self._settle(open_) if open_ else {})
 
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
-        """Write successes that nobody observes."""
+        """Write successes without observers."""
         if sum(map(len, map(TEXT, map(OUTCOME, batch)))) > LARGEST_TEXT:
             return self._report(batch, batch, self._settle_successes(batch))
         try:
@@ -223,18 +226,18 @@ class Settler(ConnectedService):
         except DatabaseError as error:
             return self._report(batch, batch, self._settle_after(error, batch))
         if accepted is not None:
-            # Some were lost.
+            # Some claims were lost.
             return self._report(batch, batch, dict.fromkeys(accepted))
         self.counts[Succeeded] += len(batch)
         self.history.count(batch)
         return batch
 
     def _settle_plain(self, batch: list[EndedClaim]) -> list[int] | None:
-        """Settle these at once. Returns None if all were accepted, else the ids that were."""
+        """Settle these claims together. Returns None if all were accepted, otherwise the accepted ids."""
         return settle_unobserved(self.using, list(map(CLAIM, batch)), list(map(TEXT, map(OUTCOME, batch))))
 
     def _report(self, batch: list[EndedClaim], open_: list[EndedClaim], accepted: dict[int, Any]) -> list[EndedClaim]:
-        """Report a batch, and return it without what was set aside. ``open_``: the part that was to be settled."""
+        """Report a batch. Return it without claims that were set aside. ``open_``: the part that had to be settled."""
         batch, open_ = self._without_locked(batch), self._without_locked(open_)
         self._read_finish_dates([ended for ended in batch if ended.is_settled and ended.result is not None])
         # Receivers may use other databases in this thread.
@@ -267,37 +270,37 @@ class Settler(ConnectedService):
         self.history.count(batch)
 
     def _read_finish_dates(self, ended_claims: list[EndedClaim]) -> None:
-        """Read when tasks finished that their own transactions have settled, for the observers."""
+        """Read, for observers, the finish dates of tasks that their own transactions have settled."""
         if ended_claims:
             dates = finish_dates(self.using, [ended.claim.id for ended in ended_claims])
             for ended in ended_claims:
                 ended.finished_at = dates.get(ended.claim.id)
 
     def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
-        """Make ready the tasks that waited for the lock keys or for the end of these.
+        """Release the tasks that waited for the end of these tasks, and admit tasks to their lock keys.
 
-        Call it after the commit; store/admit.py says why.
+        Call it after the commit. store/admit.py says why.
         """
         keys = {*map(LOCK_KEY, map(CLAIM, ended_claims))}
         finals = ended_claims
         if not are_successes(ended_claims):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
-        # First those that waited for an end: they may have been enqueued before others of their key.
+        # The release is first: a released task may have been enqueued before other tasks of its key.
         released = release(self.using, map(TASK_ID, map(CLAIM, finals)))
         admitted = admit(self.using, keys) if keys != {None} else 0
         if admitted or released:
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
-        """Tell other workers and services of tasks that will run again, now or later."""
+        """Notify other workers and services of tasks that will run again, now or later."""
         again = [ended for ended in ended_claims if not isinstance(ended.outcome, FINAL)]
         if again:
             wake(self.using, (ended.claim.queue for ended in again))
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
             self.scheduled()
 
     def _settle(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        """Settle these and return when each accepted task finished, by id. Each statement writes all or nothing."""
+        """Settle these claims. Return when each accepted task finished, by id. Each statement writes all or nothing."""
         others = [ended for ended in ended_claims if not isinstance(ended.outcome, Succeeded)]
         successes = [ended for ended in ended_claims if isinstance(ended.outcome, Succeeded)]
         return {**self._settle_successes(successes), **(self._settle_alike(others) if others else {})}
@@ -317,28 +320,29 @@ class Settler(ConnectedService):
             return self._settle_after(error, ended_claims)
 
     def _settle_after(self, error: DatabaseError, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        """Settle these after the database has refused to write them together."""
+        """Settle these claims after the database has refused to write them together."""
         if isinstance(error.__cause__, LockNotAvailable):
             return self._settle_unlocked(ended_claims)
-        # A row that the database refuses must not delay the others: halve the batch until that row is alone.
+        # A row that the database refuses must not delay the others. So the batch is halved until that row is alone.
         if not is_of_a_row(error):
             raise error
         if len(ended_claims) > 1:
             middle = len(ended_claims) // 2
             return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
         if isinstance(ended_claims[0].outcome, Failed):
-            # Dropped. The heartbeat compares the table with what is in flight, and the task will run again.
+            # The outcome is dropped. The claim comparison will find that the task is not in flight, and give it back.
             logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
             return {}
         ended_claims[0].outcome = Failed(Failure.of(error))
         return self._settle_alike(ended_claims)
 
     def _settle_unlocked(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        """Settle the rows that are not locked, and set the others aside."""
+        """Settle the claims whose rows are not locked, and set the others aside."""
         free = self._set_locked_aside(ended_claims)
         if len(free) < len(ended_claims):
             return self._settle_alike(free) if free else {}
-        # All are free by now. Tried again later, because the lock might come and go forever.
+        # All rows are free by now. They are tried again later, because rows that are locked again and again would make
+        # an endless loop here.
         for ended in ended_claims:
             self._locked.setdefault(ended.claim, ended)
         return {}

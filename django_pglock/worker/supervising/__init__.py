@@ -1,1 +1,1 @@
-"""Supervising: several worker processes under one supervisor, and when a process is replaced."""
+"""Supervising: one supervisor runs several worker processes, and replaces them."""

@@ -1,7 +1,7 @@
 """The channel between the supervisor and one of its processes: a pair of sockets, one of which is the process's stdin.
 
-It tells each side of the other's death, on every system and whatever the cause, because the kernel closes the files of
-a dead process. Messages are single bytes; unlike signals, no other program can send them.
+Each side notices the death of the other, on each system and for each cause, because the kernel closes the files of a
+dead process. Messages are single bytes. Unlike signals, other programs cannot send them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from django_pglock.worker.service import Service, logger
 
 #: The environment variable with the number of a process. It is set only in processes of a supervisor.
 NUMBER = "DJANGO_PGLOCK_PROCESS"
-#: The environment variable with the descriptor of the socket to the heartbeat that the processes share, if they do. The
-#: name stays, because a supervisor of another version of the package may have started this process.
+#: The environment variable with the descriptor of the socket to a shared heartbeat, if there is one. The name must not
+#: change, because a supervisor with another version of the package may have started this process.
 HEARTBEAT_FD = "DJANGO_PGLOCK_HEARTBEAT_LINE"
-#: Messages of a process: it lives; another process may begin in its place; it ends, within its grace.
+#: Messages of a process: it is alive; it asks for its replacement; it ends, within its grace period.
 ALIVE, REPLACE, ENDING = b".", b"r", b"e"
-#: The message of the supervisor: give back everything and end.
+#: The message of the supervisor: give back all tasks, and end.
 STOP_NOW = b"h"
 #: The exit code of a process with ``--drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
 LEFT_BEHIND = 75
@@ -42,8 +42,7 @@ class SupervisorSockets(NamedTuple):
 class SupervisorChannel(Service):
     """The process's end of the channel.
 
-    ``on_supervisor_gone`` is called when the supervisor has died, ``on_stop_now`` when it wants the process to end at
-    once.
+    ``on_supervisor_gone`` is called when the supervisor has died, ``on_stop_now`` when the process must end at once.
     """
 
     name = "supervisor channel"
@@ -64,16 +63,16 @@ class SupervisorChannel(Service):
 
     def turn(self) -> None:
         try:
-            heard = self._channel.recv(1)
+            message = self._channel.recv(1)
         except TimeoutError:
             self.tell(ALIVE)
         except ConnectionError:
             self._end()
         else:
-            self.on_stop_now() if heard == STOP_NOW else self._end()
+            self.on_stop_now() if message == STOP_NOW else self._end()
 
     def tell(self, message: bytes) -> None:
-        """Send a message to the supervisor, from any thread. If the supervisor is gone, ``turn()`` finds that out."""
+        """Send a message to the supervisor. Thread-safe. If the supervisor has died, ``turn()`` notices it."""
         with contextlib.suppress(OSError):
             self._channel.send(message)
 
@@ -84,11 +83,11 @@ class SupervisorChannel(Service):
 
 
 def to_supervisor() -> SupervisorSockets | None:
-    """Return the sockets to the supervisor that has started this process, None if none has or if called again."""
+    """Return the sockets to the supervisor of this process. None: there is none, or this is a second call."""
     number = os.environ.pop(NUMBER, None)
     if number is None:
         return None
-    # Processes that tasks start must find an empty stdin, as under a service manager, and not the channel.
+    # Processes that tasks start must get an empty stdin, as under a service manager, and not the channel.
     channel = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -100,7 +99,7 @@ def _heartbeat_socket() -> socket.socket | None:
     descriptor = os.environ.pop(HEARTBEAT_FD, None)
     if descriptor is None:
         return None
-    # The copy is not inherited by processes that tasks start.
+    # A copy, because processes that tasks start do not inherit it.
     end = socket.socket(fileno=os.dup(int(descriptor)))
     os.close(int(descriptor))
     return end

@@ -1,4 +1,4 @@
-"""One worker process, as its supervisor sees it."""
+"""One worker process, for its supervisor."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
 
 class ChildProcess:
-    """One process, and the supervisor's end of the channel to it. Raises ``OSError`` if it cannot be started.
+    """One process, and the supervisor's end of its channel. Raises ``OSError`` if the process cannot be started.
 
-    ``shared`` is the heartbeat that beats for it; None: it beats by itself.
+    ``shared`` is the heartbeat that beats for the process; None: the process beats by itself.
     """
 
     def __init__(self, number: int, command: Sequence[str], shared: SharedHeartbeat | None = None) -> None:
@@ -32,7 +32,7 @@ class ChildProcess:
                 self.process = subprocess.Popen(  # noqa: S603
                     command,
                     stdin=theirs.fileno(),
-                    # A process without HEARTBEAT_FD would leave the socket open to the programs that its tasks start.
+                    # Without HEARTBEAT_FD, the process would pass the socket on to the programs that its tasks start.
                     pass_fds=[] if shared is None else [their_heartbeat_socket.fileno()],
                     start_new_session=True,
                     env=environment,
@@ -47,13 +47,14 @@ class ChildProcess:
             shared.add(heartbeat_socket)
         self.channel.setblocking(False)
         self.started_at = time.monotonic()
-        #: When it was last heard. None: not yet, because a start may take any time; or its channel is closed.
-        self.heard_at: float | None = None
-        #: When it was last seen to run although it sends nothing.
+        #: When its last message came. None: no message yet, because a start may take any time; or its channel is
+        #: closed.
+        self.last_message_at: float | None = None
+        #: When the supervisor last found that the process runs although it sends no messages.
         self.seen_at = 0.0
-        #: Another process has its place.
+        #: Another process has replaced it.
         self.is_replaced = False
-        #: When it is killed if it has not ended.
+        #: When it will be killed if it has not ended.
         self.kill_at: float | None = None
         self.is_killed = False
 
@@ -61,28 +62,28 @@ class ChildProcess:
         return f"worker-{self.number}[{self.process.pid}]"
 
     def receive(self) -> bytes | None:
-        """Return the messages that have come. Empty: its channel is closed. None: there is no message."""
+        """Return the messages that have arrived. Empty: the channel is closed. None: there is no message."""
         try:
             messages = self.channel.recv(1024)
         except BlockingIOError:
             return None
         except OSError:
             messages = b""
-        self.heard_at = time.monotonic() if messages else None
+        self.last_message_at = time.monotonic() if messages else None
         return messages
 
     def end(self, *, within: float) -> None:
-        """Ask it to drain and end within so many seconds."""
+        """Request that the process drains and ends ``within`` this number of seconds."""
         self.process.send_signal(signal.SIGTERM)
         self.kill_at = time.monotonic() + within
 
     def stop_now(self, *, within: float) -> None:
-        """Ask it to give back everything and end within so many seconds."""
+        """Request that the process gives back all tasks and ends ``within`` this number of seconds."""
         with suppress(OSError):
             self.channel.send(STOP_NOW)
         self.kill_at = time.monotonic() + within
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill the process."""
         self.is_killed = True
         self.process.kill()

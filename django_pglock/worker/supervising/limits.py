@@ -1,4 +1,4 @@
-"""The limits of a worker process: after so many tasks, with so much memory or after so long a time it is replaced."""
+"""The limits of a worker process: it is replaced after a number of tasks, at a size of memory, or after a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django_pglock.worker.in_flight import InFlight
 
-#: How much earlier its time may be over, as a share of ``max_time``, so that processes do not all end together.
+#: ``max_time`` is shortened by up to this share at random, so that not all processes end together.
 JITTER = 0.1
 MEBIBYTE = 2**20
 
@@ -25,10 +25,10 @@ class Limits:
         self._ends_at = None if time_left is None else time.monotonic() + time_left
 
     def reached(self) -> str:
-        """Say in words which limit is reached; empty: none."""
+        """Return in words which limit is reached; empty: none."""
         if self.in_flight.claims_left == 0 and not self.in_flight.claims:
             return "it has run its maximum number of tasks"
-        # Only after one task: with a limit below what the project itself takes it would never work at all.
+        # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
         if (
             self.max_memory is not None
             and self.in_flight.has_ended_any
@@ -41,7 +41,7 @@ class Limits:
 
 
 def resident_memory() -> int:
-    """Return how many bytes of memory the process takes now or, where the system does not say that, at its peak."""
+    """Return how many bytes of memory the process uses now or, on systems that do not report this, at its peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

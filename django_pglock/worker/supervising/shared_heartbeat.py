@@ -1,8 +1,8 @@
 """The heartbeat that a supervisor shares among its processes: one session beats, listens and holds locks for all.
 
-Each process asks for each of its heartbeats, so a process that is stopped or that a task keeps from running gets none.
-The supervisor writes the heartbeats of all processes together, in one statement. When a process dies, the supervisor
-releases its lock. When the supervisor dies or is stopped, or its session is lost, the processes beat by themselves
+Each process requests each of its heartbeats. So a process that is stopped, or whose threads a task keeps from running,
+gets none. The supervisor writes the heartbeats of all processes together, in one statement. When a process dies, the
+supervisor releases its lock. If the supervisor dies or is stopped, or its session is lost, each process beats by itself
 (``liveness/supervisor_heartbeat.py``).
 """
 
@@ -22,12 +22,13 @@ from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
 from django_pglock.worker.liveness.worker_lock import WorkerLock
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 
-#: Seconds from the first request to the statement, in which others may come, as a share of the heartbeat interval.
+#: Seconds from the first request to the statement, as a share of the heartbeat interval. Further requests may arrive
+#: meanwhile.
 GATHER = 0.02
 
 
 class SharedHeartbeat(ConnectedService):
-    """Beats for the processes of one database. ``is_pooled``: it is reached through a pooler in transaction mode."""
+    """Beats for the processes of one database. ``is_pooled``: the database is behind a pooler in transaction mode."""
 
     name = "shared heartbeat"
 
@@ -36,11 +37,11 @@ class SharedHeartbeat(ConnectedService):
         self.is_pooled = is_pooled
         self._added: SimpleQueue[socket.socket] = SimpleQueue()
         self._clients: list[HeartbeatClient] = []
-        # Clients that have ended, whose locks the session still holds.
+        # Clients that have ended and whose locks the session still holds.
         self._ended: list[HeartbeatClient] = []
         self._session = NotificationSession(self._pass_on)
         self._self_pipe = SelfPipe()
-        # All processes are asked to beat at the same time: whole intervals after this moment.
+        # All processes beat at the same time: at multiples of the interval after this moment.
         self._began_at = time.monotonic()
 
     def start(self) -> None:
@@ -58,7 +59,7 @@ class SharedHeartbeat(ConnectedService):
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def add(self, end: socket.socket) -> None:
-        """Add a process whose heartbeats this service writes; it has the other end of the socket. Thread-safe."""
+        """Add a process for which this service beats. The process has the other end of the socket. Thread-safe."""
         self._added.put(end)
         self.wake()
 
@@ -82,13 +83,13 @@ class SharedHeartbeat(ConnectedService):
         for client in self._clients:
             client.tell_missed()
             client.drop_old_request()
-        asking = [client for client in self._clients if client.asks]
+        requesting = [client for client in self._clients if client.has_request]
         interval = get_settings().HEARTBEAT_INTERVAL
-        due_in = min((client.asked_at + GATHER * interval for client in asking), default=0.0) - time.monotonic()
-        if asking and (due_in <= 0 or len(asking) == len(self._clients)):
-            self._beat(asking)
+        due_in = min((client.requested_at + GATHER * interval for client in requesting), default=0.0) - time.monotonic()
+        if requesting and (due_in <= 0 or len(requesting) == len(self._clients)):
+            self._beat(requesting)
         else:
-            self._wait(due_in if asking else interval)
+            self._wait(due_in if requesting else interval)
 
     def _wait(self, seconds: float) -> None:
         self.note_life(seconds)
@@ -96,7 +97,7 @@ class SharedHeartbeat(ConnectedService):
         self._self_pipe.wait(seconds, *session, *self._clients)
 
     def _receive(self) -> None:
-        """Take what the processes have sent."""
+        """Receive the requests of the processes."""
         while not self._added.empty():
             client = HeartbeatClient(self.using, self._added.get(), is_pooled=self.is_pooled)
             self._clients.append(client)
@@ -112,14 +113,14 @@ class SharedHeartbeat(ConnectedService):
             self._ended[-1].lock.release()
             self._ended.pop()
 
-    def _beat(self, asking: list[HeartbeatClient]) -> None:
-        """Beat for all processes that ask, and answer them."""
-        for client in asking:
+    def _beat(self, requesting: list[HeartbeatClient]) -> None:
+        """Beat for the processes that have requested it, and answer them."""
+        for client in requesting:
             client.lock.hold()
-        answers = beat_all(self.using, [client.beat() for client in asking])
+        answers = beat_all(self.using, [client.beat() for client in requesting])
         interval = get_settings().HEARTBEAT_INTERVAL
         next_in = interval - (time.monotonic() - self._began_at) % interval
-        for client in asking:
+        for client in requesting:
             client.answer(answers.get(client.worker), is_listening=client.lock.is_held, next_in=next_in)
 
     def _pass_on(self, channel: str, payload: str) -> None:
@@ -127,7 +128,7 @@ class SharedHeartbeat(ConnectedService):
             client.tell({"heard": [channel, payload]})
 
     def close(self) -> None:
-        # Those who ask must not wait for us.
+        # Processes with a request must not wait for an answer.
         self._receive()
         for client in self._clients:
             client.refuse()
@@ -140,7 +141,7 @@ class SharedHeartbeat(ConnectedService):
 
 
 class HeartbeatClient:
-    """One process that asks for heartbeats, and the lock that the session has for it.
+    """One process that requests heartbeats, and the lock that the session holds for it.
 
     ``end`` is the supervisor's end of the heartbeat socket.
     """
@@ -149,27 +150,27 @@ class HeartbeatClient:
         self._lines = JsonLines(end)
         self.lock = WorkerLock(using, is_pooled=is_pooled)
         self.lock.note_session()
-        #: When it has asked, by time.monotonic().
-        self.asked_at = 0.0
+        #: When the process made its last request, by time.monotonic().
+        self.requested_at = 0.0
         self._request: Beat | None = None
-        # Whether the present session has not beaten for it yet.
+        # Whether the present session has not beaten for the process yet.
         self._is_new = True
-        # Whether messages were left out, because the process did not read.
+        # Whether messages were dropped because the process did not read.
         self._has_missed = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or the exchange with it."""
+        """Whether the process has ended, or the connection to it is closed."""
         return self._lines.is_over
 
     @property
-    def asks(self) -> bool:
-        """Whether it waits for a heartbeat."""
+    def has_request(self) -> bool:
+        """Whether the process waits for a heartbeat."""
         return self._request is not None
 
     @property
     def worker(self) -> UUID:
-        """The id of the worker that asks."""
+        """The id of the worker that has made the request."""
         assert self._request is not None  # noqa: S101 - for the type checker
         return self._request.id
 
@@ -183,10 +184,10 @@ class HeartbeatClient:
         self._is_new = True
 
     def receive(self) -> None:
-        """Take the newest request. A process of another version of the package may send one that is not understood."""
+        """Receive the newest request. A process with another version of the package may send an invalid one."""
         try:
             for message in self._lines.receive():
-                self.asked_at = float(message.pop("asked_at"))
+                self.requested_at = float(message.pop("asked_at"))
                 self._request = Beat(**{**message, "id": UUID(message["id"])})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("The supervisor does not understand a process, which now beats by itself: %r", error)
@@ -194,39 +195,39 @@ class HeartbeatClient:
             self._lines.close()
 
     def drop_old_request(self) -> None:
-        """Drop a request from before this process was stopped: the one that has sent it may not live any more."""
-        if self.asks and time.monotonic() - self.asked_at > get_settings().HEARTBEAT_INTERVAL:
+        """Drop a request from before this process was stopped, because its sender may have died since."""
+        if self.has_request and time.monotonic() - self.requested_at > get_settings().HEARTBEAT_INTERVAL:
             self._request = None
             self.tell({"can_beat": True})
 
     def beat(self) -> Beat:
-        """Return the heartbeat that it asks for."""
+        """Return the requested heartbeat."""
         assert self._request is not None  # noqa: S101 - for the type checker
         is_interrupted = self._is_new or self._request.is_interrupted
         return self._request._replace(lock_key=self.lock.held_number, is_interrupted=is_interrupted)
 
     def answer(self, reply: Any, *, is_listening: bool, next_in: float) -> None:
-        """Answer its request."""
+        """Answer the request."""
         self._is_new = False
         self._request = None
-        self.tell({"beaten": reply, "asked_at": self.asked_at, "is_listening": is_listening, "next_in": next_in})
+        self.tell({"beaten": reply, "asked_at": self.requested_at, "is_listening": is_listening, "next_in": next_in})
 
     def refuse(self) -> None:
-        """Answer its request, if there is one, by saying that the supervisor cannot beat."""
-        if self.asks:
+        """Answer a request, if there is one, that the supervisor cannot beat."""
+        if self.has_request:
             self._request = None
             self.tell({"can_beat": False})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send it a message, or leave the message out if it does not read."""
+        """Send a message to the process. Drop the message if the process does not read."""
         if not self._lines.offer(message):
             self._has_missed = True
 
     def tell_missed(self) -> None:
-        """If messages were left out, say so as soon as it reads again."""
+        """If messages were dropped, tell the process so as soon as it reads again."""
         if self._has_missed and self._lines.offer({"can_beat": True}):
             self._has_missed = False
 
     def close(self) -> None:
-        """End the exchange."""
+        """Close the connection."""
         self._lines.close()

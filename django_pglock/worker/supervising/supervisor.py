@@ -1,9 +1,9 @@
-"""The supervisor: keeps a number of worker processes running, in one thread, without tasks.
+"""The supervisor: keeps a number of worker processes running. It runs no tasks itself, and has one thread.
 
-If the processes share a heartbeat, other threads beat and listen for them (``shared_heartbeat.py``).
+If the processes share a heartbeat, further threads beat and listen for them (``shared_heartbeat.py``).
 
-Each process is a fresh interpreter that runs this process's own command line. It has a session of its own, so that a
-Ctrl-C on the terminal reaches it once: through the supervisor.
+Each process is a new interpreter with the command line of the supervisor. It has its own terminal session, so that a
+Ctrl-C on the terminal reaches it only once: through the supervisor.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before a process that ended unexpectedly is started again; doubled each time, up to the second number.
+#: Seconds before a process that ended unexpectedly is started again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-#: Seconds that a process must have lived so that its end is not counted as one more failure in a row.
+#: If a process has lived for this number of seconds, its end is not counted as one more failure in a row.
 STABLE = 60.0
-#: Seconds beyond the grace within which a process must write its last outcomes and end.
+#: Seconds beyond the grace period within which a process must write its last outcomes and end.
 MARGIN = 30.0
-#: Seconds between two checks of a process that sends nothing but runs.
+#: Seconds between two checks of a process that runs but sends no messages.
 CHECK_INTERVAL = 1.0
 #: Seconds for the shared heartbeats to close their sessions at the end.
 CLOSE_WITHIN = 2.0
 
 
 def pause_after(failures: int) -> float:
-    """Return the seconds to wait after so many unexpected ends in a row, with jitter."""
+    """Return the seconds to wait after a number of unexpected ends in a row, with jitter."""
     bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
     return random.uniform(bound / 2, bound)  # noqa: S311
 
 
 class Supervisor:
-    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT: the first drains them, a second ends them.
+    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT. The first drains them, the second ends them.
 
     A process that ends unexpectedly is started again, after a pause that grows with each failure in a row. A process
-    that asks for its replacement is replaced at once. ``grace`` is how many seconds running tasks get to finish.
-    ``silence`` is how many seconds a process may send nothing. After that it counts as frozen if it is stopped. If it
-    runs, a task keeps its threads from running, which is allowed for as long as the heartbeat process beats for it.
-    With ``drain``, a process that ends with 0 has done all its work, and one with ``LEFT_BEHIND`` all that it could.
-    ``heartbeats``: the processes share these, in turn; empty: each process beats by itself.
+    that asks for its replacement is replaced at once. ``grace`` is the number of seconds that running tasks get to
+    finish. ``silence`` is the number of seconds for which a process may send no messages. After that, it counts as
+    frozen if it is stopped. If it runs, a task keeps its threads from running. This is allowed for as long as the
+    heartbeat process beats for it. With ``drain``, a process that ends with exit code 0 has done all its work. A
+    process that ends with ``LEFT_BEHIND`` has done all work that it could. ``heartbeats`` are distributed among the
+    processes; empty: each process beats by itself.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Supervisor:
         self._services = [Deadlines(heartbeats), *heartbeats] if heartbeats else []
         self.children: list[ChildProcess] = []
         self._failures: Counter[int] = Counter()
-        # The numbers of processes that have to be started, and when.
+        # The numbers of the processes that have to be started, and when.
         self._starts = dict.fromkeys(range(1, processes + 1), 0.0)
         self._selector = selectors.DefaultSelector()
         self._signals = self._passed_on = 0
         self._code = 0
 
     def run(self) -> int:
-        """Run until all processes are gone. Return the exit code: 0 if each process has ended in order, else 1."""
+        """Run until all processes have ended. Return the exit code: 0 if each has ended in order, otherwise 1."""
         with self._signal_handlers(), self._selector, self._running_services():
             while self._starts or self.children:
                 self._start_what_is_due()
@@ -116,7 +117,7 @@ class Supervisor:
                 end.setblocking(False)
             self._selector.register(ours, selectors.EVENT_READ)
             earlier_wakeup = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-            # The end of a child needs no handler, but without one the signal would not wake this thread.
+            # SIGCHLD has an empty handler. Without a handler, the signal would not wake this thread.
             handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note, signal.SIGCHLD: lambda *_: None}
             earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
             try:
@@ -143,11 +144,11 @@ class Supervisor:
     # Turns
 
     def _wait(self) -> None:
-        """Sleep until a signal or a message comes, or something is due."""
+        """Sleep until a signal or a message comes, or a start, a check or a kill is due."""
         moments = [*self._starts.values()]
         for child in self.children:
             moments += [] if child.kill_at is None or child.is_killed else [child.kill_at]
-            moments += [] if child.heard_at is None or child.is_killed else [self._check_due(child)]
+            moments += [] if child.last_message_at is None or child.is_killed else [self._check_due(child)]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -197,15 +198,15 @@ class Supervisor:
             self._note_end(child)
         elif not child.is_killed:
             now = time.monotonic()
-            if child.heard_at is not None and now > self._check_due(child):
+            if child.last_message_at is not None and now > self._check_due(child):
                 child.seen_at = now
-                self._kill_if_frozen(child, now - child.heard_at)
+                self._kill_if_frozen(child, now - child.last_message_at)
             elif child.kill_at is not None and now >= child.kill_at:
                 logger.error("%r has not ended in time. It is killed.", child)
                 child.kill()
 
     def _check_due(self, child: ChildProcess) -> float:
-        return max((child.heard_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
+        return max((child.last_message_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
 
     def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):
@@ -214,14 +215,14 @@ class Supervisor:
 
     def _note_end(self, child: ChildProcess) -> None:
         if child.channel.fileno() >= 0:
-            # Its last message may be the request for its replacement.
+            # Its last message may be a request for its replacement.
             self._receive(child)
         if child.channel.fileno() >= 0:
             self._selector.unregister(child.channel)
             child.channel.close()
         self.children.remove(child)
         code = child.process.returncode
-        # SIGTERM kills a process that has not yet installed its handler.
+        # SIGTERM kills a process that has not installed its handler yet.
         is_in_order = code == 0 or (self._signals > 0 and code == -signal.SIGTERM)
         if child.is_replaced or self._signals or (self.drain and code in (0, LEFT_BEHIND)):
             logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, in_words(code))
@@ -233,7 +234,7 @@ class Supervisor:
 
 
 def in_words(code: int) -> str:
-    """Return an exit code in messages."""
+    """Return an exit code in words, for messages."""
     if code >= 0:
         return f"with exit code {code}"
     with suppress(ValueError):

@@ -1,1 +1,1 @@
-"""Upkeep: what one of all workers does from time to time for the whole database."""
+"""Upkeep: regular work for the whole database, which one worker at a time does."""

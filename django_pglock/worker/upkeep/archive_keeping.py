@@ -15,40 +15,41 @@ from django_pglock.tasks.states import TaskStatus
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two checks whether the archive is on, and between two walks through the tasks.
+#: Seconds between two checks whether the archive is on, and between two passes through the tasks.
 CHECK_INTERVAL = 30.0
-#: Seconds for which one call of ``look()`` moves tasks, and seconds until the next one if some are left. The same
-#: thread promotes tasks that are due, and rescues those of dead workers.
+#: Seconds for which one call of ``run_if_due()`` moves tasks, and seconds until the next call if tasks are left. They
+#: are short, because the same thread promotes due tasks, and rescues tasks of dead workers.
 TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
-#: Seconds between two checks for days that are to be dropped.
+#: Seconds between two checks for days that have to be dropped.
 BETWEEN_DROPS = 60.0
 #: SQLSTATE of a missing right.
 NO_RIGHT = "42501"
 
 
 class ArchiveKeeping:
-    """Moves tasks for a short time in each call of ``look()``. The next call continues where this one has ended."""
+    """Moves tasks for a short time in each call of ``run_if_due()``. The next call continues where this one ended."""
 
     def __init__(self, using: str) -> None:
         self.using = using
         self._check_at = 0.0
         self._drop_at = 0.0
-        # The task id up to which the walk has come.
+        # The task id up to which the present pass has come.
         self._moved_to = 0
-        # Tasks in a batch: fewer after a batch that has failed, for example because its rows are large.
+        # The number of tasks in a batch. It is smaller after a batch that has failed, for example because of large
+        # rows.
         self._batch = MOVED_AT_ONCE
-        # Reasons that were logged, each once while it lasts.
+        # The reasons that have been logged. Each one is logged once while it lasts.
         self._logged: set[str] = set()
 
-    def look(self, patience: float = 1.0) -> float | None:
-        """Move tasks and drop days, if it is time to. Return the seconds until more can be moved; None if all has been.
+    def run_if_due(self, interval_factor: float = 1.0) -> float | None:
+        """Move tasks and drop days, if due. Return the seconds until more can be moved; None if all are moved.
 
-        ``patience``: how many times less often to check, for a worker that is not on duty.
+        ``interval_factor``: a standby worker multiplies the interval of this check by this factor.
         """
         now = time.monotonic()
         if now < self._check_at:
             return self._check_at - now if self._moved_to else None
-        self._check_at = now + CHECK_INTERVAL * patience
+        self._check_at = now + CHECK_INTERVAL * interval_factor
         state = archive_state(self.using)
         may_move = state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE
         if not may_move:
@@ -73,7 +74,7 @@ class ArchiveKeeping:
         return BETWEEN_BATCHES
 
     def _is_free(self) -> bool:
-        """Return whether no table of the project refers to tasks: its rows would be deleted too, or would refuse."""
+        """Return whether no table of the project refers to tasks. A foreign key could refuse or cascade a deletion."""
         tables = references_to_tasks(self.using)
         if tables:
             text = "Finished tasks are not moved to the archive: %s has a foreign key to tasks."
@@ -83,7 +84,7 @@ class ArchiveKeeping:
         return not tables
 
     def _move(self, days: float | None) -> None:
-        # Otherwise pruning deletes tasks before they are old enough for the archive.
+        # Not if pruning deletes tasks before they are old enough for the archive.
         is_kept = days is None or days * DAY > AGE
         if not (is_kept and self._is_free()):
             self._moved_to = 0

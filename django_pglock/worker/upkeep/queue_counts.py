@@ -1,4 +1,4 @@
-"""How many tasks are in each queue, for metrics and for the pages of the admin."""
+"""The number of tasks in each queue, for metrics and for the pages of the admin."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from dataclasses import replace
 
 from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCount, keep_counts, shared_counts
 
-#: Seconds for which the counts are read after the last call of ``ask()``.
+#: Seconds for which the counts are read after the last call of ``request()``.
 READ_FOR = 600.0
-#: Seconds between two checks whether some worker counts, while nobody asks this one.
+#: Seconds between two checks whether some worker counts, while nobody requests the counts from this one.
 CHECK_INTERVAL = 20.0
 
 
 class QueueCounts:
-    """The tasks of each queue, read by the upkeep while somebody asks. Else the upkeep only lets them be counted.
+    """The number of tasks in each queue. The upkeep reads it while somebody requests it.
 
-    ``ask()`` waits for nothing and returns what was read last. So however often it is called, the worker reads no more
-    often than every ``BETWEEN_COUNTS`` seconds, and no session is needed for it.
+    ``request()`` does not wait. It returns what the upkeep has read last. So it needs no session, and the worker reads
+    the counts at most every ``BETWEEN_COUNTS`` seconds, however often ``request()`` is called.
     """
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._asked_at = -math.inf
+        self._requested_at = -math.inf
         self._read_at = -math.inf
         self._kept_at = time.monotonic()
         self._counts: dict[str, SharedCount] = {}
 
-    def ask(self) -> dict[str, SharedCount]:
-        """Return the counts by queue; empty: not known. A queue that once had tasks stays, with zeros."""
-        self._asked_at = time.monotonic()
-        return self._counts if self._asked_at - self._read_at < TOO_OLD else {}
+    def request(self) -> dict[str, SharedCount]:
+        """Return the counts by queue; empty: not known. A queue that has become empty is returned with zeros."""
+        self._requested_at = time.monotonic()
+        return self._counts if self._requested_at - self._read_at < TOO_OLD else {}
 
     @property
-    def is_asked(self) -> bool:
-        """Whether somebody has asked lately."""
-        return time.monotonic() - self._asked_at < READ_FOR
+    def is_requested(self) -> bool:
+        """Whether somebody has requested the counts lately."""
+        return time.monotonic() - self._requested_at < READ_FOR
 
-    def look(self, patience: float = 1.0) -> None:
-        """Read the counts, if it is time to and somebody has asked lately; else ensure that some worker counts.
+    def run_if_due(self, interval_factor: float = 1.0) -> None:
+        """Read the counts if they are due and requested. If they are not requested, ensure that some worker counts.
 
-        ``patience``: how many times less often to ensure that, for a worker that is not on duty.
+        ``interval_factor``: a standby worker multiplies the interval of this check by this factor.
         """
         now = time.monotonic()
-        if not self.is_asked and now - self._kept_at >= CHECK_INTERVAL * patience:
+        if not self.is_requested and now - self._kept_at >= CHECK_INTERVAL * interval_factor:
             self._kept_at = now
             keep_counts(self.using)
-        if self.is_asked and now - self._read_at >= BETWEEN_COUNTS:
+        if self.is_requested and now - self._read_at >= BETWEEN_COUNTS:
             found = {each.queue: each for each in shared_counts(self.using)}
             gone = {queue: _emptied(each) for queue, each in self._counts.items() if queue not in found}
             self._counts = {**found, **gone}

@@ -1,4 +1,4 @@
-"""Reporting tasks of functions that no living worker knows: not imported anywhere, or part of a later deploy."""
+"""Reports tasks of functions that no living worker knows: not imported anywhere, or part of a later deployment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from django_pglock.store.unknown import UnknownTasks, unknown
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two checks. The first check waits as long, until workers that start together have written what they
-#: know.
+#: Seconds between two checks, and before the first one. By then, workers that start together have written which
+#: functions they know.
 CHECK_INTERVAL = 30.0
 
 
 class UnknownReport:
-    """Warns once of each function, and again after its tasks were gone. Only the oldest of all workers checks."""
+    """Warns once about each function, and again after its tasks were gone. Only the oldest of all workers checks."""
 
     def __init__(self, using: str, worker: UUID) -> None:
         self.using = using
@@ -25,8 +25,8 @@ class UnknownReport:
         self._checked_at = time.monotonic()
         self._reported: set[str] = set()
 
-    def look(self) -> None:
-        """Check for such tasks, if it is time to."""
+    def run_if_due(self) -> None:
+        """Check for such tasks, if this is due."""
         if time.monotonic() - self._checked_at < CHECK_INTERVAL:
             return
         self._checked_at = time.monotonic()

@@ -1,15 +1,16 @@
-"""The upkeep: promote tasks that are due, enqueue scheduled tasks, rescue tasks of dead workers, prune and archive.
+"""The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, prune and archive.
 
-Every worker runs this service, and one at a time does the work: each round is a transaction that begins with an attempt
-to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
-middle of its round would block the rounds of the others, so the server ends the session of a round that stands still.
+Each worker runs this service, but only one worker at a time does a round. A round is a transaction that begins with a
+try to take an advisory lock. The lock only saves work. Correctness does not depend on it. A worker that freezes in the
+middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
 
-The oldest workers are on duty: they do a round nearly every heartbeat interval. All others do a round rarely, in case
-those on duty do not. The answer to each heartbeat tells a worker whether it is on duty, and then it begins at once. The
-oldest worker also searches for ready tasks of which no sleeping worker was notified, so that the others need not.
+The oldest workers are the upkeep workers: they do a round nearly every heartbeat interval. All other workers are on
+standby: they rarely do a round, in case the upkeep workers do not. By the answer to each heartbeat, a worker knows
+whether it is an upkeep worker. If it becomes one, it begins at once. The oldest worker also searches for ready tasks of
+which no sleeping worker was notified, so that the other workers need not.
 
-Schedules are served outside of the round, by every worker for the functions that it knows: each tick is a transaction
-of its own that only one worker can win, and a tick that fails does not affect the others.
+Schedules are not part of a round. Each worker serves the schedules of the functions that it knows. A tick is a separate
+transaction, which only one worker can commit. A tick that fails does not affect the others.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from django_pglock.postgres.connections import connection_for, has_session_ended
 from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
-from django_pglock.store.liveness import ON_DUTY, WITNESS_AFTER, forget_dead
+from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
-from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import ready_queues
-from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
+from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
-from django_pglock.store.upkeep_turn import take_upkeep_turn
+from django_pglock.store.upkeep_turn import try_upkeep_lock
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
@@ -50,21 +51,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
-#: killed worker run elsewhere within ten seconds at default settings.
+#: Seconds between two rounds, as a share of the heartbeat interval. Together with the two missing heartbeats before,
+#: the tasks of a killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: A worker that is not on duty multiplies the time between two rounds, and between two prunings, by this factor.
-OFF_DUTY_FACTOR = 10
-#: A resting worker multiplies them by this factor as well: at least eight workers do a round more often.
+#: A standby worker multiplies the time between two rounds, and between two prunings, by this factor.
+STANDBY_FACTOR = 10
+#: A resting worker multiplies them by this factor as well, because at least eight workers do rounds more often.
 RESTING_FACTOR = 3
-#: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The next round
-#: after that searches.
+#: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The first round
+#: after this time searches.
 UNNOTICED = 0.8
-#: How many times one round queries for tasks of dead workers, while each query returns as many as it can take.
+#: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
-#: Tasks that one round reads to prune them, and seconds until the next round when no old task is left.
-PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
-#: Seconds before due tasks whose rows are locked are tried again; doubled each time, up to the second number.
+#: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
+PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
+#: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
 FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
 
 
@@ -97,105 +98,106 @@ class Upkeep(ConnectedService):
         self.promoted = promoted
         self.rest = rest
         self._registered: dict[str, Timing] = {}
-        # How many older workers do the upkeep.
+        # The number of older workers that do the upkeep.
         self._older_workers = 0
         self._searched_unnoticed_at = time.monotonic()
-        self._news = threading.Event()
+        self._wakeup = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
         self.archive = ArchiveKeeping(using)
         self._rescued_at = self._rescue_from = 0.0
-        # When this turn began, and when the first of several turns in a row began that were another worker's.
-        self._began_at = self._kept_out_since = 0.0
-        # Where the last queries for stray keys, for stray waiters and for unused buckets ended.
+        # When this turn began. And if another worker holds the lock of the rounds, when the first of these turns began.
+        self._began_at = self._excluded_since = 0.0
+        # Where the last queries for orphaned keys, for orphaned waiters and for unused buckets ended.
         self._key, self._waiter, self._rate_key = "", 0, ""
-        # The task id up to which pruning has come, and when it continues.
+        # The task id up to which pruning has come, and when pruning continues.
         self._pruned_to, self._prune_at = 0, 0.0
-        # Tables of the project that are known to keep tasks from being pruned.
+        # The known tables of the project whose rows refuse the pruning of tasks.
         self._referring: set[str] = set()
-        # What this round has rescued: queue, function and new status.
+        # The tasks that this round has rescued: queue, function and new status.
         self._rescued: list[tuple[str, str, str]] = []
-        # Names of the steps that failed when they were tried last.
+        # The names of the steps whose last try failed.
         self._failing: set[str] = set()
-        # Seconds for which due tasks whose rows are locked are not promoted.
-        self._left_alone = 0.0
+        # Seconds until due tasks whose rows are locked are tried again.
+        self._locked_retry = 0.0
 
-    def _look_for_delay(self) -> None:
-        """Postpone the rescue if this turn was delayed, for example by a lock on the table: others were delayed, too.
+    def _check_for_delay(self) -> None:
+        """Postpone the rescue if this turn was delayed, for example by a lock on the table of tasks.
 
-        Shorter delays are too short for a living worker to look dead. A worker without tasks, which such a lock does
-        not delay, may count as the witness that lets rescue treat others as dead.
+        Such a lock delays all workers that have tasks, so their heartbeats may be missing. But it does not delay a
+        worker without tasks, which may then be the witness by which the others count as dead. A delay shorter than the
+        limit here is not long enough for that.
         """
         if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
             self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * WITNESS_AFTER
 
     def wake(self) -> None:
-        """Do a turn now: a task may be due sooner than the present sleep ends."""
-        self._news.set()
+        """Do a turn now, because a task may be due before the present sleep ends."""
+        self._wakeup.set()
 
     def set_older_workers(self, older_workers: int) -> None:
-        """Take note of how many older workers do the upkeep. If this worker comes on duty, it begins at once."""
+        """Note how many older workers do the upkeep. If this worker becomes an upkeep worker, it begins at once."""
         before, self._older_workers = self._older_workers, older_workers
-        if older_workers < ON_DUTY <= before:
+        if older_workers < UPKEEP_WORKERS <= before:
             self.wake()
 
     @property
     def _between_rounds(self) -> float:
-        """Seconds between two rounds, if nothing is due before. Off duty they vary, so that the rounds spread."""
+        """Seconds between two rounds, if nothing is due before. On standby, with jitter to spread the rounds."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND
-        if self._older_workers < ON_DUTY or self.queue_counts.is_asked:
+        if self._older_workers < UPKEEP_WORKERS or self.queue_counts.is_requested:
             return often
-        return often * self._patience * random.uniform(0.8, 1.2)  # noqa: S311
+        return often * self._interval_factor * random.uniform(0.8, 1.2)  # noqa: S311
 
     @property
-    def _patience(self) -> int:
-        """How many times more rarely than a worker on duty this one works."""
-        if self._older_workers < ON_DUTY:
+    def _interval_factor(self) -> int:
+        """The factor by which the intervals of this worker are longer than those of an upkeep worker."""
+        if self._older_workers < UPKEEP_WORKERS:
             return 1
-        return OFF_DUTY_FACTOR * RESTING_FACTOR if self.rest.is_allowed else OFF_DUTY_FACTOR
+        return STANDBY_FACTOR * RESTING_FACTOR if self.rest.is_allowed else STANDBY_FACTOR
 
     def turn(self) -> None:
-        self._news.clear()
+        self._wakeup.clear()
         self._began_at = time.monotonic()
-        patience = self._patience
+        interval_factor = self._interval_factor
         waits = (
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
-            self._attempt(self.archive.look, patience),
+            self._attempt(self.archive.run_if_due, interval_factor),
         )
-        self._attempt(self.queue_counts.look, patience)
-        self._look_for_delay()
+        self._attempt(self.queue_counts.run_if_due, interval_factor)
+        self._check_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self.release_session()
-        self._news.wait(sleep)
+        self._wakeup.wait(sleep)
 
     def _round(self) -> float | None:
-        """Do one round; return the seconds until the next task is due, None if that is not known."""
+        """Do one round. Return the seconds until the next task is due, None if that is not known."""
         self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
-            if not take_upkeep_turn(self.using):
-                self._kept_out_since = self._kept_out_since or self._began_at
+            if not try_upkeep_lock(self.using):
+                self._excluded_since = self._excluded_since or self._began_at
                 return None
-            # The worker that kept us out for so long was delayed, and so may have been all others.
-            self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
+            # If another worker held the lock for long, it was delayed, and so may have been all workers.
+            self._began_at, self._excluded_since = self._excluded_since or self._began_at, 0.0
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
-                # This transaction has a lock on the tasks' table by now: nobody can lock it out any more.
-                self._look_for_delay()
+                # From here on this transaction has a lock on the table of tasks, so no other lock can delay it.
+                self._check_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._attempt(self._rescue)
-                keys += self._attempt(self._stray_keys) or []
-                awaited = self._attempt(self._stray_waiters) or []
+                keys += self._attempt(self._orphaned_keys) or []
+                awaited = self._attempt(self._orphaned_waiters) or []
             self._attempt(self._wake_for_unnoticed)
             due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction, because the rows of the history are locked by all workers in turn.
+        # Outside of the round's transaction, because all workers write the same rows of the history.
         self._attempt(add_rescued, self.using, self._rescued)
-        # This, too, because admission holds the locks of the keys to the end of a transaction.
+        # Also outside, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
             promoted += self._attempt(release, self.using, awaited) or 0
             promoted += self._attempt(admit, self.using, keys) or 0
@@ -203,15 +205,15 @@ class Upkeep(ConnectedService):
         if promoted:
             self.promoted()
         if not self._older_workers:
-            self._attempt(self.unknown.look)
+            self._attempt(self.unknown.run_if_due)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
 
     def _wake_for_unnoticed(self) -> None:
-        """Notify sleeping workers of ready tasks, if it is time to: who enqueued them may have died before that.
+        """Notify sleeping workers of ready tasks, if this is due: a process may have died after its commit of a task.
 
-        Only the oldest worker does. Those that can run none of these tasks are woken as well.
+        Only the oldest worker does this. Workers that cannot run these tasks are woken as well.
         """
         now = time.monotonic()
         if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
@@ -227,9 +229,8 @@ class Upkeep(ConnectedService):
             with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
                 answer = step(*values)
         except Exception as error:
-            # Django drops a session that broke within a transaction and would open another without our settings. A
-            # session that may only read leads to a server that is not the primary (any more): the next session may lead
-            # there.
+            # Django drops a session that was lost in a transaction, and would open another one without our settings. A
+            # read-only session leads to a server that is not the primary. The next session may lead to the primary.
             if connection.connection is not session or has_session_ended(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
@@ -242,15 +243,15 @@ class Upkeep(ConnectedService):
         return answer
 
     def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
-        """Return ``due_in``, or longer when something is due and could not be moved, because its row is locked."""
+        """Return ``due_in``; or a longer time if a task is due but was not promoted, because its row is locked."""
         if has_moved or due_in is None or due_in > 0:
-            self._left_alone = 0.0
+            self._locked_retry = 0.0
             return due_in
-        self._left_alone = min(LONGEST_LOCKED_RETRY, 2 * self._left_alone or FIRST_LOCKED_RETRY)
-        return self._left_alone
+        self._locked_retry = min(LONGEST_LOCKED_RETRY, 2 * self._locked_retry or FIRST_LOCKED_RETRY)
+        return self._locked_retry
 
     def _keep_schedules(self) -> float | None:
-        """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
+        """Enqueue the tasks of due ticks. Return the seconds until the next tick, None if there is none."""
         timings = schedule_rows.timings(self.using)
         if timings != self._registered:
             schedule_register.register(self.using)
@@ -262,29 +263,29 @@ class Upkeep(ConnectedService):
             self.promoted()
         return ticks.next_in
 
-    # Keys and waiters that a crash has left blocked, some at a time
+    # Keys and waiters whose tasks are still blocked after a crash. Some of them are read at a time.
 
-    def _stray_keys(self) -> list[str]:
+    def _orphaned_keys(self) -> list[str]:
         keys = blocked_keys(self.using, self._key)
         self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
         return keys
 
-    def _stray_waiters(self) -> list[int]:
-        waiters = stray_waiters(self.using, self._waiter)
+    def _orphaned_waiters(self) -> list[int]:
+        waiters = orphaned_waiters(self.using, self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
     def _prune(self) -> None:
-        """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
-        rest = PRUNING_REST * self._patience
+        """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
+        pause = PRUNING_PAUSE * self._interval_factor
         if not self._pruned_to:
             warn_of_references(self.using, self._referring)
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-        forgotten = self._attempt(prune_history, self.using)
-        unused, self._rate_key = forget_rates(self.using, self._rate_key)
-        if unused or count or self._pruned_to or forgotten:
-            rest = get_settings().HEARTBEAT_INTERVAL * ROUND
-        self._prune_at = time.monotonic() + rest
+        history_rows = self._attempt(prune_history, self.using)
+        unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
+        if unused or count or self._pruned_to or history_rows:
+            pause = get_settings().HEARTBEAT_INTERVAL * ROUND
+        self._prune_at = time.monotonic() + pause
 
     def _rescue(self) -> None:
         found: list[Rescued] = []
@@ -301,5 +302,5 @@ class Upkeep(ConnectedService):
                 )
             if len(rescued) < RESCUED_AT_ONCE:
                 break
-        forget_dead(self.using)
+        delete_dead(self.using)
         self._rescued = [(task.queue, task.task_path, task.status) for task in found]

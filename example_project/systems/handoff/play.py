@@ -292,7 +292,7 @@ def in_words(rows: list[int]) -> str:
 
 
 def has_open_tasks() -> bool:
-    """Say whether some task has not ended."""
+    """Return whether some task has not ended."""
     return Task.objects.exclude(status__in=FINISHED).exists()
 
 

@@ -170,7 +170,7 @@ def kill_with_rows(process: subprocess.Popen[bytes], number: int) -> list[int]:
 
 
 def has_session(name: str) -> bool:
-    """Say whether some session has this name."""
+    """Return whether some session has this name."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = %s", [name])
         return bool(cursor.fetchone()[0])

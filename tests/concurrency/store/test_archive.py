@@ -183,11 +183,11 @@ def test_what_is_turned_off_in_the_middle_stays_where_it_is(monkeypatch):
     before, _ = everything()
     turn_on("default")
     keeping = archive_keeping.ArchiveKeeping("default")
-    keeping.look()
+    keeping.run_if_due()
     turn_off("default")
     for _ in range(3):
         keeping._check_at = 0.0
-        assert keeping.look() is None, "there is nothing to continue soon"
+        assert keeping.run_if_due() is None, "there is nothing to continue soon"
     here, there = everything()
     assert here | there == before
     assert 0 < len(there) <= 50

@@ -106,7 +106,7 @@ def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
 
 
 def test_the_page_shows_how_far_a_redrive_has_come(client, failed):
-    made, _ = enqueue_redrive("default", store.Group(7, PATH, "bank.Refused"), 1)
+    made, _ = enqueue_redrive("default", store.FailureGroupId(7, PATH, "bank.Refused"), 1)
     person(client, "view_task")
     assert "Will be retried" in client.get(PAGE).content.decode()
     Task.objects.filter(pk=made).update(progress={"done": 1, "total": 2, "last_id": 5})

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.django_db(transaction=True)
-def test_leases_are_listed_and_taken_away_only_with_permission(client):
+def test_leases_are_listed_and_revoked_only_with_permission(client):
     url = reverse("admin:django_pglock_lease_changelist")
     with Lease("early", ttl=60, min_hold=30):
         pass
@@ -35,8 +35,8 @@ def test_leases_are_listed_and_taken_away_only_with_permission(client):
         held.extend()
         person(client, "view_lease", "free_lease", "delete_lease")
         assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403
-        assert said(act(client, "free", row, url=url)) == ["1 lease was taken away."]
-        assert said(act(client, "free", row, url=url)) == ["0 leases were taken away."]
+        assert said(act(client, "free", row, url=url)) == ["1 lease was revoked."]
+        assert said(act(client, "free", row, url=url)) == ["0 leases were revoked."]
     assert LogEntry.objects.filter(change_message="free: 1 of nightly").count() == 1
     page = client.get(url).content.decode()
     assert "delete_selected" not in page

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(stack, "PATIENCE", 0.0)
+    monkeypatch.setattr(stack, "TIMEOUT", 0.0)
 
 
 def address(task, page="stack"):

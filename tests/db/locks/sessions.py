@@ -26,7 +26,7 @@ class Somebody:
         self.ask("SELECT pg_advisory_lock(%s)", make_key(name).number)
 
     def can_have(self, name):
-        """Say whether the lock is free for others, and leave it as it was."""
+        """Return whether the lock is free for others, and leave it as it was."""
         return self.ask("SELECT pg_try_advisory_xact_lock(%s)", make_key(name).number)
 
     def leaves(self):

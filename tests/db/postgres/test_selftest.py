@@ -24,7 +24,7 @@ CREATE FUNCTION lies.{name}(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true';
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", NEVER)
+    monkeypatch.setattr(module, "TIMEOUT", NEVER)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_an_answer_that_never_comes_is_a_finding(monkeypatch):
     def asks_for_ever(first, second):
         first.execute("SELECT pg_sleep(3600)")
 
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
     monkeypatch.setattr(module, "QUESTIONS", {"rows": asks_for_ever})
     [finding] = selftest("default")
     assert (finding.is_ok, finding.is_needed) == (False, True)

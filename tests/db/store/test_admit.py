@@ -17,7 +17,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
 from django_pglock.store.lock_keys import blocked_keys
-from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -87,7 +87,7 @@ def test_keys_of_other_orders_are_not_in_the_way():
         (Snoozed(60), ["SCHEDULED", "BLOCKED"]),
         (Abandoned(60), ["SCHEDULED", "BLOCKED"]),  # it still runs, in a process that ends
         (Retried(FAILURE, 0), ["READY", "BLOCKED"]),
-        (Released(), ["READY", "BLOCKED"]),
+        (GivenBack(), ["READY", "BLOCKED"]),
         (Failed(FAILURE), ["FAILED", "READY"]),
     ],
 )

@@ -13,7 +13,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
 from django_pglock.store.promote import promote
-from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.tasks.compat import TaskResultStatus
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
@@ -61,7 +61,7 @@ def test_what_a_person_takes_away_takes_what_comes_after_it(verb):
     first = tasks.echo.enqueue(1)
     tasks.nothing.using(after=[first]).enqueue()
     getattr(Task.objects.filter(pk=first.id), verb)()
-    release("default", [each for _, each in stray_waiters("default", 0) if each is not None])
+    release("default", [each for _, each in orphaned_waiters("default", 0) if each is not None])
     assert statuses()[-1] == "CANCELLED"
 
 

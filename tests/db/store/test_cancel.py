@@ -17,8 +17,8 @@ from django_pglock.store.outcome import (
     Cancelled,
     Failed,
     Failure,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -110,7 +110,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         (Retried(FAILURE, 0), "CANCELLED"),
         (Snoozed(60), "CANCELLED"),
         (Interrupted(FAILURE, 60), "CANCELLED"),
-        (Released(), "CANCELLED"),
+        (GivenBack(), "CANCELLED"),
         (Abandoned(60), "CANCELLED"),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
     assert requests_to("default", mine.worker).cancels == [], "it has ended"
-    assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released, Abandoned)))
+    assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, GivenBack, Abandoned)))
 
 
 @pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "give_back"])
@@ -145,7 +145,7 @@ def test_a_retry_by_hand_forgets_the_request(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     Task.objects.cancel()
-    settle("default", [(mine, Released())], mine.worker)
+    settle("default", [(mine, GivenBack())], mine.worker)
     assert Task.objects.retry() == 1
     row = Task.objects.get()
     assert (row.status, row.cancel_requested_at) == ("READY", None)
@@ -227,7 +227,7 @@ def test_an_atomic_task_rolls_back(worker, eventually):
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_the_next_look_finds_what_the_notification_did_not_tell(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.hear_of_cancel", lambda *args: None)
+    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()
     begun(eventually)

@@ -121,7 +121,7 @@ def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprin
     fail(fingerprint=number, hours_ago=1)
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.count, sum(group.by_hour)) == (number, 2, 2)
-    assert store.in_group(Task.objects.all(), store.Group(number, PATH, "bank.Refused")).count() == 2
+    assert store.in_group(Task.objects.all(), store.FailureGroupId(number, PATH, "bank.Refused")).count() == 2
 
 
 def test_only_failed_tasks_are_in_a_group():
@@ -129,21 +129,21 @@ def test_only_failed_tasks_are_in_a_group():
     fail(fingerprint=8)
     old, other = fail(), fail("bank.Closed")
     make("SUCCESSFUL", fingerprint=7)
-    found = store.in_group(Task.objects.order_by("pk"), store.Group(7, PATH, "bank.Refused"))
+    found = store.in_group(Task.objects.order_by("pk"), store.FailureGroupId(7, PATH, "bank.Refused"))
     assert list(found) == mine
-    refused = store.Group(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
+    refused = store.FailureGroupId(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
     assert list(store.in_group(Task.objects.all(), refused)) == [old]
     without = fail(exception=None)
-    unknown = store.Group(fingerprint_of(PATH, ""), PATH, "")
+    unknown = store.FailureGroupId(fingerprint_of(PATH, ""), PATH, "")
     assert list(store.in_group(Task.objects.all(), unknown)) == [without]
-    assert store.group_of("default", 7) == store.Group(7, PATH, "bank.Refused")
+    assert store.find_failure_group("default", 7) == store.FailureGroupId(7, PATH, "bank.Refused")
     Attempt.objects.filter(task=mine[-1]).update(number=2)
     again = {"number": 1, "outcome": "FAILED", "exception_path": "bank.Closed", "traceback": TRACE}
     Attempt.objects.create(task=mine[-1], started_at=Now(), finished_at=Now(), **again)
-    assert store.group_of("default", 7).exception_path == "bank.Refused", "that of the last attempt"
-    assert store.group_of("default", refused.fingerprint) == refused
-    assert store.group_of("default", unknown.fingerprint) == unknown
-    assert store.group_of("default", 9) is None
+    assert store.find_failure_group("default", 7).exception_path == "bank.Refused", "that of the last attempt"
+    assert store.find_failure_group("default", refused.fingerprint) == refused
+    assert store.find_failure_group("default", unknown.fingerprint) == unknown
+    assert store.find_failure_group("default", 9) is None
     assert other not in found
 
 

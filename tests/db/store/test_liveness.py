@@ -17,12 +17,12 @@ from django_pglock.models import Worker
 from django_pglock.store.liveness import (
     LEAST_FREQUENT,
     LEAST_OTHERS,
-    ON_DUTY,
+    UPKEEP_WORKERS,
     Beat,
     beat,
     beat_all,
+    delete_dead,
     deregister,
-    forget_dead,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
 from django_pglock.worker.liveness import heartbeat
@@ -152,10 +152,10 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):
     register(idle, silent_for=6000)
     tasks.nothing.enqueue()
     claim(worker=owner)
-    forget_dead("default")
+    delete_dead("default")
     assert Worker.objects.count() == 3, "the server may have been out of reach for all of them"
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
-    forget_dead("default")
+    delete_dead("default")
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
 
 
@@ -252,13 +252,13 @@ def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
         assert is_locked.wait(NEVER)
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '1s'")
-            assert forget_dead("default") == 1
+            assert delete_dead("default") == 1
             cursor.execute("RESET lock_timeout")
     finally:
         release.set()
         person.join(NEVER)
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, locked}
-    assert forget_dead("default") == 1
+    assert delete_dead("default") == 1
 
 
 @pytest.mark.parametrize(("interval", "limit", "seconds"), [(3.0, 30.0, 27.0), (10.0, 30.0, 22.0)])
@@ -276,24 +276,26 @@ def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worke
 
 
 def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
-    workers = [uuid4() for _ in range(ON_DUTY + 3)]
+    workers = [uuid4() for _ in range(UPKEEP_WORKERS + 3)]
 
     def on_duty():
         answers = [
             beat("default", each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
             for each in workers
         ]
-        return [worker for worker, answer in zip(workers, answers, strict=True) if answer.older_workers < ON_DUTY]
+        return [
+            worker for worker, answer in zip(workers, answers, strict=True) if answer.older_workers < UPKEEP_WORKERS
+        ]
 
     on_duty()
-    assert on_duty() == workers[:ON_DUTY]
+    assert on_duty() == workers[:UPKEEP_WORKERS]
     Worker.objects.filter(pk=workers.pop(0)).update(is_stopping=True)
-    assert on_duty() == workers[:ON_DUTY], "a worker that stops will do no upkeep"
+    assert on_duty() == workers[:UPKEEP_WORKERS], "a worker that stops will do no upkeep"
     Worker.objects.filter(pk=workers.pop(0)).update(heartbeat_at=Now() - timedelta(seconds=20))
-    assert on_duty() == workers[:ON_DUTY], "a worker that is silent may be dead"
+    assert on_duty() == workers[:UPKEEP_WORKERS], "a worker that is silent may be dead"
     hogged = workers.pop(0)
     Worker.objects.filter(pk=hogged).update(heartbeat_at=Now(), beating_since=Now())
-    assert on_duty() == workers[:ON_DUTY], "its heartbeat process beats in its place: a task has the GIL"
+    assert on_duty() == workers[:UPKEEP_WORKERS], "its heartbeat process beats in its place: a task has the GIL"
 
 
 def test_a_beat_tells_how_many_workers_of_the_same_queues_sleep():

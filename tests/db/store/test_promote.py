@@ -89,4 +89,4 @@ def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, mode
     assert waits[-2:] == [1.0, 1.0]
     session.rollback()
     assert upkeep._round() is None
-    assert upkeep._left_alone == 0.0
+    assert upkeep._locked_retry == 0.0

@@ -15,7 +15,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
 from tests.conftest import NEVER
@@ -135,9 +135,9 @@ def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
     RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
     with transaction.atomic():
         RateLimit.objects.select_for_update().get(key="%rate tenant:1")
-        assert in_threads(lambda number: forget_rates("default", ""), 1) == [(2, "")]
+        assert in_threads(lambda number: delete_unused_rates("default", ""), 1) == [(2, "")]
     assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
-    assert forget_rates("default", "") == (1, "")
+    assert delete_unused_rates("default", "") == (1, "")
     keyed.trickle.enqueue(1)
     assert RateLimit.objects.filter(key="%rate tenant:1").exists()
 
@@ -148,11 +148,11 @@ def test_so_many_keys_are_read_at_once_and_the_next_ones_the_next_time(monkeypat
         keyed.trickle.enqueue(tenant)
     keys = [f"%rate tenant:{tenant}" for tenant in range(5)]
     RateLimit.objects.filter(key__in=keys[1:]).update(arrives_at=Now() - timedelta(days=2))
-    assert forget_rates("default", "") == (1, keys[1])
-    assert forget_rates("default", keys[1]) == (2, keys[3])
-    assert forget_rates("default", keys[3]) == (1, "")
+    assert delete_unused_rates("default", "") == (1, keys[1])
+    assert delete_unused_rates("default", keys[1]) == (2, keys[3])
+    assert delete_unused_rates("default", keys[3]) == (1, "")
     assert list(RateLimit.objects.values_list("key", flat=True)) == keys[:1]
-    assert forget_rates("default", keys[3]) == (0, "")
+    assert delete_unused_rates("default", keys[3]) == (0, "")
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

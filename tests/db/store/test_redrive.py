@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Task
 from django_pglock.store import redrive as redrive_module
-from django_pglock.store.failures import Group
+from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import redrive, window
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.db.admin.visits import make
@@ -19,7 +19,7 @@ from tests.db.store.test_failures import PATH, fail
 
 pytestmark = pytest.mark.django_db
 
-SEVEN = Group(7, PATH, "bank.Refused")
+SEVEN = FailureGroupId(7, PATH, "bank.Refused")
 #: After all that the tests let fail, and before what they let fail again.
 LATER = timedelta(hours=1)
 
@@ -98,7 +98,7 @@ def test_tasks_without_a_fingerprint_are_retried_in_the_same_order(step):
     number = fingerprint_of(PATH, "bank.Refused")
     rows = [fail(fingerprint=number if n % 2 else None) for n in range(5)]
     others = [fail("bank.Closed"), fail(task_path="other")]
-    group = Group(number, PATH, "bank.Refused")
+    group = FailureGroupId(number, PATH, "bank.Refused")
     assert step(group) == (2, False)
     assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
     assert step(group, 9) == (5, True)

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
-from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.store.settle import settle
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
@@ -87,7 +87,7 @@ def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
         settle_one(claim()[0], Succeeded())
         assert statuses() == ["SUCCESSFUL", "BLOCKED", "READY"]
     assert list(Waiter.objects.values_list("awaited", "task")) == [(int(first.id), int(held.id))]
-    release("default", [awaited for _, awaited in stray_waiters("default", 0)])
+    release("default", [awaited for _, awaited in orphaned_waiters("default", 0)])
     assert statuses() == ["SUCCESSFUL", "READY", "READY"]
     assert not Waiter.objects.exists()
 
@@ -108,7 +108,7 @@ def test_strays_are_looked_for_page_by_page(claim):
     [first, *_] = claim(1)
     settle("default", [(first, Succeeded())], first.worker)
     found, last = [], 0
-    while page := stray_waiters("default", last, limit=2):
+    while page := orphaned_waiters("default", last, limit=2):
         assert len(page) == 2
         found += page
         last = page[-1][0]

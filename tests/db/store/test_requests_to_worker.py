@@ -11,7 +11,7 @@ from django.db import connection
 from django_pglock.models import Task
 from django_pglock.store import requests_to_worker
 from django_pglock.store.requests_to_worker import requests_to
-from django_pglock.store.running_stack import answer_stack, ask_stack
+from django_pglock.store.running_stack import answer_stack, request_stack
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +31,7 @@ def test_a_worker_gets_the_requests_about_the_tasks_that_it_runs(mine, claim):
     assert requests_to("default", mine.worker) == ([], [])
     Task.objects.filter(pk=mine.id).cancel()
     assert requests_to("default", mine.worker) == ([(mine.id, mine.attempt)], [])
-    ask_stack("default", other.id)
+    request_stack("default", other.id)
     assert requests_to("default", mine.worker) == ([(mine.id, mine.attempt)], [])
     assert requests_to("default", other.worker) == ([], [(other.id, other.attempt)])
     answer_stack("default", other.id, other.attempt, other.worker, "here")
@@ -43,7 +43,7 @@ def test_a_role_without_a_right_to_the_table_is_still_told_whom_to_cancel(mine, 
     """As after an upgrade: its rights were granted for an earlier version."""
     monkeypatch.setattr(requests_to_worker, "_forbidden", set())
     Task.objects.cancel()
-    ask_stack("default", mine.id)
+    request_stack("default", mine.id)
     role = f"pglock_old_{os.getpid()}"  # roles belong to the server, not to the tests' database
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {role}; GRANT SELECT ON django_pglock_task TO {role}; SET ROLE {role}")

@@ -296,7 +296,7 @@ def test_a_turn_that_was_somebody_elses_excuses_silence_only_if_that_took_long(m
     """Workers that are woken for the same scheduled task meet at each of their turns."""
     upkeep = WorkerUnderTest().upkeep
     turns = iter([False, False, True])
-    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.take_upkeep_turn", lambda using: next(turns))
+    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.try_upkeep_lock", lambda using: next(turns))
     for _ in range(3):
         upkeep._began_at = time.monotonic() - kept_out
         kept_out = 0.0

@@ -203,7 +203,7 @@ def test_a_mistake_of_ours_is_told_and_keeps_nobody_waiting(monkeypatch, eventua
 def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkeypatch, settings, nothing_is_left):
     """Half open: the network takes what is sent, and no answer ever comes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.5}
-    monkeypatch.setattr(result_listener, "PATIENCE", 1.0)
+    monkeypatch.setattr(result_listener, "STATEMENT_TIMEOUT", 1.0)
     [result] = results_of(1)
     with Proxy.before(connection) as proxy:
         monkeypatch.setitem(connections.settings["default"], "HOST", "127.0.0.1")

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RunningStack, Task
 from django_pglock.store.requests_to_worker import requests_to
-from django_pglock.store.running_stack import KEPT, answer_stack, ask_stack, stack_of, wait_for_stack
+from django_pglock.store.running_stack import KEPT, answer_stack, request_stack, stack_of, wait_for_stack
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,15 +26,15 @@ def mine(claim):
 
 def test_only_the_worker_of_a_running_task_is_asked(mine):
     waiting = tasks.nothing.enqueue()
-    assert ask_stack("default", waiting.id) is False
-    assert ask_stack("default", 10**12) is False
-    assert ask_stack("default", mine.id) is True
+    assert request_stack("default", waiting.id) is False
+    assert request_stack("default", 10**12) is False
+    assert request_stack("default", mine.id) is True
     assert requests_to("default", mine.worker).stacks == [(mine.id, mine.attempt)]
     assert requests_to("default", uuid4()).stacks == []
 
 
 def test_an_answer_counts_once_and_only_from_the_attempt_that_was_asked(mine):
-    ask_stack("default", mine.id)
+    request_stack("default", mine.id)
     answer_stack("default", mine.id, mine.attempt + 1, mine.worker, "of another attempt")
     answer_stack("default", mine.id, mine.attempt, uuid4(), "of another worker")
     assert stack_of("default", mine.id).answered_at is None
@@ -46,10 +46,10 @@ def test_an_answer_counts_once_and_only_from_the_attempt_that_was_asked(mine):
 
 
 def test_a_new_request_takes_the_place_of_the_one_before(mine):
-    ask_stack("default", mine.id)
+    request_stack("default", mine.id)
     answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
     Task.objects.update(attempts=mine.attempt + 1)
-    ask_stack("default", mine.id)
+    request_stack("default", mine.id)
     row = RunningStack.objects.get()
     assert (row.attempt, row.stack, row.answered_at) == (mine.attempt + 1, "", None)
 
@@ -59,6 +59,6 @@ def test_old_stacks_are_deleted_by_the_next_request(mine):
     old, young = 10**9, 10**9 + 1
     RunningStack.objects.create(task=old, asked_at=Now() - timedelta(seconds=KEPT + 60), **rows)
     RunningStack.objects.create(task=young, asked_at=Now() - timedelta(seconds=KEPT - 60), **rows)
-    ask_stack("default", mine.id)
+    request_stack("default", mine.id)
     assert set(RunningStack.objects.values_list("task", flat=True)) == {young, mine.id}
     assert wait_for_stack("default", old, timeout=120) is None

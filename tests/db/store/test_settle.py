@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
-from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Interrupted, Retried, Succeeded
 from django_pglock.store.settle import held, settle, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
@@ -107,7 +107,7 @@ def test_of_two_attempts_of_one_task_in_a_batch_the_later_one_counts(claim, is_o
         (Retried(FAILURE, 0.5), "SCHEDULED", "FAILED"),
         (Retried(FAILURE, 0), "READY", "FAILED"),
         (Interrupted(FAILURE, 60), "SCHEDULED", "LOST"),
-        (Released(), "READY", None),
+        (GivenBack(), "READY", None),
         (Abandoned(60), "SCHEDULED", None),
     ],
 )
@@ -120,7 +120,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
     assert row.status == status
     assert (row.finished_at is not None) == is_finished
     assert (row.expires_at is not None) == is_finished
-    assert (row.started_at is None) == isinstance(outcome, Released)
+    assert (row.started_at is None) == isinstance(outcome, GivenBack)
     if is_finished:
         assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
     if status == "SCHEDULED":
@@ -138,7 +138,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
 
 def test_a_claim_given_back_unused_has_never_started(claim):
     tasks.nothing.enqueue()
-    settle_one(claim()[0], Released())
+    settle_one(claim()[0], GivenBack())
     row = Task.objects.get()
     assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
 
@@ -147,12 +147,12 @@ def test_a_claim_given_back_unused_leaves_the_start_of_an_earlier_attempt(claim)
     tasks.nothing.enqueue()
     settle_one(claim()[0], Retried(FAILURE, 0))
     started_at = Task.objects.get().started_at
-    settle_one(claim()[0], Released())
+    settle_one(claim()[0], GivenBack())
     assert Task.objects.get().started_at == started_at is not None
 
 
 @pytest.mark.parametrize(
-    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), Released()]
+    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), GivenBack()]
 )
 def test_a_zombie_changes_nothing(claim, outcome):
     """The fence: whoever comes back after a rescue finds another attempt in the row."""
@@ -168,12 +168,12 @@ def test_a_zombie_changes_nothing(claim, outcome):
     assert new.id in settle_one(new, Succeeded())
 
 
-@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Released()])
+@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), GivenBack()])
 def test_a_cancelled_task_stays_cancelled(claim, outcome):
     """Given back first and then cancelled: whoever had it is told by the fence. What still runs: test_cancel.py."""
     tasks.nothing.enqueue()
     [mine] = claim()
-    settle_one(mine, Released())
+    settle_one(mine, GivenBack())
     assert Task.objects.all().cancel() == 1
     assert settle_one(mine, outcome) == {}
     assert Task.objects.get().status == "CANCELLED"
@@ -203,7 +203,7 @@ def test_a_batch_is_one_statement_per_kind(claim):
     for _ in range(6):
         tasks.nothing.enqueue()
     claims = claim(6)
-    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE, 0)]
+    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), GivenBack(), Interrupted(FAILURE, 0)]
     with CaptureQueriesContext(connection) as queries:
         accepted = settle("default", list(zip(claims, outcomes, strict=True)), claims[0].worker)
     assert len(queries) == 2

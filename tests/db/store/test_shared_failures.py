@@ -42,7 +42,7 @@ def test_the_groups_are_read_as_they_were_counted():
 def test_what_is_too_old_or_was_changed_since_is_counted_anew():
     fail(fingerprint=7)
     count()
-    shared_failures.forget_failures("default")
+    shared_failures.invalidate_failures("default")
     fail(fingerprint=8)
     assert (len(read().groups), read().age) == (2, None)
     count()
@@ -55,7 +55,7 @@ def test_a_count_that_had_begun_before_the_change_is_not_shown(monkeypatch):
 
     def changed_meanwhile(using):
         found = failures(using)
-        shared_failures.forget_failures(using)
+        shared_failures.invalidate_failures(using)
         return found
 
     monkeypatch.setattr(shared_counts, "failures", changed_meanwhile)

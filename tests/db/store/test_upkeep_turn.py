@@ -8,7 +8,7 @@ from django.db import connection, transaction
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.upkeep_turn import UPKEEP_TURN, take_upkeep_turn
+from django_pglock.store.upkeep_turn import UPKEEP_TURN, try_upkeep_lock
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,15 +29,15 @@ def test_one_worker_has_the_turn_until_its_transaction_ends(session):
             return cursor.fetchone()[0]
 
     with transaction.atomic():
-        assert take_upkeep_turn("default")
+        assert try_upkeep_lock("default")
         assert not other_has_it()
     session.set_autocommit(False)
     assert other_has_it()
     with transaction.atomic():
-        assert not take_upkeep_turn("default")
+        assert not try_upkeep_lock("default")
     session.rollback()
     with transaction.atomic():
-        assert take_upkeep_turn("default")
+        assert try_upkeep_lock("default")
 
 
 def test_its_settings_end_with_the_transaction():
@@ -46,7 +46,7 @@ def test_its_settings_end_with_the_transaction():
         cursor.execute(shown)
         before = cursor.fetchone()
         with transaction.atomic():
-            take_upkeep_turn("default")
+            try_upkeep_lock("default")
             cursor.execute(shown)
             assert cursor.fetchone() == ("off", "3s")
         cursor.execute(shown)

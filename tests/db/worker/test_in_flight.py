@@ -8,7 +8,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement, claims_of
-from django_pglock.store.outcome import Released
+from django_pglock.store.outcome import GivenBack
 from django_pglock.store.settle import settle
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
@@ -23,9 +23,9 @@ def test_a_task_that_was_given_back_and_claimed_again_stays_in_flight():
     [old], [new] = list(_claims_of_one_task())
     in_flight.claims[old.id, old.attempt] = old
     in_flight.claims[new.id, new.attempt] = new
-    in_flight.remove([EndedClaim(old, Released())])
+    in_flight.remove([EndedClaim(old, GivenBack())])
     assert in_flight.task_ids() == [new.id]
-    in_flight.remove([EndedClaim(new, Released())])
+    in_flight.remove([EndedClaim(new, GivenBack())])
 
 
 def _claims_of_one_task():
@@ -35,5 +35,5 @@ def _claims_of_one_task():
         taken = claim_statement("default", worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
         claims = claims_of(taken, worker)
         yield claims
-        settle("default", [(claims[0], Released())], worker)
+        settle("default", [(claims[0], GivenBack())], worker)
     assert row.pk == claims[0].id

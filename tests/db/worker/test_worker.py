@@ -83,9 +83,9 @@ def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
     process = worker()
     process.retire()
     process.stop()
-    assert not process._asked_to_stop_now.is_set()
+    assert not process._immediate_stop_requested.is_set()
     process.stop()
-    assert process._asked_to_stop_now.is_set()
+    assert process._immediate_stop_requested.is_set()
 
 
 def test_a_signal_may_come_between_any_two_lines():
@@ -98,7 +98,7 @@ def test_a_signal_may_come_between_any_two_lines():
 
     def wait_and_end():
         sys.settrace(handle)
-        process._asked_to_stop.wait(0.1)
+        process._stop_requested.wait(0.1)
         process.end()
         process._give_up_grace()
         sys.settrace(None)

@@ -10,10 +10,10 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.redrive import redrives
-from django_pglock.store.failures import FAILURE_GROUPS, LAST_TRACEBACKS, UNMARKED_FAILURES, Group
+from django_pglock.store.failures import FAILURE_GROUPS, LAST_TRACEBACKS, UNMARKED_FAILURES, FailureGroupId
 from django_pglock.store.redrive import window
 from django_pglock.store.shared_counts import keep_counts
-from django_pglock.store.shared_failures import forget_failures
+from django_pglock.store.shared_failures import invalidate_failures
 from django_pglock.store.statements import filled
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.plans.reading import BATCH, PATH, analyze, executed, insert, nodes, reads, rows_read
@@ -95,7 +95,7 @@ def test_a_redrive_finds_the_next_tasks_by_the_index(incident, is_analyzed):
         analyze()
     middle = Task.objects.filter(fingerprint=7)[3000].pk
     failed = Task.objects.filter(finished_at__lte=Now())
-    [sql] = statements_of(lambda: window(failed, Group(7, "x", "y"), after=middle, limit=20))
+    [sql] = statements_of(lambda: window(failed, FailureGroupId(7, "x", "y"), after=middle, limit=20))
     plan = executed(sql)
     assert reads(plan) <= {("Index Only Scan", INDEX), ("Index Scan", INDEX)}
     assert rows_read(plan) <= 21
@@ -103,7 +103,7 @@ def test_a_redrive_finds_the_next_tasks_by_the_index(incident, is_analyzed):
 
 def test_a_redrive_reads_no_more_tasks_without_a_fingerprint_than_it_needs(incident):
     analyze()
-    group = Group(fingerprint_of(PATH, ""), PATH, "")
+    group = FailureGroupId(fingerprint_of(PATH, ""), PATH, "")
     ids = list(Task.objects.filter(status="FAILED", fingerprint=None).order_by("pk").values_list("pk", flat=True))
     known, others = statements_of(lambda: window(Task.objects.all(), group, after=ids[99], limit=20))
     assert rows_read(executed(known)) == 0
@@ -132,5 +132,5 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
     keep_counts("default")
     assert len(statements()) == 2, "what a worker has counted; redrives"
     Task.objects.filter(fingerprint=None).delete()
-    forget_failures("default")
+    invalidate_failures("default")
     assert len(statements()) == 4

@@ -79,7 +79,7 @@ aquery = sync_to_async(query)
 
 
 def _arrive(request: HttpRequest, place: str) -> bool:
-    """Mark the place with the number of this process, and say whether the request is to stop there."""
+    """Mark the place with the number of this process, and return whether the request is to stop there."""
     with open(settings.GATES / f"{name_of(request)}.{place}", "a") as marks:
         marks.write(f"{os.getpid()}\n")
     return request.GET.get("stop") == place

@@ -69,11 +69,11 @@ def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
         assert lease.token == 2
 
 
-def test_a_lease_that_was_taken_away_is_noticed(eventually):
+def test_a_revoked_lease_is_noticed(eventually):
     heard = []
     signals.lock_lost.connect(receiver := lambda sender, handle, **kwargs: heard.append(handle.name))
     try:
-        with pytest.raises(LockLost, match="taken away"), Lease("a", ttl=3) as lease:
+        with pytest.raises(LockLost, match="revoked"), Lease("a", ttl=3) as lease:
             assert Row.objects.all().free() == 1
             assert lease.lost.wait(60)
             with pytest.raises(LockLost):

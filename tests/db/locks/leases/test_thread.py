@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
     """Without a ttl, a lease that was taken by a statement whose answer never came would be held for ever."""
-    ask = thread.LeaseThread.ask
+    ask = thread.LeaseThread.execute
 
     async def cut(self, alias, statement, params, **options):
         row = await ask(self, alias, statement, params, **options)
@@ -23,7 +23,7 @@ def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
             raise DatabaseError("the connection was cut")
         return row
 
-    monkeypatch.setattr(thread.LeaseThread, "ask", cut)
+    monkeypatch.setattr(thread.LeaseThread, "execute", cut)
     with pytest.raises(DatabaseError, match="cut"), Lease("a"):
         pass
     monkeypatch.undo()

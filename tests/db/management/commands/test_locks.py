@@ -89,7 +89,7 @@ def test_times_of_leases_are_told_by_the_clock_of_the_server(monkeypatch):
     assert 100 - NEVER <= int(expires_in) <= 100
 
 
-def test_leases_are_shown_and_taken_away():
+def test_leases_are_shown_and_revoked():
     assert locks("--leases") == "No lease is held.\n"
     with pytest.raises(LockLost), Lease("night\tly", ttl=60) as lease, Lease("mutex"):
         table = locks("--leases")
@@ -98,6 +98,6 @@ def test_leases_are_shown_and_taken_away():
         assert table.count("\n") == 3
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)
-        assert "taken away" in locks("--free-lease", "night\tly")
+        assert "revoked" in locks("--free-lease", "night\tly")
         with pytest.raises(CommandError, match="No lease named"):
             locks("--free-lease", "night\tly")

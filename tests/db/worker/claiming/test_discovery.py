@@ -95,7 +95,7 @@ def test_a_worker_that_has_just_looked_looks_again_before_it_sleeps(worker, even
 def test_a_draining_worker_runs_it_before_it_ends(worker):
     rows = [wait_for_somebody(), wait_for_somebody(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
     running = worker(drain=True)
-    assert running._asked_to_stop.wait(60)
+    assert running._stop_requested.wait(60)
     running.shutdown()
     assert succeeded(*rows)()
 

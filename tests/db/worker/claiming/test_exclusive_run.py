@@ -33,7 +33,7 @@ def test_a_task_that_killed_its_workers_runs_alone(worker, eventually):
 
 def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
     """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
-    monkeypatch.setattr(exclusive_run, "PATIENCE", 1.0)
+    monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 1.0)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -49,7 +49,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     )
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
-    assert running.fetcher._exclusive_run._patience == 2.0
+    assert running.fetcher._exclusive_run._timeout == 2.0
 
     gate()
     eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3)
@@ -58,12 +58,12 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
-    assert running.fetcher._exclusive_run._patience == 1.0, "the next one begins anew"
+    assert running.fetcher._exclusive_run._timeout == 1.0, "the next one begins anew"
 
 
 def test_a_worker_that_drains_puts_no_exclusive_run_off(worker, eventually, monkeypatch, gate):
     """It would end without it."""
-    monkeypatch.setattr(exclusive_run, "PATIENCE", 0.05)
+    monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 0.05)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=2, drain=True)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -74,7 +74,7 @@ def test_a_worker_that_drains_puts_no_exclusive_run_off(worker, eventually, monk
     time.sleep(0.3)
     assert Task.objects.get(pk=suspect).status == "RUNNING"
     gate()
-    assert running._asked_to_stop.wait(60)
+    assert running._stop_requested.wait(60)
     assert running.shutdown() is True
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 

@@ -108,6 +108,6 @@ def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
         running_tasks.wait_for_note.enqueue("the end")
     eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")
     assert not any(called), "it calls others"
-    other.sleep.hear("default", True)
+    other.sleep.note_ready("default", True)
     eventually(lambda: any(called), why="it was notified first and has no room")
     running_tasks.note("the end")

@@ -151,7 +151,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
     part = getattr(worker, name)
     end = threading.Event()
     monkeypatch.setattr(part, "turn", lambda: end.wait(FOREVER))
-    monkeypatch.setattr(health, "PATIENCE", 0.05)
+    monkeypatch.setattr(health, "STUCK_AFTER", 0.05)
     part.wake()
     text = rf"The {name} has not responded for \d+ s.\n"
     try:
@@ -274,13 +274,15 @@ def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
 
     eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
     # Counted when it is written, and let go right after.
-    found = eventually(lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_hand"] and found)
+    found = eventually(
+        lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_flight"] and found
+    )
     counts = {name.partition("=")[2]: found[name] for name in found if name.startswith("outcomes_total")}
-    others = dict.fromkeys(("snoozed", "cancelled", "interrupted", "released", "abandoned"), 0)
+    others = dict.fromkeys(("snoozed", "cancelled", "interrupted", "given_back", "abandoned"), 0)
     assert counts == {"succeeded": 3, "retried": 2, "failed": 1, **others}
     assert (found["claims_total"], found["claims_lost_total"]) == (7, 1)
     assert (found["threads"], found["worker_ready"]) == (2, 1)
-    assert (found["tasks_in_hand"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
+    assert (found["tasks_in_flight"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
 
 
@@ -313,7 +315,7 @@ def test_what_is_in_flight_is_counted(probed, eventually):
     eventually(lambda: Effect.objects.exists())
     found = metrics(worker)
     running_tasks.note("go on")
-    assert (found["tasks_in_hand"], found["tasks_running"]) == (1, 1)
+    assert (found["tasks_in_flight"], found["tasks_running"]) == (1, 1)
 
 
 def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
@@ -324,7 +326,7 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
     Queue.objects.pause("mail")
-    worker.upkeep.queue_counts.look()
+    worker.upkeep.queue_counts.run_if_due()
     assert not read, "counted before anybody asked"
 
     odd = 'queue=an \\"odd\\\\one\\" 9%s'
@@ -336,7 +338,7 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
     assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
     for _ in range(20):
         metrics(worker)
-        worker.upkeep.queue_counts.look()
+        worker.upkeep.queue_counts.run_if_due()
     assert len(read) == 1
     monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.BETWEEN_COUNTS", 0.1)
     Task.objects.all().delete()

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
 from django_pglock.store.give_back import give_back
-from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.worker.running.run import prepare
@@ -26,7 +26,7 @@ def settle_one(claim, outcome):
     Task.objects.filter(status="SCHEDULED").run_now()
 
 
-@pytest.mark.parametrize("outcome", [Released(), Snoozed(0.0), Snoozed(60.0), Abandoned(60.0)])
+@pytest.mark.parametrize("outcome", [GivenBack(), Snoozed(0.0), Snoozed(60.0), Abandoned(60.0)])
 def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
     result = tasks.nothing.enqueue()
     [unused] = claim()
@@ -54,11 +54,11 @@ def test_a_claim_whose_answer_was_lost_is_no_attempt(claim):
 
 def test_failures_and_rescues_are_numbered_without_gaps(claim):
     tasks.nothing.using(max_attempts=5).enqueue()
-    for outcome in (Released(), Retried(FAILURE, 0.0), Released(), Released()):
+    for outcome in (GivenBack(), Retried(FAILURE, 0.0), GivenBack(), GivenBack()):
         settle_one(*claim(), outcome)
     claim()
     rescue("default")
-    settle_one(*claim(), Released())
+    settle_one(*claim(), GivenBack())
     [last] = claim()
     assert prepare(last, "default").result.attempts == last.number == 3
     settle_one(last, Failed(FAILURE))
@@ -71,7 +71,7 @@ def test_failures_and_rescues_are_numbered_without_gaps(claim):
 
 def test_commands_and_the_admin_show_this_number(claim, admin_client, capsys):
     tasks.nothing.enqueue()
-    for outcome in (Released(), Succeeded()):
+    for outcome in (GivenBack(), Succeeded()):
         settle_one(*claim(), outcome)
     row = Task.objects.get()
     for arguments in (("list",), ("show", str(row.pk))):

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 
 from django_pglock import task
 from django_pglock.models import RunningStack, Task
-from django_pglock.store.running_stack import ask_stack
+from django_pglock.store.running_stack import request_stack
 from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, coroutine_text, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
@@ -100,7 +100,7 @@ def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, fun
 
     def text():
         # The function may still be on its way to the place where it stays.
-        assert ask_stack("default", int(made.id))
+        assert request_stack("default", int(made.id))
         eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists(), why="no answer")
         return RunningStack.objects.get().stack
 
@@ -121,7 +121,7 @@ def test_a_task_that_waits_for_a_thread_has_no_stack(worker, eventually):
         status="RUNNING", queue="elsewhere", backend="default", task_path="some.function", attempts=1,
         worker=running.worker, last_attempted_at=running.last_attempted_at,
     )  # fmt: skip
-    assert ask_stack("default", other.pk)
+    assert request_stack("default", other.pk)
     eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists())
     assert RunningStack.objects.get().stack == ""
 

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django_pglock.models import Task, TaskHistory
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.history import OUTCOMES, add_history, series
-from django_pglock.store.outcome import Abandoned, Cancelled, Failure, Released, Succeeded
+from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.history import MOST_MINUTES, History, waited
@@ -66,7 +66,7 @@ def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, event
     Task.objects.filter(pk=lost.id).update(attempts=9)
     for each, outcome in (
         (lost, Succeeded()),
-        (given_back, Released()),
+        (given_back, GivenBack()),
         (never_begun, Cancelled(Failure("x", "y"))),
         (abandoned, Abandoned(3600.0)),
     ):

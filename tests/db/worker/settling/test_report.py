@@ -15,7 +15,7 @@ import pytest
 
 from django_pglock.errors import TaskCancelled
 from django_pglock.models import Task
-from django_pglock.store.outcome import Failure, Released
+from django_pglock.store.outcome import Failure, GivenBack
 from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.report import report, report_lost
@@ -104,7 +104,7 @@ def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
     caplog.set_level(logging.DEBUG, logger="django_pglock.worker")
     tasks.nothing.enqueue()
     [given] = claim()
-    report(EndedClaim(given, Released()))
+    report(EndedClaim(given, GivenBack()))
     report_lost(EndedClaim(given, None))
     assert [each.getMessage().partition("attempt 1 of 1 ")[2] for each in caplog.records] == [
         "was given back before it started.",

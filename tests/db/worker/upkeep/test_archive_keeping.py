@@ -38,7 +38,7 @@ def test_a_worker_moves_tasks_once_the_archive_is_on(worker, eventually, at_once
     eventually(lambda: running.upkeep.archive._check_at > off_at)
     late = make(days=TWO_HOURS)
     keeping = ArchiveKeeping("default")
-    keeping.look()
+    keeping.run_if_due()
     assert Task.objects.filter(pk=late.pk).exists()
 
 
@@ -46,16 +46,16 @@ def test_nothing_moves_until_every_process_has_learned_that_the_archive_is_on():
     """A process that believes the archive to be empty does not look for a result there."""
     make(days=TWO_HOURS)
     turn_on("default")
-    ArchiveKeeping("default").look()
+    ArchiveKeeping("default").run_if_due()
     assert Task.objects.count() == 1
 
 
 def test_without_an_archive_a_look_is_one_statement(django_assert_num_queries):
     keeping = ArchiveKeeping("default")
     with django_assert_num_queries(1):
-        assert keeping.look() is None
+        assert keeping.run_if_due() is None
     with django_assert_num_queries(0):
-        assert keeping.look() is None
+        assert keeping.run_if_due() is None
 
 
 def test_a_look_ends_in_time_and_goes_on_with_the_next_one(at_once, monkeypatch):
@@ -66,10 +66,10 @@ def test_a_look_ends_in_time_and_goes_on_with_the_next_one(at_once, monkeypatch)
     keeping = ArchiveKeeping("default")
     for left in (3, 1, 0):
         keeping._check_at = 0.0
-        assert 0 < keeping.look() <= archive_keeping.BETWEEN_BATCHES
+        assert 0 < keeping.run_if_due() <= archive_keeping.BETWEEN_BATCHES
         assert Task.objects.count() == left
     keeping._check_at = 0.0
-    assert keeping.look() is None, "the walk has ended"
+    assert keeping.run_if_due() is None, "the walk has ended"
     assert ArchivedTask.objects.count() == len(rows)
 
 
@@ -80,10 +80,10 @@ def test_old_days_are_dropped_also_when_the_archive_is_off(at_once, settings, ca
     walk(days=30)
     kept = archive_state("default").days[1:]
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {}}
-    ArchiveKeeping("default").look()
+    ArchiveKeeping("default").run_if_due()
     assert len(archive_state("default").days) == 2, "tasks are kept for ever"
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": 7}}
-    ArchiveKeeping("default").look()
+    ArchiveKeeping("default").run_if_due()
     assert archive_state("default").days == kept
     assert "was dropped" in caplog.text
 
@@ -92,7 +92,7 @@ def test_tasks_that_are_pruned_within_an_hour_do_not_move(at_once, settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": 0.01}}
     make(days=TWO_HOURS)
     turn_on("default")
-    ArchiveKeeping("default").look()
+    ArchiveKeeping("default").run_if_due()
     assert Task.objects.count() == 1
 
 
@@ -105,12 +105,12 @@ def test_a_table_that_refers_to_tasks_stops_the_move_and_is_named_once(at_once, 
         cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id) ON DELETE CASCADE)")
         try:
             for _ in range(2):
-                keeping.look()
+                keeping.run_if_due()
             assert Task.objects.filter(pk=row.pk).exists()
             assert caplog.text.count("keeps_task has a foreign key to tasks") == 1
         finally:
             cursor.execute("DROP TABLE keeps_task")
-    keeping.look()
+    keeping.run_if_due()
     assert ArchivedTask.objects.filter(pk=row.pk).exists()
 
 
@@ -125,7 +125,7 @@ def test_a_role_that_may_not_create_tables_moves_nothing_and_says_so_once(at_onc
         cursor.execute("SET ROLE no_archivist")
         try:
             for _ in range(2):
-                assert keeping.look() is None
+                assert keeping.run_if_due() is None
         finally:
             cursor.execute("RESET ROLE")
             cursor.execute("DROP OWNED BY no_archivist")
@@ -148,6 +148,6 @@ def test_a_batch_that_fails_is_tried_again_with_fewer_rows(at_once, monkeypatch)
     keeping = ArchiveKeeping("default")
     for _ in range(2):
         with pytest.raises(archive_keeping.DatabaseError):
-            keeping.look()
-    keeping.look()
+            keeping.run_if_due()
+    keeping.run_if_due()
     assert sizes == [1000, 100, 10]

@@ -113,28 +113,28 @@ def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
     wait_for_somebody(2, "shop.other", queue="mail")
     wait_for_somebody(1, "shop.other", queue="post")
     for _ in range(2):
-        report.look()
+        report.run_if_due()
     assert len(warnings(caplog)) == 2, "one for each function"
     assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH!r}, which")
     Task.objects.filter(pk=rows[0].pk).cancel()
-    report.look()
+    report.run_if_due()
     wait_for_somebody()
-    report.look()
+    report.run_if_due()
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
 def test_of_all_workers_the_oldest_reports(always_look, caplog):
     first, second = beat_of(), beat_of()
     wait_for_somebody()
-    unknown.UnknownReport("default", second).look()
+    unknown.UnknownReport("default", second).run_if_due()
     assert warnings(caplog) == []
-    unknown.UnknownReport("default", first).look()
+    unknown.UnknownReport("default", first).run_if_due()
     assert len(warnings(caplog)) == 1
 
 
 def test_nobody_looks_before_all_that_start_together_have_come(caplog):
     wait_for_somebody()
-    unknown.UnknownReport("default", beat_of()).look()
+    unknown.UnknownReport("default", beat_of()).run_if_due()
     assert warnings(caplog) == []
 
 
@@ -170,6 +170,6 @@ def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
     assert claim_statement("default", worker=uuid4(), paths=[]).execute(1, "default") == []
     draining = WorkerUnderTest(threads=1, drain=True)
     draining.start()
-    assert draining._asked_to_stop.wait(60), "it never ends"
+    assert draining._stop_requested.wait(60), "it never ends"
     draining.shutdown()
     assert Task.objects.get().attempts == 0

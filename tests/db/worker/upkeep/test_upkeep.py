@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import ON_DUTY
+from django_pglock.store.liveness import UPKEEP_WORKERS
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.upkeep import queue_counts, upkeep
@@ -28,16 +28,16 @@ def older_workers():
     """Workers that have begun before and beat for a long time."""
     row = {"pid": 7, "queues": [], "threads": 1, "started_at": Now() - timedelta(days=1)}
     future = Now() + timedelta(days=1)
-    return [Worker.objects.create(id=uuid4(), heartbeat_at=future, **row).pk for _ in range(ON_DUTY)]
+    return [Worker.objects.create(id=uuid4(), heartbeat_at=future, **row).pk for _ in range(UPKEEP_WORKERS)]
 
 
 def test_a_worker_that_is_not_on_duty_takes_over_when_an_older_one_is_gone(
     worker, eventually, older_workers, monkeypatch
 ):
     """Else the tasks of the older worker would wait for the next round, which is far away for such a worker."""
-    monkeypatch.setattr(upkeep, "OFF_DUTY_FACTOR", 1_000_000)
+    monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
-    eventually(lambda: running.upkeep._older_workers == ON_DUTY)
+    eventually(lambda: running.upkeep._older_workers == UPKEEP_WORKERS)
     eventually(lambda: running.upkeep.awake_by - running.upkeep._began_at > 10_000, why="it does not rest")
     orphan = Task.objects.create(
         queue="default",
@@ -59,7 +59,7 @@ def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch)
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     service.queue_counts._kept_at -= 2 * queue_counts.CHECK_INTERVAL
     service.stop()
-    service.set_older_workers(ON_DUTY)
+    service.set_older_workers(UPKEEP_WORKERS)
     service.turn()
     assert asked == []
     service.set_older_workers(0)
@@ -71,11 +71,11 @@ def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch)
 def test_rounds_off_duty_are_rare_and_spread(older_workers):
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     often = service._between_rounds
-    service.set_older_workers(ON_DUTY)
+    service.set_older_workers(UPKEEP_WORKERS)
     rarely = {service._between_rounds for _ in range(10)}
     assert min(rarely) > 5 * often
     assert len(rarely) > 1
-    service.queue_counts.ask()
+    service.queue_counts.request()
     assert service._between_rounds == often, "somebody reads the metrics of this worker"
 
 
@@ -142,7 +142,7 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
 
 
 @pytest.mark.parametrize(
-    "step", ["promote", "open_rates", "rescue", "blocked_keys", "stray_waiters", "next_due_in", "prune_window"]
+    "step", ["promote", "open_rates", "rescue", "blocked_keys", "orphaned_waiters", "next_due_in", "prune_window"]
 )
 def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
     """As one that runs into its time limit in each round: the transaction of the round would end with it."""

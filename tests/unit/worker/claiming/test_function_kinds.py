@@ -13,7 +13,7 @@ def test_looks_for_the_event_loop_alone_keep_no_thread_waiting_for_long():
     assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)
     looks.note(SYNC, took=0.1, found=0)
     assert looks.next_in(SYNC) == 0.05
-    looks.note_news()
+    looks.note_new_tasks()
     assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)
 
 

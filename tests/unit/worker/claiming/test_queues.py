@@ -12,7 +12,7 @@ from django_pglock.worker.claiming.queues import Queues
 
 
 def firsts(queues, ready, looks):
-    return [queues.in_turn(ready)[0] for _ in range(looks)]
+    return [queues.poll_order(ready)[0] for _ in range(looks)]
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def firsts(queues, ready, looks):
 def test_names_prefixes_and_exclusions_say_what_is_served(queues, served, left, order):
     queues.order = order
     assert [name for name in served + left if queues.serves(name)] == served
-    assert sorted(queues.in_turn(sorted(served + left))) == sorted(served)
+    assert sorted(queues.poll_order(sorted(served + left))) == sorted(served)
 
 
 def test_turns_are_smooth_as_those_of_nginx():
     queues = Queues(["a=5", "b", "c"])
     assert firsts(queues, ["a", "b", "c"], 7) == ["a", "a", "b", "a", "c", "a", "a"]
-    assert queues.in_turn(["c", "b"]) == ["b", "c"], "who did not come first is next"
+    assert queues.poll_order(["c", "b"]) == ["b", "c"], "who did not come first is next"
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 3))
@@ -65,7 +65,7 @@ def test_none_starves_whatever_comes_and_goes_beside_it(seed):
     waited, longest = 0, 0
     for _ in range(2000):
         ready = ["light", *rng.sample(others, rng.randint(0, 5))]
-        waited = 0 if queues.in_turn(ready)[0] == "light" else waited + 1
+        waited = 0 if queues.poll_order(ready)[0] == "light" else waited + 1
         longest = max(longest, waited)
     assert longest <= 2 * (1 + 7 + 7 + 20 + 20 + 20)
 
@@ -80,7 +80,7 @@ def test_what_was_gained_beside_others_is_not_spent_on_a_stranger():
 def test_a_queue_with_nothing_ready_costs_no_memory():
     queues = Queues()
     for number in range(100):
-        queues.in_turn([f"tenant-{number}"])
+        queues.poll_order([f"tenant-{number}"])
     assert len(queues._credits[""]) == 1
 
 
@@ -88,12 +88,12 @@ def test_strict_order_is_always_the_one_given_and_prefixes_by_name():
     queues = Queues(["high", "mail*", "low", "mail-last"], order="strict")
     ready = ["low", "mail-last", "mail-b", "other", "mail-a", "high"]
     for _ in range(3):
-        assert queues.in_turn(ready) == ["high", "mail-a", "mail-b", "low", "mail-last"]
-    assert Queues(order="strict").in_turn(["b", "c", "a"]) == ["a", "b", "c"]
+        assert queues.poll_order(ready) == ["high", "mail-a", "mail-b", "low", "mail-last"]
+    assert Queues(order="strict").poll_order(["b", "c", "a"]) == ["a", "b", "c"]
 
 
 def test_nothing_ready_is_nothing_to_look_into():
-    assert Queues().in_turn([]) == Queues(["a"], order="strict").in_turn(["b"]) == []
+    assert Queues().poll_order([]) == Queues(["a"], order="strict").poll_order(["b"]) == []
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_one_name_alone_needs_no_look_at_what_is_ready(queues, only):
 
 
 def test_what_was_asked_is_kept_for_people():
-    assert Queues().asked == []
-    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).asked
+    assert Queues().given == []
+    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).given
     assert asked == ["high=3", "m*", "--exclude mail-bulk"]
-    assert Queues(["a"], order="strict").asked == ["a", "--order strict"]
+    assert Queues(["a"], order="strict").given == ["a", "--order strict"]
 
 
 @pytest.mark.parametrize(

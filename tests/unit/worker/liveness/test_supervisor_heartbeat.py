@@ -64,21 +64,21 @@ def answer(**values):
 def test_the_answer_says_what_the_row_says(ends, answering):
     heartbeat, _ = ends
     answering(answer())
-    assert heartbeat.ask(BEAT, within=NEVER) == (HeartbeatReply(*REPLY), True, 2.5)
+    assert heartbeat.request_beat(BEAT, within=NEVER) == (HeartbeatReply(*REPLY), True, 2.5)
     assert heartbeat.is_up
 
 
 def test_the_answer_to_an_earlier_request_is_none(ends, answering):
     heartbeat, _ = ends
     answering(answer(asked_at=1.0, next_in=1.0), answer())
-    assert heartbeat.ask(BEAT, within=NEVER).next_in == 2.5
+    assert heartbeat.request_beat(BEAT, within=NEVER).next_in == 2.5
     answering(answer(asked_at=1.0), {"can_beat": False})
-    assert heartbeat.ask(BEAT, within=NEVER) is None
+    assert heartbeat.request_beat(BEAT, within=NEVER) is None
 
 
 def test_a_supervisor_that_is_silent_is_not_asked_again_before_it_is_heard(ends):
     heartbeat, supervisor = ends
-    assert heartbeat.ask(BEAT, within=0.01) is None
+    assert heartbeat.request_beat(BEAT, within=0.01) is None
     assert (heartbeat.is_up, heartbeat.is_over) == (False, False)
     supervisor.send(answer(asked_at=1.0))
     heartbeat.receive()
@@ -99,5 +99,5 @@ def test_one_that_can_beat_again_may_have_missed_notifications(ends, told):
 def test_a_supervisor_that_has_died_is_not_waited_for(ends):
     heartbeat, supervisor = ends
     supervisor.close()
-    assert heartbeat.ask(BEAT, within=NEVER) is None
+    assert heartbeat.request_beat(BEAT, within=NEVER) is None
     assert heartbeat.is_over

@@ -25,18 +25,18 @@ def test_counts_are_read_every_ten_seconds_however_often_somebody_asks(clock):
     (now, read), counts = clock, QueueCounts("default")
     for second in range(100):
         now[0] = 100.0 + second
-        counts.ask()
-        counts.look()
+        counts.request()
+        counts.run_if_due()
     assert {later - earlier for earlier, later in itertools.pairwise(read)} == {10.0}
 
 
 def test_counts_are_read_while_somebody_asks(clock):
     (now, read), counts = clock, QueueCounts("default")
-    counts.look()
+    counts.run_if_due()
     assert not read
-    counts.ask()
+    counts.request()
     now[0] += READ_FOR - 1
-    counts.look()
+    counts.run_if_due()
     assert read == [now[0]]
 
 
@@ -44,5 +44,5 @@ def test_while_nobody_asks_a_worker_sees_every_twenty_seconds_that_some_worker_c
     (now, read), counts = clock, QueueCounts("default")
     for second in range(100):
         now[0] = 100.0 + second
-        counts.look()
+        counts.run_if_due()
     assert read == [-120.0, -140.0, -160.0, -180.0], "and reads nothing"
