@@ -29,7 +29,8 @@ def history(new_table):
 def backlog(request, new_table):
     """A long history, twenty thousand waiting for one key and as many for a date, and a few others.
 
-    The statistics are those of a new table, of one that was empty once, of the history only, or they know everything.
+    The statistics are those of a new table, of a table that was empty once, of the history only, or they know
+    everything.
     """
     worker = uuid4()
     if request.param == "of an empty table":
