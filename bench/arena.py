@@ -1,9 +1,9 @@
 """Where the contestants meet: one durable PostgreSQL, a fresh database for each run, worker processes, and the clock.
 
-**The clock** starts at the first look that sees a finished task. It stops at the last look that sees fewer tasks left
-than the look before, and at least one. The rate is what was finished in between. So neither the start of a worker
-counts, nor when it is noticed that all are done: a look takes longer the more there is, and to wait for the end would
-cost the fastest most. The same rule holds for all, and all are looked at from outside, through what they leave in the
+**The clock** starts at the first poll that sees a finished task. It stops at the last poll that sees fewer tasks left
+than the poll before, and at least one. The rate is what was finished in between. So neither the start of a worker
+counts, nor when it is noticed that all are done: a poll takes longer the more there is, and to wait for the end would
+cost the fastest most. The same rule holds for all, and all are observed from outside, through what they leave in the
 database (Celery: in Redis).
 """
 

@@ -161,7 +161,7 @@ def newest(model: Any, rows: int) -> Any:
 
 
 def cost(use: Callable[[], Any], times: int) -> Cost:
-    """Do something so many times; return what one time costs."""
+    """Do something this number of times; return what one time costs."""
     server, began = server_time(), time.perf_counter()
     for _ in range(times):
         use()

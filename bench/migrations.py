@@ -49,7 +49,7 @@ SELECT id, 1, clock_timestamp(), clock_timestamp(), 'FAILED', 'x', 'x' FROM unne
 
 
 class Beside:
-    """What goes on beside a migration, and the milliseconds that each statement has taken."""
+    """The statements that run beside a migration, and the milliseconds that each has taken."""
 
     def __init__(self) -> None:
         self.took: dict[str, list[float]] = {"enqueue": [], "claim": [], "settle": []}

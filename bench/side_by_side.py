@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from example_project.postgres import PrivatePostgres
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Seconds between two looks, and the share of the tasks up to which a round counts.
+#: Seconds between two samples, and the share of the tasks up to which a round counts.
 PAUSE, END = 0.25, 0.97
 LEFT = "SELECT count(*) FROM django_pglock_task WHERE status IN ('READY', 'RUNNING')"
 DONE = "SELECT count(*) FROM django_pglock_task"
@@ -165,7 +165,7 @@ def _value(side: Side, statement: str) -> int:
 
 
 def _watch(sides: list[Side], tasks: Callable[[Side], int], count: int) -> list[Reading]:
-    """Return what each side has done between the first and the last look at which both worked."""
+    """Return what each side has done between the first and the last sample at which both worked."""
     while not all(tasks(side) > 0 for side in sides):
         time.sleep(PAUSE / 10)
     first = last = now = [side.read(tasks) for side in sides]

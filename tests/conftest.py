@@ -178,7 +178,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
     yield start
     for worker in started:
         worker.shutdown()
-        # Where the process goes on, so do functions that outlast the grace, and their sessions.
+        # Where the process continues, so do functions that outlast the grace, and their sessions.
         worker.executor.wait(3)
 
 

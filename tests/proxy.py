@@ -1,7 +1,7 @@
 """A TCP proxy before a PostgreSQL server, for tests: a network that can be cut, slow or mute.
 
-Its kernel goes on acknowledging what nobody reads any more, as load balancers do. So a mute connection is noticed by
-neither keepalives nor ``tcp_user_timeout``, only by who looks at the clock.
+Its kernel still acknowledges what nobody reads any more, as load balancers do. So neither keepalives nor
+``tcp_user_timeout`` notice a mute connection, only a time limit of the client does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Proxy:
             link.speaks.clear()
 
     def hold_new(self) -> None:
-        """Accept new connections and let nothing through, as a pooler that is paused. What is open goes on."""
+        """Accept new connections and let nothing through, as a pooler that is paused. Open connections continue."""
         self._is_mute = True
 
     def lead_to(self, host: str, port: int | str = 5432) -> None:
@@ -100,7 +100,7 @@ class Proxy:
         self.cut()
 
     def cut(self, *, new: bool = False) -> None:
-        """Reset all connections. ``new=True``: those to come as well, as when the server is away."""
+        """Reset all connections. ``new=True``: those to come as well, as when the server is down."""
         self._refuses = new
         for link in self.links:
             link.reset()
@@ -170,7 +170,7 @@ class _Link:
                 self.proxy.rest()
                 self.speaks.wait()
                 target.sendall(data)
-        # The end is news as well: through a black hole nobody hears of it.
+        # The end of the connection is held back as well: through a black hole the other side does not learn of it.
         self.speaks.wait()
         self.reset()
 

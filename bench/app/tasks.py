@@ -77,7 +77,7 @@ if apps.is_installed("django_pglock") and not os.environ.get("BENCH_PLAIN"):
 
     @our_task(rate="1000000/s")
     def rated(number):
-        """Do nothing, so many times a second at most."""
+        """Do nothing, at most this number of times a second."""
 
     @our_task(rate="1/h")
     def rated_slowly(number):

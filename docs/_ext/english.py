@@ -1,4 +1,7 @@
-"""Check the English of the pages, and of the messages, docstrings and comments of the package.
+"""Check the English of the pages, of the package, of the tests and of the benchmarks.
+
+In the package it reads messages, docstrings and comments. In tests/ and bench/ it reads docstrings and comments only:
+the other strings there are data.
 
 Run: ``python docs/_ext/english.py``. It needs proselint, prints one line for each phrase to rewrite, and exits with 1
 if there is one. CONTRIBUTING.md has the rules; ``SAY_INSTEAD`` has the phrases that break them most often.
@@ -81,6 +84,10 @@ FITTING = (
     "skunked_terms",
     "spelling",
 )
+#: The folders in which strings that are no docstrings are data.
+DATA = ("tests", "bench")
+#: Folders that are not read: migrations do not change any more; the chaos suite is still to be corrected.
+NOT_READ = {"migrations", "chaos"}
 OURS = "pglock"
 CONFIG: Config = {"max_errors": 1000, "checks": dict.fromkeys((*FITTING, OURS), True)}
 #: What is no English in a page: code, comments, addresses.
@@ -98,8 +105,9 @@ def pages() -> list[Path]:
 
 
 def sources() -> list[Path]:
-    """Return the files of the package whose messages, docstrings and comments people read."""
-    return [path for path in sorted((ROOT / "django_pglock").rglob("*.py")) if "migrations" not in path.parts]
+    """Return the Python files whose messages, docstrings and comments people read."""
+    paths = [path for folder in ("django_pglock", *DATA) for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if not NOT_READ.intersection(path.relative_to(ROOT).parts)]
 
 
 def prose_of_page(text: str) -> str:
@@ -107,14 +115,14 @@ def prose_of_page(text: str) -> str:
     return CODE.sub(_blank, text)
 
 
-def prose_of_source(text: str) -> str:
+def prose_of_source(text: str, *, with_messages: bool = True) -> str:
     """Return the comments, the docstrings and the messages at their places, and blanks instead of code."""
     lines = text.splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
     prose = list(re.sub(r"[^\n]", " ", text))
-    for start, end in (*_comments(text, starts), *_strings(text, lines, starts)):
+    for start, end in (*_comments(text, starts), *_strings(text, lines, starts, with_messages=with_messages)):
         prose[start:end] = FIELDS.sub(_blank, text[start:end])
     return "".join(prose)
 
@@ -122,7 +130,8 @@ def prose_of_source(text: str) -> str:
 def findings(path: Path) -> Iterator[str]:
     """Yield what is to be rewritten in a file, one line each."""
     text = path.read_text()
-    prose = prose_of_page(text) if path.suffix == ".md" else prose_of_source(text)
+    has_messages = not any(path.is_relative_to(ROOT / folder) for folder in DATA)
+    prose = prose_of_page(text) if path.suffix == ".md" else prose_of_source(text, with_messages=has_messages)
     if not prose.strip():
         return
     for found in LintFile(str(path), QUOTES.sub(" ", prose)).lint(CONFIG):
@@ -164,7 +173,7 @@ def _comments(text: str, starts: list[int]) -> Iterator[tuple[int, int]]:
             yield start + len(token.string) - len(token.string.lstrip("#: ")), start + len(token.string)
 
 
-def _strings(text: str, lines: list[str], starts: list[int]) -> Iterator[tuple[int, int]]:
+def _strings(text: str, lines: list[str], starts: list[int], *, with_messages: bool) -> Iterator[tuple[int, int]]:
     def place(line: int, column: int) -> int:
         # The columns of ast count bytes.
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
@@ -178,7 +187,7 @@ def _strings(text: str, lines: list[str], starts: list[int]) -> Iterator[tuple[i
         inside.update(map(id, ast.walk(node)))
         start, end = place(node.lineno, node.col_offset), place(node.end_lineno or 0, node.end_col_offset or 0)
         # A docstring may name UPDATE and is English nevertheless.
-        is_english = id(node) in docstrings or not SQL.search(text[start:end])
+        is_english = id(node) in docstrings or (with_messages and not SQL.search(text[start:end]))
         if isinstance(getattr(node, "value", ""), str) and " " in text[start:end] and is_english:
             yield start, end
 

@@ -65,7 +65,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() > 10)
     victim.send(signal.SIGKILL)
     before = sum(views)
-    eventually(done(60), why="a task was lost, or waits for ever")
+    eventually(done(60), why="a task was lost, or waits forever")
     assert sum(views) > before > 0, "the views had their turns, too"
     assert not were_together(path)
 

@@ -90,7 +90,7 @@ def test_what_it_is_not_asked_for_it_does_not_leave(drain):
 
 
 def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
-    """Where no upkeep comes through, the row may stay for ever."""
+    """Where no upkeep comes through, the row may stay forever."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05, "HEARTBEAT_LIMIT": 0.2}
     tasks.nothing.enqueue()
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())

@@ -1,4 +1,4 @@
-"""How ``manage.py`` makes its .venv: from nothing, from half a one, from one that was made for something else."""
+"""How ``manage.py`` makes its .venv: from nothing, from an unfinished .venv, from a .venv made for something else."""
 
 from __future__ import annotations
 

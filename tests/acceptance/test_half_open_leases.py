@@ -1,4 +1,4 @@
-"""Leases whose connection falls mute: a proxy goes on acknowledging, and no answer comes."""
+"""Leases whose connection falls mute: a proxy still acknowledges what is sent, and no answer comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases between processes: one that is killed, and one that is stopped and goes on too late."""
+"""Leases between processes: a holder that is killed, and a holder that is stopped and continues too late."""
 
 from __future__ import annotations
 

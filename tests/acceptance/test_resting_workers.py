@@ -73,7 +73,7 @@ def resting(worker_process, older_workers, eventually):
 
 @pytest.fixture
 def rescuer(worker):
-    """A worker in this process that is on duty; it serves other queues, and it does not rest."""
+    """A worker in this process that does the upkeep; it serves other queues, and it does not rest."""
 
     def start():
         Worker.objects.filter(name="older").update(is_stopping=True)

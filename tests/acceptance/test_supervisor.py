@@ -109,7 +109,7 @@ def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
     process.send(signal.SIGKILL)
 
     process.process.wait(NEVER)
-    # Whoever still lives holds the other end of this pipe.
+    # A process that still lives holds the other end of this pipe.
     process._reader.join(NEVER)
     if process._reader.is_alive():
         for pid in ready(process):

@@ -24,7 +24,7 @@ def done() -> int:
 def test_kill_9_under_load_loses_nothing(worker_process, eventually):
     """Three workers share 1,500 tasks, a third of them atomic; one is killed in the middle.
 
-    Every task ends successful and leaves its effect; an atomic one leaves it exactly once, whoever died.
+    Every task ends successful and leaves its effect; an atomic one leaves it exactly once, whichever process died.
     """
     victim, *_others = [worker_process("--threads", "2") for _ in range(3)]
     with transaction.atomic():
@@ -131,7 +131,7 @@ def test_what_outlasts_the_grace_ends_with_the_process(worker_process, eventuall
 
 
 def test_twenty_deploys_in_a_row_strand_nothing(worker, eventually):
-    """A peer leaves a task running for ever when the signal comes between its claim and its start."""
+    """A peer leaves a task running forever when the signal comes between its claim and its start."""
     for round_ in range(20):
         for number in range(10):
             tasks.record.enqueue("deploy", round_ * 10 + number)

@@ -190,7 +190,7 @@ NOT_FOUND = {
 @pytest.mark.parametrize("define", NOT_FOUND.values(), ids=NOT_FOUND)
 @pytest.mark.usefixtures("own_registry")
 def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define):
-    """The task would wait for ever. Django refuses some of these functions at decoration."""
+    """The task would wait forever. Django refuses some of these functions at decoration."""
     for enqueue in (
         lambda task: task.enqueue(),
         lambda task: task.enqueue_on_commit(),

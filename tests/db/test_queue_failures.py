@@ -45,7 +45,7 @@ def ask(sql, *values):
 
 
 def test_a_task_may_run_for_longer_than_any_limit(claim, slow_beats):
-    """It began ten days ago, and its worker gives signs of life."""
+    """It began ten days ago, and its worker sends heartbeats."""
     worker = uuid4()
     beat_of(worker)
     tasks.nothing.enqueue()

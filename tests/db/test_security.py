@@ -72,7 +72,7 @@ NOT_TASKS = [
 
 @pytest.fixture
 def nothing_runs(monkeypatch, tmp_path):
-    """Hear of whatever runs or is imported that must not be. Imports of named tuples evaluate, with a namespace."""
+    """Record whatever runs or is imported that must not be. Imports of named tuples evaluate, with a namespace."""
     proof = tmp_path / "proof"
     for module, name in ((os, "system"), (builtins, "eval")):
         monkeypatch.setattr(module, name, lambda *args, call=eval: call(*args) if args[1:] else proof.write_text("ran"))
@@ -349,7 +349,7 @@ def as_role():
 
 @pytest.mark.parametrize("has_some_rights", [True, False])
 def test_a_draining_worker_whose_role_lacks_rights_ends(as_role, caplog, has_some_rights):
-    """A command of cron or CI would stay for ever; a worker without --drain waits for the rights."""
+    """A command of cron or CI would stay forever; a worker without --drain waits for the rights."""
     sample.nothing.enqueue()
     if not has_some_rights:
         with connection.cursor() as cursor:

@@ -83,7 +83,7 @@ def kubernetes(file):
 
 
 CHECKS = [
-    (systemd, "lockworker.service", "TimeoutStartSec=infinity", "TimeoutStartSec=for ever"),
+    (systemd, "lockworker.service", "TimeoutStartSec=infinity", "TimeoutStartSec=forever"),
     (promtool, "prometheus.yml", "scrape_interval", "scrape_intervals"),
     (promtool, "alerts.yml", "max by (queue)", "max by queue"),
     (grafana, "grafana-dashboard.json", "max by (queue)", "max by queue"),

@@ -57,3 +57,10 @@ def test_code_is_no_english(name, text, english, tmp_path, capsys):
 def test_the_project_has_pages_and_sources_to_check(english):
     names = {path.name for path in [*english.pages(), *english.sources()]}
     assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tasks.md", "runlockworker.py", "checks.py"}
+    assert names >= {"test_english.py", "arena.py"}
+
+
+def test_a_string_of_a_test_is_data(english):
+    text = 'def goal():\n    """Whoever asks."""\n    return "whoever asks"  # whoever asks\n'
+    assert english.prose_of_source(text).count("hoever") == 3
+    assert english.prose_of_source(text, with_messages=False).count("hoever") == 2

@@ -1,9 +1,9 @@
 """django-pghistory: its execute wrapper puts two ``SELECT set_config`` before each statement that may fire a trigger.
 
-It goes by how the statement begins: ``SELECT``, ``VACUUM`` and the like are left alone, because after another statement
-of the same message they would fail or return nothing. A comment in front hides the beginning. The two values are
-parameters, so that from then on a percent sign in a statement without parameters of its own stands for one. The wrapper
-is Django's list's last entry at the end of the block, or another one is taken off in its place.
+It goes by how the statement begins: ``SELECT``, ``VACUUM`` and the like are not changed, because after another
+statement of the same message they would fail or return nothing. A comment in front hides the beginning. The two values
+are parameters, so that from then on a percent sign in a statement without parameters of its own stands for one. The
+wrapper is Django's list's last entry at the end of the block, or another one is taken off in its place.
 """
 
 from __future__ import annotations

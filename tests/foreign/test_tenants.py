@@ -1,7 +1,7 @@
 """django-tenants, tables of tasks in the public schema: any tenant enqueues there, and any worker runs for all.
 
 The backend's ``_cursor()`` sends ``SET search_path`` for the schema that ``schema_context`` chose, when a cursor is
-made and not before. Whatever goes below Django's cursor meets the schema of whoever used the session last.
+made and not before. A statement that is sent below Django's cursor meets the schema of the last user of the session.
 """
 
 from __future__ import annotations

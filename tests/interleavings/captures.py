@@ -72,7 +72,7 @@ for name in ("change_one", "change_all", "enqueue_by_hand"):
 
 @law("captures")
 def no_change_is_missed(judge: Judge) -> None:
-    """A task still waits, or one that has begun after the change has read it. Who has died has its claim still."""
+    """A task still waits, or has begun after the change has read it. A dead worker has its claim still."""
     waiting = {
         task.kwargs["id"]
         for task in judge.now.values()

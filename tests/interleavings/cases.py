@@ -49,7 +49,7 @@ ONE_TRIPLE_IN = 120
 
 @dataclass(frozen=True)
 class Case:
-    """Verbs in a world: the first stops at a statement, the others start, and the first goes on or dies.
+    """Verbs in a world: the first stops at a statement, the others start, and the first continues or dies.
 
     ``level`` is that of the sessions that are not a worker's.
     """
@@ -129,7 +129,7 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every fifth world
+    The first stops at each of its statements, and continues or dies there. ``is_short``: each pair in every fifth world
     that both verbs have, in one of its two orders, and at one of the statements.
     """
     for first, second in product(rehearsed, repeat=2):
@@ -158,7 +158,7 @@ def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterat
 def _cases(world: str, first: str, others: tuple[str, ...], turn: Turn, *, is_short: bool) -> Iterator[Case]:
     stops = [(number, COMMIT) for number in stops_of(first, turn)]
     stops += [(number, ROLL_BACK) for number, _ in stops if turn.writes[number - 1]]
-    # At REPEATABLE READ a caller's transaction goes on to see what it has seen before.
+    # At REPEATABLE READ a caller's transaction still sees what it has seen before.
     level = REPEATABLE_READ if any(VERBS[name].is_in_transaction for name in others) else READ_COMMITTED
     for number, ending in [stops[_draw(world, first, *others) // 64 % len(stops)]] if is_short else stops:
         yield Case(world, first, number, ending, others, level)

@@ -51,7 +51,7 @@ class Judge(Laws):
 
     def __init__(self, world: World, ledger: Ledger, verbs: list[Verb], told: set[str]) -> None:
         super().__init__()
-        #: A verb has not come to its end: what it was told, nobody has noted.
+        #: A verb has not ended: its result has not been recorded.
         self.has_died = False
         self.turns: list[Turn] = []
         self.world, self.ledger, self.verbs, self.told = world, ledger, verbs, told

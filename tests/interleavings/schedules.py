@@ -1,4 +1,4 @@
-"""Schedules: a tick becomes one task, whoever looks at it, changes it or removes it at that moment."""
+"""Schedules: a tick becomes one task, whatever reads, changes or removes the schedule at that moment."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Actor:
 
     def ends(self) -> None:
         """Wait for the end of the verb, and for no other session's help."""
-        assert self._rests.wait(NEVER), f"waits for ever: {self.turn.statements[-1:]}"
+        assert self._rests.wait(NEVER), f"waits forever: {self.turn.statements[-1:]}"
         assert self.has_ended
 
     def _is_blocked(self) -> bool:

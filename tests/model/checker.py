@@ -61,11 +61,11 @@ class Model:
         self.properties = re.findall(r"^ltl (\w+)", self.text, re.MULTILINE)
 
     def never(self, *, planted: int = 0) -> Verdict:
-        """Search all states for one that must not be."""
+        """Search all states for a forbidden one."""
         return _verdict(_run(_built(self.name, LARGER[self.name], "-DNOCLAIM", "-DSAFETY"), planted=planted))
 
     def always(self, wanted: str, *, planted: int = 0) -> Verdict:
-        """Search for a run without end in which a property does not hold, although no process is held up for ever."""
+        """Search for a run without end in which a property does not hold, although no process is held up forever."""
         program = _built(self.name, (), f"-DNFAIR={FAIRNESS}")
         return _verdict(_run(program, "-a", "-f", "-N", wanted, planted=planted), wanted)
 

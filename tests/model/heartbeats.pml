@@ -19,7 +19,7 @@ task that rests writes one in every third interval. Worker 0 is the oldest.
 #define NO_WITNESS (planted == 1) /* finds !living_condemned: silence proves a death while all are silent */
 #define SEAMLESS (planted == 2) /* finds !living_condemned: heartbeats in a new session continue those of the last one */
 #define NO_SESSION (planted == 3) /* finds !frozen_condemned: two missing heartbeats are enough although the session is there */
-#define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive for ever */
+#define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive forever */
 #define NO_UPKEEP (planted == 5) /* finds claims_come_back: nobody looks for claims of dead workers */
 #define FORGET_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are removed while there is no witness */
 #define CLAIM_UNHEARD (planted == 7) /* finds !living_condemned: a worker that rests claims although its last heartbeat is old */

@@ -246,7 +246,7 @@ class ReplicaRouter:
 
 
 def test_results_are_read_where_they_were_written(project):
-    """A replica is late; here it has no tables at all, so whoever asks it is heard."""
+    """A replica is late; here it has no tables at all, so each query to it fails."""
     made = project(
         settings="""
             INSTALLED_APPS = ["django_pglock", "shop"]

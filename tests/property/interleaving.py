@@ -1,9 +1,9 @@
 """Threads that take turns line by line, in an order that a random number generator draws, by a clock of their own.
 
 One thread runs at a time. At each line of the watched modules it may have to give way to another, so what happens
-between two lines of one may be anything that the others do. What blocks, blocks here: time goes on only when nobody can
-run, straight to the next moment for which somebody waits. So an order that fails once fails each time, and a thread
-that sleeps beside its work is seen at once, not by how long it takes.
+between two lines of one may be anything that the others do. What blocks, blocks here: the time advances only when no
+thread can run, straight to the next moment for which somebody waits. So an order that fails once fails each time, and a
+thread that sleeps beside its work is seen at once, not by how long it takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Turn:
 
 
 class Schedule:
-    """The threads, their order, and the clock. ``checked`` is called whenever time goes on."""
+    """The threads, their order, and the clock. ``checked`` is called whenever the time advances."""
 
     def __init__(self, random: Random, watched: set[str], checked: Callable[[], None]) -> None:
         self.now = 1000.0
@@ -144,7 +144,7 @@ class Schedule:
                 return self._random.choice(ready)
             self._checked()
             moments = [turn.until for turn in self._turns if turn.until is not None]
-            assert moments, f"everybody waits for ever: {self.places()}"
+            assert moments, f"everybody waits forever: {self.places()}"
             self.now = min(moments)
 
     def _is_due(self, turn: _Turn) -> bool:

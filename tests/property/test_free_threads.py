@@ -158,7 +158,7 @@ class House:
         places = self.schedule.places()
         if places["fetcher"] != "fetcher_wakeup":
             return
-        # A look for the loop alone is put off for a while, lest it keeps threads waiting; but no longer.
+        # A claim for the loop alone is postponed for a while, lest it keeps threads waiting; but no longer.
         has_place = self.in_flight.coroutines.room() > 0
         is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
         for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):

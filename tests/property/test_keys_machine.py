@@ -1,4 +1,4 @@
-"""A random walk over all verbs of tasks by simulated workers: exclusion, order, and nothing that waits for ever.
+"""A random walk over all verbs of tasks by simulated workers: exclusion, order, and nothing that waits forever.
 
 ``PGLOCK_WALKS=300`` walks as many times, and further.
 """
@@ -376,7 +376,7 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
             self.everything_finishes()
 
     def everything_finishes(self):
-        """When all workers settle and upkeep runs, nothing waits for ever, and no key stays taken."""
+        """When all workers settle and upkeep runs, nothing waits forever, and no key stays taken."""
         self.sweep()
         for _ in range(len(self.now) + 1):
             self._settle([(each, Succeeded()) for each in list(self.held.values())])
@@ -387,7 +387,7 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
                 break
         self.obey()
         unfinished = [task for task in self.now.values() if task.status not in FINISHED]
-        assert not unfinished, f"they wait for ever: {unfinished}"
+        assert not unfinished, f"they wait forever: {unfinished}"
 
 
 @pytest.mark.timeout(0 if LONG else 600)

@@ -94,7 +94,7 @@ FATAL: dict[str, Callable[[], object]] = {
 
 @task(takes_context=True)
 def take_down(context: TaskContext, how, times=1, after=0.0):
-    """Take the process down so many times, then succeed."""
+    """Take the process down this number of times, then succeed."""
     with recorded(context):
         if Run.objects.filter(task=int(context.task_result.id)).count() <= times:
             time.sleep(after)

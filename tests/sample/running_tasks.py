@@ -91,7 +91,7 @@ async def wait_in_pool(seconds):
 
 
 def note_and_close(name):
-    """Leave a note in a thread that nobody looks after, and return how many there are."""
+    """Leave a note in a thread that nobody joins, and return how many there are."""
     note(name)
     count = Effect.objects.filter(name=name).count()
     connection.close()

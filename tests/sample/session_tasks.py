@@ -83,7 +83,7 @@ def ask_often(seconds):
 
 @task(atomic=True, takes_context=True)
 def end_own_session(context: TaskContext, times):
-    """Lose the connection so many times, then succeed."""
+    """Lose the connection this number of times, then succeed."""
     Effect.objects.create(name="cut off")
     if context.fencing_token <= times:
         select("SELECT pg_terminate_backend(pg_backend_pid())")
@@ -183,7 +183,7 @@ def leave_closed():
 
 
 def leave_in_use():
-    """Give the connection to a thread that goes on using it."""
+    """Give the connection to a thread that continues using it."""
     connection.ensure_connection()
     raw = connection.connection
 

@@ -261,7 +261,7 @@ def raise_nonsense():
 
 
 def raise_in_ring():
-    """Raise an exception from one that was raised from it."""
+    """Raise an exception from another one that was raised from it."""
     first, second = ValueError("first"), KeyError("second")
     try:
         raise first from second
@@ -321,7 +321,7 @@ def alone(name):
 
 @task(max_attempts=3, no_retry_on=(Exception,))
 def say(word, times=1, after=0.0):
-    """Raise a word so many times, then succeed."""
+    """Raise a word this number of times, then succeed."""
     said = Effect.objects.filter(name=f"say {word}").count()
     Effect.objects.create(name=f"say {word}", number=said)
     if said < times:

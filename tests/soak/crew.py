@@ -61,7 +61,7 @@ class Crew:
         yield from (("process of the supervisor", pid) for pid in self._pids())
 
     def replace(self, victim: Member) -> None:
-        """Start a worker instead of one that ends, and wait until the old one has ended."""
+        """Start a worker in place of a worker that ends, and wait until the old one has ended."""
         assert victim.again is not None
         again, victim.again = victim.again, None
         self.victims[self.victims.index(victim)] = again()
@@ -93,7 +93,7 @@ class Crew:
 
 
 def wait_until(is_true: Any, why: str, seconds: float = LIMIT) -> None:
-    """Wait until something is true, also while the database is away. Raises ``TimeoutError``."""
+    """Wait until something is true, also while the database cannot be reached. Raises ``TimeoutError``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

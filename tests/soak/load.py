@@ -24,9 +24,9 @@ KEYS = 40
 
 @dataclass
 class Enqueued:
-    """The tasks that were enqueued since the last look."""
+    """The tasks that were enqueued since the last call."""
 
-    #: Committed, so each of them has to come to its end.
+    #: Committed, so each of them has to end.
     committed: list[int] = field(default_factory=list)
     #: COMMIT has failed: these may exist or not.
     unknown: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Load(threading.Thread):
         self._lock = threading.Lock()
         self._now = Enqueued()
         self._serial = 0
-        #: Batches that could not be enqueued, because the database was away or refused it.
+        #: Batches that could not be enqueued, because the database could not be reached or refused it.
         self.failures = 0
 
     def stop(self) -> None:

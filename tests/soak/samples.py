@@ -41,7 +41,7 @@ WHERE finished_at >= to_timestamp(%s) AND finished_at < to_timestamp(%s)
 
 
 class Sampler(threading.Thread):
-    """Write samples into a file until ``stop()``. While the database is away, a sample has only the processes."""
+    """Write samples into a file until ``stop()``. Without a database, a sample has only the processes."""
 
     def __init__(self, crew: Crew, path: Path) -> None:
         super().__init__(name="sampler", daemon=True)

@@ -60,7 +60,7 @@ def wait_for_request(control: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Each message is read as a whole, whoever of the children sends it.
+    # Each message is read as a whole, whichever of the children sends it.
     from_children, to_parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     children: dict[int, Child] = {}
     listens = True
@@ -103,7 +103,7 @@ def tell_ends(children: dict[int, Child]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             del children[pid]
-            # Whoever has started it may not want to know any more.
+            # The process that has started it may not want to know any more.
             with contextlib.suppress(BrokenPipeError):
                 os.write(child.told, b"%12d" % status)
             os.close(child.told)

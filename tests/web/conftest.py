@@ -108,6 +108,6 @@ def visit(site: Site, observer: Observer, pytestconfig: pytest.Config) -> Iterat
     for visit in visits:
         visit.leave()
     if end := site.end():
-        # The next tests have a server again, so that this one is the only one that fails.
+        # The next tests have a server again, so that only this test fails.
         site.start()
         pytest.fail(end)

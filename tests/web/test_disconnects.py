@@ -1,7 +1,7 @@
 """A client may vanish at any moment: the lock is free soon, and the next request is served.
 
 Where the server ends a coroutine because its client is gone, the lock must be free although the view would stop for
-much longer. A thread cannot be ended; there the gate opens when the client is gone, and the view goes on to its end.
+much longer. A thread cannot be ended; there the gate opens when the client is gone, and the view runs to its end.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.settings import *
 
 
 def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, eventually, tmp_path):
-    """Other task queues lose the task: its row stays RUNNING for ever."""
+    """Other task queues lose the task: its row stays RUNNING forever."""
     settings = tmp_path / "watched_settings.py"
     settings.write_text(WATCHED)
     process = worker_process(

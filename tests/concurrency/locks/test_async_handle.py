@@ -161,7 +161,7 @@ def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
 
 
 def test_cancels_at_any_moment_leave_nothing():
-    """The cancel meets the statement on its way there, in the server, on its way back, and while giving back."""
+    """The cancel meets the statement before it arrives, in the server, after its answer was sent, and at release."""
 
     async def visit(pause):
         async with lock("hot"):
@@ -274,7 +274,7 @@ def test_an_asynchronous_generator_that_nobody_goes_on_with_frees_its_lock(someb
 
     async def main():
         assert await asyncio.create_task(take_one()) == 1
-        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the lock is held for ever")
+        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the lock is held forever")
 
     asyncio.run(main())
 

@@ -345,7 +345,7 @@ def clerk(transactional_db):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_writer_needs_no_rights_on_the_tasks(clerk, capture):
-    """A program that knows nothing of tasks goes on working when its table is captured."""
+    """A program that knows nothing of tasks still works when its table is captured."""
     capture(tasks.note)
     clerk("INSERT INTO sample_product (name, price) VALUES ('a', 0)")
     clerk("UPDATE sample_product SET price = 1")

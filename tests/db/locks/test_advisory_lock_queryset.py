@@ -64,7 +64,7 @@ def test_holders_are_named_whatever_they_do_meanwhile(somebody):
         assert seen == 2
         assert somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name = 'second'") == 1
     assert names == {make_key("first 50%").number: "first 50%", make_key("second").number: "second"}
-    assert len(connection.execute_wrappers) == 1, "one wrapper, for ever"
+    assert len(connection.execute_wrappers) == 1, "one wrapper, forever"
 
 
 def test_a_hint_for_the_planner_stays_the_first_comment():

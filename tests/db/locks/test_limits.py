@@ -54,7 +54,7 @@ def test_in_a_transaction_max_hold_ends_with_it(timeout):
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_holder_that_stalls_loses_the_lock_and_hears_of_it(somebody, eventually, in_transaction):
-    """A request that hangs in a call to somewhere else must not keep the lock for ever."""
+    """A request that hangs in a call to somewhere else must not keep the lock forever."""
     with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN" if in_transaction else "SELECT 1")

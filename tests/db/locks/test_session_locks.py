@@ -127,7 +127,7 @@ def test_a_generator_that_another_thread_closes_frees_its_lock(somebody, one_for
         if busy:
             somebody.ask("SELECT pg_advisory_unlock(4711)")
         closed.set()
-        eventually(lambda: somebody.can_have("a"), why="the lock is held for ever")
+        eventually(lambda: somebody.can_have("a"), why="the lock is held forever")
     finally:
         closed.set()
         left.set()
@@ -196,7 +196,7 @@ def test_a_lock_that_is_given_back_in_a_broken_transaction_is_freed_after_its_ro
             cursor.execute("SELECT 1 / 0")
         handle.release()
         raise ValueError("mine")
-    eventually(lambda: somebody.can_have("a"), why="nobody sends another statement, and it is held for ever")
+    eventually(lambda: somebody.can_have("a"), why="nobody sends another statement, and it is held forever")
 
 
 def test_the_session_of_an_own_transaction_ends_where_another_thread_drops_it(eventually, somebody):

@@ -189,7 +189,7 @@ def test_requests_that_are_transactions(somebody):
 
 
 def test_without_autocommit_everything_is_inside_a_transaction(somebody):
-    """Whoever sets AUTOCOMMIT to False ends the transactions by hand; a session lock would be freed before that."""
+    """Code that sets AUTOCOMMIT to False ends transactions by hand; a session lock would be freed before that."""
     connection.settings_dict["AUTOCOMMIT"] = False
     connection.close()
     try:

@@ -1,4 +1,4 @@
-"""The way below Django's cursor: faster, and no different for whoever watches."""
+"""Statements sent below Django's cursor: faster, and observers (wrappers, logs, tests) see no difference."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
 
 
 def test_nothing_is_let_through_before_the_commit():
-    """Whoever enqueues holds no lock that others of the key would wait for, however long the transaction takes."""
+    """An enqueuing transaction, however long it is, holds no lock that others of the key would wait for."""
     with transaction.atomic():
         keyed.step.enqueue(1)
         assert statuses() == ["BLOCKED"]
@@ -223,7 +223,7 @@ def test_a_rescue_keeps_the_order(claim):
 
 
 def test_what_a_crash_between_commit_and_admission_left_is_let_through():
-    """Blocked for ever is what other queues have here. Upkeep finds it, key by key, from where it was."""
+    """Blocked forever is what other queues have here. Upkeep finds it, key by key, from where it was."""
     for order in range(5):
         keyed.step.enqueue(order)
     Task.objects.update(status="BLOCKED")

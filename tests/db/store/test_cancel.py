@@ -261,7 +261,7 @@ def test_a_call_for_a_group_ends_when_nobody_wants_it_any_more(worker, eventuall
     begun(eventually)
     assert Effect.objects.get().number == 3
     Task.objects.filter(pk=results[0].id).cancel()
-    # It goes on for the two others: a heartbeat later it still runs.
+    # The group still runs for the two others a heartbeat later.
     time.sleep(0.7)
     assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING"}
     Task.objects.cancel()

@@ -365,7 +365,7 @@ def in_other_session(statement):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("task", [tasks.note, tasks.note_in_order, tasks.note_price], ids=lambda task: task.name)
 def test_a_sleeping_worker_begins_with_the_commit(capture, worker, eventually, settings, task):
-    """Also with a lock key. Without a notification it would look after ten minutes."""
+    """Also with a lock key. Without a notification the worker would poll ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
     settings.DJANGO_PGLOCK["HEARTBEAT_LIMIT"] = 3000.0
     capture(task)

@@ -97,7 +97,7 @@ def test_what_becomes_urgent_later_is_the_next_of_its_key():
 
 
 def test_between_keys_priority_does_not_count():
-    """Whoever calls all of its tasks urgent gets no more turns."""
+    """A group that calls all of its tasks urgent gets no larger share."""
     enqueue_many(keyed.serve.using(priority=-100), [{"tenant": "modest"}] * 20)
     enqueue_many(keyed.serve.using(priority=100), [{"tenant": "pushing"}] * 20)
     claims = claims_of()

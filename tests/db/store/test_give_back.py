@@ -32,7 +32,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
 
 
 def test_what_a_worker_owns_without_knowing_is_given_back(claim):
-    """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive for ever."""
+    """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive forever."""
     worker = uuid4()
     register(worker)
     for _ in range(3):

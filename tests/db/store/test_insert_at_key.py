@@ -81,7 +81,7 @@ def test_a_task_with_a_rate_is_one_message_where_there_is_a_token_for_it(message
 
 
 def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
-    """The first of them has set the alarm."""
+    """The first of them has set the timer of the table."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
     alarm = RateLimit.objects.get()
@@ -237,7 +237,7 @@ SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval
 @many_worlds
 @given(BUCKETS, RATED_ROWS)
 def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows):
-    """And so are the tokens that are left, and the alarm."""
+    """And so are the tokens that are left, and the time of the next check."""
     call, meta = _call_of(keyed.trickle, [1], {}), meta_of(keyed.trickle)
     world = [(status, None, waits, False, False) for status, waits in rows]
 

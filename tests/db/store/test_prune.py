@@ -98,7 +98,7 @@ def test_statuses_and_ages_can_be_named():
     failed, _, young = make("FAILED", days=3), make("CANCELLED", days=3), make(days=1)
     assert Task.objects.prune(older_than=2, statuses=["CANCELLED"]) == 1
     assert left() == {failed.pk, young.pk}
-    assert Task.objects.prune(older_than=0.5) == 1, "what is kept for ever has to be named"
+    assert Task.objects.prune(older_than=0.5) == 1, "what is kept forever has to be named"
     assert left() == {failed.pk}
     assert Task.objects.prune(older_than=0.5, statuses=["FAILED"]) == 1
 

@@ -117,7 +117,7 @@ def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
 
 
 def test_the_longer_nobody_begins_them_the_rarer_are_the_looks():
-    """Each look for itself: one does not make the next come sooner."""
+    """Each caller for itself: one poll does not make the next come sooner."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
     RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))

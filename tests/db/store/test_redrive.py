@@ -85,7 +85,7 @@ def test_whoever_has_lost_the_claim_retries_nothing(step):
 
 
 def test_what_cannot_be_retried_is_passed_over(step):
-    """Its unique key is taken by another task. Else the redrive would look at the same tasks for ever."""
+    """Its unique key is taken by another task. Else the redrive would look at the same tasks forever."""
     make("READY", unique_key="taken", unique_scope="UNFINISHED")
     rows = [fail(fingerprint=7, unique_key="taken", unique_scope="UNFINISHED") for _ in range(2)]
     rows.append(fail(fingerprint=7))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
-    """Whoever admits after the end of what it waited for, and before those who wait are told."""
+    """A task that is admitted after its predecessor has ended, and before the waiters are promoted."""
     first = keyed.step.enqueue("a", 1)
     keyed.step.using(after=[first]).enqueue("a", 2)
     keyed.step.enqueue("a", 3)
@@ -79,7 +79,7 @@ def test_each_is_told_of_the_end_of_its_own(claim):
 
 
 def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
-    """Nor whoever tells them: upkeep comes back to it."""
+    """Nor does the process that promotes them: upkeep repeats it."""
     first = tasks.echo.enqueue(1)
     held = tasks.nothing.using(after=[first]).enqueue()
     tasks.nothing.using(after=[first]).enqueue()
@@ -101,7 +101,7 @@ def test_what_nobody_waits_for_costs_one_small_statement():
 
 
 def test_strays_are_looked_for_page_by_page(claim):
-    """Upkeep goes on behind the last waiter of a page, so a page has to begin with the next one."""
+    """Upkeep continues after the last waiter of a page, so a page has to begin with the next one."""
     awaited = [tasks.nothing.enqueue() for _ in range(4)]
     for each in awaited:
         tasks.echo.using(after=[each]).enqueue(1)

@@ -128,7 +128,7 @@ def test_a_lock_of_another_kind_with_the_same_bits_is_no_sign_of_life(claim, ses
 
 
 def test_a_worker_without_a_row_is_dead(claim):
-    """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
+    """Whatever removed the row, the task must not wait forever (a peer's recovery joined with that row)."""
     tasks.nothing.enqueue()
     [mine] = claim()
     [rescued] = rescue("default")
@@ -201,7 +201,7 @@ def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
 
 @override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
 def test_a_poison_pill_ends_failed(claim):
-    """A task that takes every worker down must not go through the whole fleet for ever."""
+    """A task that takes every worker down must not go through the whole fleet forever."""
     result = tasks.nothing.using(keep_result=60).enqueue()
     for _ in range(3):
         claim()

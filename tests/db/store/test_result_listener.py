@@ -1,4 +1,4 @@
-"""The one session of a process that hears of awaited ends: shared by all who wait, made anew when it is lost."""
+"""The one session of a process that is notified of awaited ends: shared by all waiters, replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_whoever_was_abandoned_is_forgotten_at_the_next_poll(nothing_is_left, ev
     loop.run_until_complete(until(Waiter.objects.exists))
     loop.run_until_complete(sync_to_async(connections.close_all)())
     loop.close()
-    eventually(lambda: not listener_threads(), why="the listener goes on for nobody")
+    eventually(lambda: not listener_threads(), why="the listener continues for nobody")
     waiting.get_coro().close()
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_is_away_is_told_to_those_who_come_and_kept_from_those_who
         is_away.set()
         with connection.cursor() as cursor:
             cursor.execute(TERMINATE)
-        # Until the loss is noticed, whoever comes waits for another session as well.
+        # Until the loss is noticed, new callers wait for another session as well.
         eventually(lambda: "is lost" in caplog.text)
         with pytest.raises(OperationalError, match="nobody is there"):
             second.wait(60)

@@ -53,7 +53,7 @@ def test_a_retried_task_begins_anew(claim):
 
 
 def test_a_retried_task_is_ready_since_its_retry(claim):
-    """Else the alarm for tasks that wait too long would ring for each task that failed yesterday and is retried now."""
+    """Else the alert for tasks that wait too long would fire for each task that failed yesterday and is retried now."""
     tasks.nothing.enqueue()
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))
@@ -133,7 +133,7 @@ def test_one_by_one_in_their_order_a_chain_is_retried_as_well(claim):
 
 
 def test_one_that_is_retried_alone_is_cancelled_again_with_the_reason(claim):
-    """As one that is enqueued after a task that has failed: it was to run after its success."""
+    """As a task that is enqueued after a failed one: it was to run after the success of the other."""
     _, second, third = failed_chain(claim)
     assert Task.objects.filter(pk=second.id).retry() == 1
     assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
@@ -197,7 +197,7 @@ def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
 
 
 def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, claim):
-    """Whoever is first: the one that comes after never begins while the other is unfinished."""
+    """In either order: the task that comes after never begins while the other is unfinished."""
     for _ in range(20):
         first, second, _ = failed_chain(claim)
         in_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
@@ -274,7 +274,7 @@ def test_two_are_retried_beside_calls_that_take_their_keys_in_another_order(clai
 
 def is_somebody_waiting():
     with connection.cursor() as cursor:
-        # Else a transaction would see for ever what it has seen first.
+        # Else a transaction would see forever what it has seen first.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(WAITING)
         return cursor.fetchone()[0] > 0

@@ -1,4 +1,4 @@
-"""Settling: one guarded statement for a batch, and nothing for whoever lost the claim."""
+"""Settling: one guarded statement for a batch, and no change for a worker that has lost the claim."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_claim_given_back_unused_leaves_the_start_of_an_earlier_attempt(claim)
     "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), GivenBack()]
 )
 def test_a_zombie_changes_nothing(claim, outcome):
-    """The fence: whoever comes back after a rescue finds another attempt in the row."""
+    """The fence: a worker that returns after a rescue finds another attempt in the row."""
     tasks.nothing.enqueue()
     [zombie] = claim()
     settle_one(zombie, Interrupted(FAILURE, 0))
@@ -170,7 +170,7 @@ def test_a_zombie_changes_nothing(claim, outcome):
 
 @pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), GivenBack()])
 def test_a_cancelled_task_stays_cancelled(claim, outcome):
-    """Given back first and then cancelled: whoever had it is told by the fence. What still runs: test_cancel.py."""
+    """Given back first and then cancelled: the fence stops the former worker. What still runs: test_cancel.py."""
     tasks.nothing.enqueue()
     [mine] = claim()
     settle_one(mine, GivenBack())

@@ -1,4 +1,4 @@
-"""No second task like one that is there: while it waits, while it is unfinished, for a period."""
+"""No second task with the same unique key: while the first waits, while it is unfinished, for a period."""
 
 from __future__ import annotations
 

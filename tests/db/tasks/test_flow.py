@@ -1,4 +1,4 @@
-"""Retry, Snooze, Cancel: what a function says about how its task goes on."""
+"""Retry, Snooze, Cancel: what a function says about how its task continues."""
 
 from __future__ import annotations
 

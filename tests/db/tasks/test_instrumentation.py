@@ -1,4 +1,4 @@
-"""Instruments: what they are told of enqueues and attempts, and that they harm neither."""
+"""Instruments: which calls they get for enqueues and attempts, and that their errors harm neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service goes on whatever happens in its turns."""
+"""A service continues whatever happens in its turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The migrations of a later version of the package: its own, and one that changes nothing."""
+"""The migrations of a later version of the package: its own, and a migration that changes nothing."""
 
 from pkgutil import iter_modules
 

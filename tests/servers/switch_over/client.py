@@ -67,7 +67,7 @@ def enqueue(journal: TextIO, number: int) -> None:
 
 
 def hold_a_lock(path: str, over: threading.Event) -> None:
-    """Hold a session lock for ever, and write down each time that its loss is reported."""
+    """Hold a session lock forever, and write down each time that its loss is reported."""
     from django_pglock import LockLost, lock
 
     with open(path + ".lock", "a") as journal:

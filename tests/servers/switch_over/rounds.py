@@ -111,7 +111,7 @@ class Rounds:
         return committed, unknown
 
     def summary(self) -> str:
-        """Return how much was going on."""
+        """Return how much was running."""
         committed, unknown = self._enqueued()
         there = sum(Task.objects.filter(pk__in=each["ids"]).exists() for each in unknown)
         lost, tasks = Attempt.objects.filter(outcome="LOST").count(), Task.objects.count()

@@ -1,4 +1,4 @@
-"""The search table follows 17 tables, whoever changes them, also while workers are killed or down."""
+"""The search table follows 17 tables, whatever changes them, also while workers are killed or down."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_quick_tasks_are_claimed_in_few_large_bites():
     ("running_for", "room"), [(0.2, 0), (0.4 - AHEAD * 1.5, 0), (0.4 - AHEAD / 2, 1), (0.4 + AHEAD / 2, 1), (1.0, 0)]
 )
 def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
-    """And not for one that takes longer than was expected: it may take any time."""
+    """And not for a task that takes longer than was expected: it may take any time."""
     in_flight = filled(1, threads=1, cost=0.4)
     [(slot, _)] = begun(in_flight, 1)
     monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: slot.began_at + running_for))

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest
 
-#: Seconds after which a request goes on by itself: its test has ended without opening the gate.
+#: Seconds after which a request continues by itself: its test has ended without opening the gate.
 LIMIT = 180.0
 #: Seconds between two checks of a gate.
 PAUSE = 0.01
@@ -44,7 +44,7 @@ async def astop(request: HttpRequest, place: str) -> str:
 
 
 def chunks(request: HttpRequest) -> Iterator[bytes]:
-    """Yield the content of a stream. Stopped in the middle, it goes on sending: so servers notice a lost client."""
+    """Yield the content of a stream. Stopped in the middle, it continues sending: so servers notice a lost client."""
     stop(request, "first")
     query()
     yield CHUNK

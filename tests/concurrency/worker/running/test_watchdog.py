@@ -62,7 +62,7 @@ def quick_switches():
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
-    """Nor does anything stay behind that would keep a thread that is traced at one line for ever, as in 3.11."""
+    """Nor does anything stay behind that would keep a thread that is traced at one line forever, as in 3.11."""
     timeout = 0.0005
     # To be traced takes time, by us or by what measures coverage.
     turns = 80 if is_traced or sys.gettrace() else 400
@@ -113,7 +113,7 @@ def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches)
 
 
 def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, in_threads):
-    """A cancel that is under way would meet the statement of the next task."""
+    """A cancel that has already been sent would meet the statement of the next task."""
     arrived, returned, order = threading.Event(), threading.Event(), []
 
     def cancel_slowly(thread, attempt):

@@ -32,7 +32,7 @@ def test_a_cancelled_candidate_leaves_no_lease(eventually):
             await asyncio.gather(taking, return_exceptions=True)
 
     asyncio.run(main())
-    eventually(lambda: not Row.objects.held().exists(), why="a mutex nobody knows of is held for ever")
+    eventually(lambda: not Row.objects.held().exists(), why="a mutex nobody knows of is held forever")
     eventually(lambda: sessions_of_leases() == 0)
 
 
@@ -64,7 +64,7 @@ def test_an_abandoned_generator_gives_its_lease_back(eventually):
         await asyncio.create_task(take_one())
         deadline = time.monotonic() + NEVER
         while await asyncio.to_thread(_is_held):
-            assert time.monotonic() < deadline, "the lease is renewed for ever"
+            assert time.monotonic() < deadline, "the lease is renewed forever"
             await asyncio.sleep(0.01)
 
     asyncio.run(main())

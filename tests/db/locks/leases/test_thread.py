@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
-    """Without a ttl, a lease that was taken by a statement whose answer never came would be held for ever."""
+    """Without a ttl, a lease that was taken by a statement whose answer never came would be held forever."""
     ask = thread.LeaseThread.execute
 
     async def cut(self, alias, statement, params, **options):

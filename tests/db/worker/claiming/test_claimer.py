@@ -24,7 +24,7 @@ def fill(queue, count):
 
 @pytest.fixture
 def one_by_one(monkeypatch):
-    """Let a worker with one thread claim one task at a time, so that each look at the queues is one task."""
+    """Let a worker with one thread claim one task at a time, so that each claim statement takes one task."""
     monkeypatch.setattr("django_pglock.worker.capacity.AHEAD", 0)
 
 
@@ -170,7 +170,7 @@ def test_the_look_after_asking_for_notifications_leaves_out_no_kind_of_functions
 
 
 def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
-    """A look for coroutines alone may be put off; a worker that ended meanwhile would leave them."""
+    """A claim for coroutines alone may be postponed; a worker that ended meanwhile would leave them."""
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.was_full = True
     fetcher.claimer.pauses.note("async", took=1.0, found=1)

@@ -32,7 +32,7 @@ def test_a_task_that_killed_its_workers_runs_alone(worker, eventually):
 
 
 def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
-    """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
+    """A neighbour runs for hours: the suspects are postponed, the others run, and each suspect is alone at last."""
     monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 1.0)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)

@@ -29,7 +29,7 @@ def test_higher_priorities_run_first(worker, finished):
         result = tasks.record.using(priority=priority).enqueue("order", number)
     worker(threads=1)
     finished(result)
-    # The last ones may still be to come, also between two looks.
+    # The last ones may still be to come, also between two polls.
     found = [effect.number for effect in Effect.objects.order_by("id")]
     assert len(found) >= 2
     assert found == [1, 3, 0, 2][: len(found)]
@@ -122,7 +122,7 @@ def refuse():
 
 
 def test_a_task_for_later_is_not_late(worker, finished, settings):
-    """Without the alarm it would be ten minutes late."""
+    """Without the timer of the next due task it would be ten minutes late."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     worker()
     result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())

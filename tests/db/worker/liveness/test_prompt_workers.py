@@ -1,4 +1,4 @@
-"""Of many workers that sleep, few look at once, and they call the others if they cannot take everything."""
+"""Of many workers that sleep, few look at once, and they wake the others if they cannot take everything."""
 
 from __future__ import annotations
 

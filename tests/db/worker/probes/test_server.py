@@ -184,7 +184,7 @@ SLOW = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 1000.0, "HEARTBEAT_LIMIT
 
 @override_settings(DJANGO_PGLOCK=SLOW)
 def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
-    """Whoever waits for others, or for its time, has said for how long it will not be heard of."""
+    """A part that waits for others, or for its time, has said for how long it will not report."""
     worker = probed()
     tasks.nothing.using(timeout=1000).enqueue()
     eventually(lambda: worker.settler.counts.total() == 1)

@@ -75,7 +75,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
     ],
 )
 def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, caplog, task, path):
-    """Peers crash on a NUL in a message and leave the task running for ever."""
+    """Peers crash on a NUL in a message and leave the task running forever."""
     # Django's own log has the exception as it is, and pytest cannot send each character from process to process.
     caplog.set_level(logging.CRITICAL, logger=BaseTaskBackend.__module__.partition(".backends")[0])
     worker(threads=1)

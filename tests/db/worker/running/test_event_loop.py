@@ -22,7 +22,7 @@ def test_async_functions_run_side_by_side(worker, finished):
 
 
 def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_waiting(worker, finished, eventually):
-    """As many coroutines as there may be wait for ever, and more of them are ready before the others."""
+    """As many coroutines as there may be wait forever, and more of them are ready before the others."""
     running = worker(threads=1)
     waiting = [tasks.sleep_async.enqueue(600) for _ in range(MOST_ASYNC + 20)]
     eventually(lambda: running.in_flight.coroutines.running == MOST_ASYNC)

@@ -43,7 +43,7 @@ def test_all_that_wait_are_run_by_one_call(worker, eventually):
 
 def test_no_more_than_the_limit_and_only_after_the_time_to_gather(worker, eventually):
     worker(threads=4)
-    # In one statement, so that all are due at once: those of which the promotion is under way are not waited for.
+    # In one statement, so that all are due at once: tasks whose promotion is still running are not waited for.
     enqueue_many(keyed.gather, [{"user": 1, "text": number} for number in range(7)])
     eventually(lambda: done(7))
     assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]

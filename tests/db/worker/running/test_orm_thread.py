@@ -41,7 +41,7 @@ def is_sleeping():
 
 
 def test_the_sql_of_one_that_is_timed_out_is_cancelled_and_no_other(worker, eventually):
-    """It went on for as long as it liked, in the thread that all coroutines share."""
+    """Else it would run for as long as it liked, in the thread that all coroutines share."""
     worker()
     tasks.sleep_in_server_in_coroutine.enqueue(60)
     eventually(is_sleeping)

@@ -99,7 +99,7 @@ def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, fun
     eventually(lambda: Effect.objects.filter(name="begun").exists(), why="it did not begin")
 
     def text():
-        # The function may still be on its way to the place where it stays.
+        # The function may not have reached the place where it stays.
         assert request_stack("default", int(made.id))
         eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists(), why="no answer")
         return RunningStack.objects.get().stack

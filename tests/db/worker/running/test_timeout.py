@@ -1,4 +1,4 @@
-"""Timeouts: an attempt that takes too long fails with TaskTimeout, and its thread goes on with the next task."""
+"""Timeouts: an attempt that takes too long fails with TaskTimeout, and its thread continues with the next task."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, e
 
 
 def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, monkeypatch):
-    """The attempt ends as one that took too long, not as one that was given back; others get the grace."""
+    """The attempt ends as timed out, not as given back; others get the grace."""
     monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
     process = worker(grace=0.0)
     result = running.block_in_c.enqueue()

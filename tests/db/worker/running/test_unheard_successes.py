@@ -1,4 +1,4 @@
-"""What nobody hears of is not made: result objects and signals of tasks that succeed."""
+"""Result objects and signals of tasks that succeed are not made when there is no receiver."""
 
 from __future__ import annotations
 

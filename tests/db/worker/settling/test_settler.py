@@ -29,7 +29,7 @@ def in_flight(worker, claim, eventually):
         eventually(lambda: running.fetcher.is_claiming)
         for _ in range(count):
             tasks.nothing.enqueue()
-        # By this very worker: its upkeep would rescue the claims of one that does not exist.
+        # By this very worker: its upkeep would rescue the claims of a worker that does not exist.
         claims = claim(count, worker=running.identity.id)
         for each in claims:
             running.in_flight.claims[each.id, each.attempt] = each

@@ -81,7 +81,7 @@ def test_old_days_are_dropped_also_when_the_archive_is_off(at_once, settings, ca
     kept = archive_state("default").days[1:]
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {}}
     ArchiveKeeping("default").run_if_due()
-    assert len(archive_state("default").days) == 2, "tasks are kept for ever"
+    assert len(archive_state("default").days) == 2, "tasks are kept forever"
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": 7}}
     ArchiveKeeping("default").run_if_due()
     assert archive_state("default").days == kept

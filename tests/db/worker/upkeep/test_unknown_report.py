@@ -1,4 +1,4 @@
-"""Tasks that no worker knows: left alone, reported once, and run when somebody comes who knows them."""
+"""Tasks that no worker knows: not changed, reported once, and run when a worker starts that knows them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait_for_somebody(count=1, path=PATH, **fields):
 
 
 def beat_of(*paths):
-    """A worker gives a sign of life; its id."""
+    """A worker sends a heartbeat; its id."""
     worker = uuid4()
     known = {"task_paths": list(paths)}
     beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)

@@ -145,7 +145,7 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
     "step", ["promote", "open_rates", "rescue", "blocked_keys", "orphaned_waiters", "next_due_in", "prune_window"]
 )
 def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
-    """As one that runs into its time limit in each round: the transaction of the round would end with it."""
+    """As a statement that hits its time limit in each round: the transaction of the round would end with it."""
 
     def fail(using, *args, **kwargs):
         with connections[using].cursor() as cursor:

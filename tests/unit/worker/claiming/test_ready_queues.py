@@ -10,7 +10,7 @@ from django_pglock.worker.claiming.ready_queues import ReadyQueues
 
 
 class Rows:
-    """Stands for the table: each look takes some time."""
+    """Stands for the table: each query takes some time."""
 
     def __init__(self, takes):
         self.now, self.takes, self.looks = 100.0, takes, 0

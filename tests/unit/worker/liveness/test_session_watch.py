@@ -44,7 +44,7 @@ def view(state=None, since=60.0, *, waits_for_client=False, is_standby=False):
         (view("idle"), "the session is idle at the server"),
         (view("idle in transaction"), "the session is idle in transaction at the server"),
         (view("idle in transaction (aborted)"), "the session is idle in transaction (aborted) at the server"),
-        (view("idle", 1.0), ""),  # the answer may be on its way
+        (view("idle", 1.0), ""),  # the answer may not have arrived
         (view("disabled"), ""),  # track_activities is off
         (ServerView(False, {PID: Activity(None, False, 0.0)}), ""),  # somebody else's
         (view(), "the server has no such session"),
