@@ -17,6 +17,13 @@ from tests.db.admin.visits import make
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_known_of_other_tests(db):
+    """TRUNCATE and a rollback leave the statistics of the queues of other tests."""
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid = 'django_pglock_task'::regclass")
+
+
 @pytest.mark.parametrize("status", ["READY", "RUNNING", "SCHEDULED", "BLOCKED", "FAILED"])
 def test_a_queue_with_a_task_that_waits_runs_or_has_failed_is_known(status):
     make(status, queue="mail")
@@ -42,7 +49,9 @@ def test_names_are_added_and_queues_with_a_row_are_left_out():
 
 
 def test_the_counts_of_a_worker_are_taken_while_they_are_young():
-    make("FAILED", queue="counted")
+    for queue in ("counted", "paused"):
+        make("FAILED", queue=queue)
+    Queue.objects.pause("paused")
     shared_counts("default")
     make("FAILED", queue="younger")
     names, age = queues_without_row("default", also=["default"])
