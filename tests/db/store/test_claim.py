@@ -51,7 +51,7 @@ def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
 def test_behind_a_task_are_later_tasks_of_its_priority():
     ids = [int(tasks.nothing.using(priority=priority).enqueue().id) for priority in (0, 0, 1, 0)]
     statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"], behind=True)
-    # In which order the rows are returned is for the planner to choose, and for the caller to mend.
+    # The plan decides the order of the returned rows. The caller sorts them.
     assert sorted(row[0] for row in statement.execute(10, "default", 0, ids[0])) == [ids[1], ids[3]]
 
 

@@ -255,7 +255,7 @@ def test_each_call_is_a_row_and_they_run_in_order():
 
 @pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])
 def test_a_single_call_is_not_taken_apart(calls):
-    """A dict is its keys to whoever goes through it, and a text its letters."""
+    """Iterating a dict gives its keys, and iterating a text its letters."""
     with pytest.raises(TaskArgumentsError, match=f"given a {type(calls).__name__}; give a list"):
         enqueue_many(tasks.record, calls)
     assert not Task.objects.exists()

@@ -22,7 +22,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.statements import array_of_numbers
 from tests.plans.reading import BATCH, analyze, executed, insert, pages_read, rows_read
 
-#: Kinds of statistics: of a new table, of one that was empty once, of the history alone, and of all but the running
+#: Kinds of statistics: of a new table, of a table that was empty once, of the history alone, and of all but the running
 #: tasks of other workers.
 STATISTICS = ("none", "of an empty table", "from before", "of now")
 
