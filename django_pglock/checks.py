@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
-from django_pglock.models.requirements import LAST_BEFORE_RELEASE, has_unfinished_tables
+from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
 from django_pglock.tasks import registry
 
 #: The oldest major version that is supported. The version before it works, but is not tested.

@@ -80,10 +80,12 @@ class InFlight:
 
     def may_claim(self) -> bool:
         """Return whether the process may claim tasks now, regardless of free threads."""
-        if self.unsettled > MOST_UNSETTLED:
-            self._is_held_back = True
-            return False
-        return True
+        if self.unsettled <= MOST_UNSETTLED:
+            return True
+        # Set before the number is read again, because the settler lowers the number and then reads whether to wake the
+        # fetcher.
+        self._is_held_back = True
+        return self.unsettled <= MOST_UNSETTLED
 
     def notify_fetcher(self) -> None:
         """Wake the fetcher, because tasks may have become ready."""

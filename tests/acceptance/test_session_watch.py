@@ -131,7 +131,7 @@ def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeyp
 
 def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, proxy, eventually, caplog, monkeypatch):
     monkeypatch.setattr(session_watch, "CHECKS_BEFORE_FIRST_QUESTION", 10**9)
-    monkeypatch.setattr(task_thread, "CANCEL_PATIENCE", 1.0)
+    monkeypatch.setattr(task_thread, "CANCEL_GRACE_PERIOD", 1.0)
     # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
     monkeypatch.setattr(task_thread, "cancel_statement", statement_under_way)
     begin(tasks.ask_twice_in_time)

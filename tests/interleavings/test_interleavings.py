@@ -109,7 +109,16 @@ NO_VERB = {
     *("claim_columns", "count", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "ready", "references", "refusals"),
     *("requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows", "schedule_runs"),
-    *("schedule_status", "statements", "unknown", "upkeep_turn", "wake", "why_unfinished", "worker_lock"),
+    *(
+        "schedule_status",
+        "statements",
+        "unfinished_tables",
+        "unknown",
+        "upkeep_turn",
+        "wake",
+        "why_unfinished",
+        "worker_lock",
+    ),
 }
 
 

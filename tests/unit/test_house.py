@@ -121,7 +121,8 @@ WITHOUT_PLAN = {
         *("RESTORE_WAITS", "UNLOCK_WORKER", "UPKEEP_TURN", "WAKE"),
     ),
     "it reads the catalog of the server": (
-        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "PARTITIONS_AND_DETACHED"),
+        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_UNFINISHED_TABLES"),
+        *("PARTITIONS_AND_DETACHED",),
         *("REFERENCES_TO_TASKS", "REFUSING_KEYS", "SIZES_OF_DAYS"),
     ),
     "its table has a row for each worker, queue, schedule or group of failures": (

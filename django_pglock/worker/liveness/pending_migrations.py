@@ -11,7 +11,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.errors import InsufficientPrivilege
 
-from django_pglock.models.requirements import LAST_BEFORE_RELEASE, has_unfinished_tables
+from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
 
 APP = "django_pglock"
 

@@ -141,6 +141,8 @@ class Settler(ConnectedService):
             # They stay in flight until the tasks that waited for them are ready, because a draining worker must run
             # those.
             self._release_and_admit(self._written)
+            # Lowered before the claims are removed, because that may wake the fetcher, which reads it.
+            self.in_flight.settling = len(self._locked)
             self.in_flight.remove(self._written)
             self._written = []
         self.in_flight.settling = len(self._locked)

@@ -42,7 +42,7 @@ def test_a_server_that_cannot_be_reached_is_a_sentence(monkeypatch):
         raise OperationalError("connection failed: Connection refused\n\tIs the server running?")
 
     monkeypatch.setattr(type(Task.objects.all()), "queue_counts", refuse)
-    with pytest.raises(CommandError, match=r"^connection failed: Connection refused\. The database has not done"):
+    with pytest.raises(CommandError, match=r"^connection failed: Connection refused\. The database did not execute"):
         locktasks("status")
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_count_that_takes_long_is_made_less_often(monkeypatch):
-    monkeypatch.setattr(shared_counts, "REST", 1e9)
+    monkeypatch.setattr(shared_counts, "PAUSE_FACTOR", 1e9)
     shared_counts.shared_counts("default")
     [turn] = QueueCount.objects.all()
     assert 39 < (turn.count_again_at - turn.counted_at).total_seconds() < 41

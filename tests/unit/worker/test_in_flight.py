@@ -35,3 +35,11 @@ def test_who_waits_for_the_database_hears_when_it_has_caught_up(monkeypatch):
     in_flight.fetcher_wakeup.clear()
     in_flight.remove([])
     assert not in_flight.fetcher_wakeup.is_set(), "nobody waits any more"
+
+
+def test_outcomes_that_are_settled_while_the_number_is_read_hold_back_no_claim(monkeypatch):
+    """The settler has found nobody to wake a moment before, so nobody would wake the fetcher."""
+    monkeypatch.setattr(module, "MOST_UNSETTLED", 1)
+    numbers = iter([3, 0])
+    monkeypatch.setattr(InFlight, "unsettled", property(lambda self: next(numbers)))
+    assert InFlight(1).may_claim()
