@@ -47,11 +47,11 @@ def access_of(connection: DatabaseWrapper) -> Access:
 
 
 def is_on_standby(connection: DatabaseWrapper) -> bool:
-    """Say whether the server of this open session is a standby. It is asked only if libpq has a report that it is."""
+    """Return whether the server of this open session is a standby. It is asked only if libpq has such a report."""
     return reports_standby(connection) and access_of(connection).is_standby
 
 
 def reports_standby(connection: DatabaseWrapper) -> bool:
-    """Say whether libpq has the report that the server of this session is a standby."""
+    """Return whether libpq has the report that the server of this session is a standby."""
     raw: Any = connection.connection
     return raw is not None and not raw.closed and raw.pgconn.parameter_status(b"in_hot_standby") == b"on"

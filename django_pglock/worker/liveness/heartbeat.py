@@ -165,7 +165,7 @@ class Heartbeat(ConnectedService):
         return age > silent_after() or (not self.is_connected and age > 2 * get_settings().HEARTBEAT_INTERVAL)
 
     def is_resting(self) -> bool:
-        """Say whether this worker beats rarely while it is idle, because enough others do it often."""
+        """Return whether this worker may beat rarely while it is idle, because enough others beat in each interval."""
         return self.rest.is_allowed
 
     def _end_rest(self) -> None:

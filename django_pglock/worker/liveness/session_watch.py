@@ -252,7 +252,7 @@ class SilentSession:
         return view.is_standby or self.wait.raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
 
     def _receives_nothing(self) -> bool | None:
-        """Say whether nothing at all has been received for some seconds; None where that is not known."""
+        """Return whether nothing at all has been received for some seconds; None where that is not known."""
         try:
             with socket.socket(fileno=os.dup(self.wait.raw.fileno())) as end:
                 info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 2 * LAST_DATA_RECEIVED)
@@ -298,7 +298,7 @@ class Question(threading.Thread):
 
 
 def _has_answered(session: DatabaseWrapper, error: BaseException) -> bool:
-    """Say whether a question that failed has got any answer: from the server, or from a host that refuses."""
+    """Return whether a question that failed has got any answer: from the server, or from a host that refuses."""
     cause: Any = error.__cause__ or error
     if session.connection is None:
         return not isinstance(cause, psycopg.errors.ConnectionTimeout)

@@ -58,7 +58,7 @@ def renew_connections(using: str) -> None:
 
 
 def leave_read_only_sessions(using: str) -> bool:
-    """End the sessions of this thread that can only read; say whether the session to ``using`` led to a standby.
+    """End the sessions of this thread that can only read. Return whether that to ``using`` led to a standby.
 
     To be called after an error of such a session, which does not say which one it was. In the thread of the ORM, an
     open transaction may be another coroutine's, so a session with one stays until its owner ends.
