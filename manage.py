@@ -239,9 +239,12 @@ def run_alone(command, **options):
     try:
         # A KeyboardInterrupt in here would lose the child.
         child = subprocess.Popen(command, start_new_session=True, **options)
-    finally:
+    except BaseException:
         signal.signal(signal.SIGINT, before)
+        raise
     try:
+        # From here on a KeyboardInterrupt may come at any moment.
+        signal.signal(signal.SIGINT, before)
         if interrupts:
             signal.raise_signal(signal.SIGINT)
         code = child.wait()

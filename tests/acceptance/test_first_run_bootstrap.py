@@ -114,6 +114,31 @@ def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_
     assert screen.getvalue() == ("\x1b[0m\x1b[?25h" if is_terminal else "")
 
 
+def test_an_interrupt_as_soon_as_interrupts_are_let_through_ends_the_program(manage, monkeypatch):
+    """A program that sends the signal by itself may do so at this moment."""
+    set_handler, started, popen = signal.signal, [], manage.subprocess.Popen
+
+    def set_and_interrupt(number, handler):
+        before = set_handler(number, handler)
+        if started and handler is signal.default_int_handler:
+            raise KeyboardInterrupt
+        return before
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(manage.signal, "signal", set_and_interrupt)
+            patch.setattr(manage.subprocess, "Popen", start)
+            manage.run_alone(["sleep", "600"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started[0].returncode == -signal.SIGKILL
+
+
 def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip):
     """Its packages lie where this Python does not look."""
     make_half(manage)
