@@ -82,7 +82,7 @@ def test_what_runs_keeps_a_view_out_and_a_kill_lets_it_in(worker_process, eventu
     assert not were_together(path)
 
 
-def test_a_frozen_worker_keeps_everybody_out_until_it_goes_on(worker_process, eventually, path, tmp_path):
+def test_a_frozen_worker_excludes_others_until_it_continues(worker_process, eventually, path, tmp_path):
     """Its task is claimed elsewhere after the hard limit. There it waits for the session of the frozen one."""
     go_on = tmp_path / "go on"
     frozen = worker_process("--threads", "1")

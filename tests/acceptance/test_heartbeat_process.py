@@ -204,7 +204,7 @@ def beat(row):
     return Worker.objects.get(pk=row.pk).heartbeat_at
 
 
-def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, eventually):
+def test_it_beats_from_the_first_late_beat_to_the_next_one_in_time(charge, eventually):
     helper, row = charge(interval=0.5)
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     eventually(lambda: sessions_of_helpers() == 1)
@@ -239,7 +239,7 @@ def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
     assert not Worker.objects.exists()
 
 
-def test_it_says_once_that_it_cannot_connect_and_goes_on(charge, eventually):
+def test_it_logs_once_that_it_cannot_connect_and_continues(charge, eventually):
     helper, _row = charge()
     helper.instruct(interval=0.05, connection={"host": "/nowhere"})
     assert "cannot reach the database" in helper.process.stderr.readline()

@@ -33,7 +33,7 @@ def ask(server, sql, *params):
         return answer.fetchone()[0] if answer.description else None
 
 
-def test_a_crash_of_the_server_under_load_loses_nothing_and_work_goes_on(server, eventually):
+def test_a_crash_of_the_server_under_load_loses_nothing_and_work_continues(server, eventually):
     """An immediate shutdown, as a power cut looks like, and two seconds of outage. Every atomic task has its effect
     exactly once; the worker reconnects by itself, as the same worker."""
     process = WorkerProcess("--threads", "2", url=server.url)

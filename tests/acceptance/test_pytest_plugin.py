@@ -41,7 +41,7 @@ def test_without_database():
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 @pytest.mark.django_db(transaction=True)
-def test_it_holds_locks_and_tells_of_locks_that_are_left(tmp_path, is_wanted):
+def test_it_holds_locks_and_reports_locks_that_are_left(tmp_path, is_wanted):
     (tmp_path / "test_project.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n"

@@ -14,7 +14,7 @@ from tests.db.store.test_redrive import SEVEN
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
-def test_a_redrive_whose_worker_is_killed_half_way_goes_on_elsewhere(worker_process, eventually):
+def test_a_redrive_whose_worker_is_killed_half_way_continues_elsewhere(worker_process, eventually):
     """No task is forgotten, and none is counted twice: the count is committed together with the retries."""
     for _ in range(20):
         fail(fingerprint=7, queue="elsewhere")

@@ -93,7 +93,7 @@ def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
     assert not Worker.objects.exists()
 
 
-def test_a_signal_is_heard_right_after_a_stop(worker_process):
+def test_a_signal_is_handled_right_after_a_stop(worker_process):
     """The kernel may give it to a thread that does not handle it, and wakes nobody else."""
     process = worker_process("--threads", "1")
     process.send(signal.SIGSTOP)

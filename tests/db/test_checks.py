@@ -34,7 +34,7 @@ def ids(**options):
     return [message.id for message in run_checks(**options) if message.id.startswith("django_pglock.")]
 
 
-def test_a_project_in_order_hears_nothing():
+def test_a_correct_project_gets_no_message():
     assert ids() == []
     assert ids(databases=["default"]) == []
     assert ids(databases=["default"], include_deployment_checks=True) == [], "the example follows our own hints"
@@ -99,7 +99,7 @@ def test_the_database_of_a_task_backend_is_checked_as_well():
         (None, "must be a dict, not NoneType"),
     ],
 )
-def test_options_of_a_task_backend_that_cannot_be_are_said_by_check_and_by_the_backend(options, text):
+def test_invalid_options_of_a_task_backend_are_reported_by_check_and_by_the_backend(options, text):
     backend = {"BACKEND": "django_pglock.backend.PostgresBackend", "OPTIONS": options}
     with override_settings(TASKS={"default": backend}):
         for ask in (run_checks, lambda: task_backends["default"]):
@@ -181,7 +181,7 @@ def test_an_old_server_is_told(monkeypatch, oldest, expected):
     assert ids(databases=["default"]) == [expected]
 
 
-def test_a_server_that_cannot_be_reached_is_not_our_news(monkeypatch):
+def test_check_does_not_report_a_server_that_cannot_be_reached(monkeypatch):
     def refuse():
         raise OperationalError
 
@@ -375,7 +375,7 @@ def test_a_router_that_keeps_the_tables_out_of_the_tasks_database_is_told_of(set
     assert checks.check_tables() == []
 
 
-def test_a_check_tells_of_tasks_in_another_database(settings):
+def test_a_check_reports_tasks_in_another_database(settings):
     assert check_task_database() == []
     backend = {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}
     settings.TASKS = {"default": backend}

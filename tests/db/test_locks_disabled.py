@@ -16,7 +16,7 @@ from django_pglock.testing import assert_no_locks, hold, locks_disabled
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_everybody_gets_every_lock_and_nobody_is_asked():
+def test_every_lock_is_granted_without_a_query():
     with hold("a"), CaptureQueriesContext(connection) as queries, locks_disabled():
         with lock("a", timeout=0) as handle, try_lock("a") as held, lock_all("a", "b"), semaphore("s", limit=1):
             assert held

@@ -124,7 +124,7 @@ def test_a_beat_is_one_statement_and_writes_no_task(claim):
 # Waking
 
 
-def test_a_task_of_which_nobody_told_is_found_by_the_poll(worker, eventually):
+def test_a_task_without_a_notification_is_found_by_the_poll(worker, eventually):
     """As when LISTEN has died in silence: the worker sleeps, and this row comes without a notification."""
     worker()
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
@@ -151,7 +151,7 @@ def heard():
 
 
 @pytest.mark.parametrize(("is_sleeping", "expected"), [(False, []), (True, ["default", "mail"])])
-def test_nobody_is_notified_unless_somebody_sleeps_and_then_once(heard, is_sleeping, expected):
+def test_an_enqueue_notifies_only_sleeping_workers_and_once(heard, is_sleeping, expected):
     """Each NOTIFY takes a lock that serialises the commits of the whole server."""
     worker = uuid4()
     beat_of(worker)
@@ -205,7 +205,7 @@ def test_what_was_rolled_back_takes_no_notification_along(heard):
 # Keys
 
 
-def test_a_rescue_meets_no_conflict_with_the_one_that_waits(claim):
+def test_a_rescue_does_not_conflict_with_a_waiting_task(claim):
     """One whose worker died, and one like it that was enqueued meanwhile: a page of rescue must not fail for them."""
     keyed.refresh.enqueue(1)
     claim()

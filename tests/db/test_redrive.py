@@ -73,7 +73,7 @@ def test_a_group_has_one_redrive_at_a_time():
 
 
 @pytest.mark.parametrize("rate", [0, -1, LOWEST_RATE / 2, HIGHEST_RATE + 1, float("nan"), float("inf")])
-def test_a_rate_that_cannot_be_is_refused(rate):
+def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ValueError, match="tasks a second"):
         enqueue_redrive("default", SEVEN, rate)
     assert not Task.objects.exists()

@@ -64,7 +64,7 @@ def test_each_way_to_enqueue_is_the_users():
     assert callers() == ["anna"] * 4 + ["ben"] * 4 + ["anna"] * 4
 
 
-def test_who_is_nobody_is_refused_and_the_session_goes_on():
+def test_a_session_without_a_caller_is_refused_and_continues():
     for enqueue in (nothing.enqueue, lambda: enqueue_many(nothing, [{"number": 1}])):
         with pytest.raises(ProgrammingError, match="nobody calls"):
             enqueue()

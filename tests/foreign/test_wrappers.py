@@ -123,7 +123,7 @@ def test_blocks_in_blocks(wrappers, order):
     assert connection.execute_wrappers == wrappers
 
 
-def test_an_audit_goes_on_when_the_connection_is_closed_below_a_lock(wrappers):
+def test_an_audit_continues_when_the_connection_is_closed_below_a_lock(wrappers):
     audit = Audit()
     with connection.execute_wrapper(audit):
         handle = lock("lost").acquire()

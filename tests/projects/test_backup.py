@@ -86,7 +86,7 @@ def rerun(made):
         return session.execute(RERUN).fetchone()
 
 
-def test_what_is_restored_goes_on(project, dump_and_restore, worker_process, eventually, tmp_path):
+def test_a_restored_database_continues(project, dump_and_restore, worker_process, eventually, tmp_path):
     made = project(settings='INSTALLED_APPS = ["django_pglock", "shop"]', shop__tasks=TASKS)
     made.manage("migrate", "-v0")
     made.python(FILL)

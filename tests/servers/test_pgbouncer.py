@@ -105,7 +105,7 @@ def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
     assert locks_held() == 1
 
 
-def test_the_self_test_finds_that_session_locks_exclude_nobody(pgbouncer, alias, monkeypatch):
+def test_the_self_test_finds_that_session_locks_do_not_exclude(pgbouncer, alias, monkeypatch):
     monkeypatch.setattr(selftest, "TIMEOUT", NEVER)
     # Notifications are waited for until the timeout.
     monkeypatch.delitem(selftest.QUESTIONS, "notifications")
@@ -166,7 +166,7 @@ def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_t
     LeaseRow.objects.all().delete()
 
 
-def test_whoever_waits_for_a_result_behind_it_finds_it_by_the_poll(pgbouncer, alias, in_threads, eventually, settings):
+def test_a_waiter_behind_it_finds_a_result_by_the_poll(pgbouncer, alias, in_threads, eventually, settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.3}
     alias("pooled", NAME="two", **pgbouncer)
     ids = [int(tasks.nothing.enqueue().id) for _ in range(5)]

@@ -119,7 +119,7 @@ def test_locks_are_shown_where_they_are_taken(two):
 
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
-def test_a_lock_on_the_standby_keeps_nobody_out(two, scope):
+def test_a_lock_on_the_standby_excludes_no_other(two, scope):
     """PostgreSQL grants both. Only the system check stands between a wrong alias and two who think they are alone."""
     with lock("a", scope=scope), try_lock("a", scope=scope, using="standby") as held:
         assert held

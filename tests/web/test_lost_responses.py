@@ -47,7 +47,7 @@ def test_a_stream_that_is_compressed(visit, view):
 
 
 @on_servers_with("view", [*STREAMS, "file"])
-def test_a_stream_of_which_only_the_headers_are_wanted(visit, view):
+def test_a_head_request_for_a_stream(visit, view):
     visit = visit()
     assert visit.get(view, method="HEAD").status == 200
     expect_all_well(visit, view)

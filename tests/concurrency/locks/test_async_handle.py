@@ -188,7 +188,7 @@ def test_what_is_for_threads_is_refused_in_a_coroutine_and_says_what_to_write(wh
     asyncio.run(main())
 
 
-def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
+def test_the_event_loop_runs_while_a_coroutine_waits(somebody):
     somebody.holds("a")
 
     async def main():
@@ -259,7 +259,7 @@ async def _drop(name):
 
 
 @pytest.mark.parametrize("shared_lockable", [False, True])
-def test_an_asynchronous_generator_that_nobody_goes_on_with_frees_its_lock(somebody, shared_lockable):
+def test_an_abandoned_asynchronous_generator_frees_its_lock(somebody, shared_lockable):
     """Python has it closed by another task, some time later."""
     one = lock("a")
 

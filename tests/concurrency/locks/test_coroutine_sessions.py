@@ -191,7 +191,7 @@ def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
     asyncio.run(main())
 
 
-def test_a_loop_that_has_ended_is_forgotten():
+def test_sessions_of_a_loop_that_has_ended_are_closed():
     from django_pglock.locks.coroutine_sessions import _by_loop
 
     async def main():

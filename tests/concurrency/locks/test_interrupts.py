@@ -250,7 +250,7 @@ def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
     interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=8)
 
 
-def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
+def test_inside_atomic_the_transaction_continues_or_is_rolled_back(somebody):
     def use():
         with transaction.atomic():
             Effect.objects.exists()

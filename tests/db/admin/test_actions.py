@@ -145,7 +145,7 @@ def test_a_crowd_is_changed_by_a_task(client, monkeypatch):
     assert Task.objects.latest("pk").status == "SUCCESSFUL", "nothing can be cancelled, so there is no task for it"
 
 
-def test_what_cannot_be_audited_is_not_done(client, monkeypatch):
+def test_an_action_that_cannot_be_audited_is_not_done(client, monkeypatch):
     person(client, "view_task", "retry_task")
     row = make("FAILED")
 

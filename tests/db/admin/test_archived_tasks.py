@@ -78,7 +78,7 @@ def test_filters_search_the_newest_tasks_of_the_day(admin_client, archived, quer
     assert "Older tasks" not in response.text
 
 
-def test_a_search_that_stops_says_so_and_goes_on_by_link(admin_client, archived, monkeypatch):
+def test_a_search_that_stops_says_so_and_has_a_link_to_continue(admin_client, archived, monkeypatch):
     monkeypatch.setattr(archived_tasks, "MOST_SEARCHED", 1)
     response = admin_client.get(ARCHIVE, {"queue": "q0"})
     assert ids(response) == [archived[4].pk]

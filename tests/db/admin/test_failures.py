@@ -129,7 +129,7 @@ def test_a_group_is_discarded_after_a_confirmation(client, failed):
 
 
 @pytest.mark.parametrize("rate", ["x", "0", "-1", "nan", "1e9"])
-def test_a_rate_that_cannot_be_is_refused(client, failed, rate):
+def test_an_invalid_rate_is_refused(client, failed, rate):
     person(client, "view_task", "retry_task")
     assert said(client.post(button("retry"), {"rate": rate}, follow=True)) == [
         "Enter a number of tasks a second, such as 10."
@@ -197,7 +197,7 @@ def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
     assert made.args == ["retry", [failed[0].pk, failed[1].pk]]
 
 
-def test_the_index_of_the_admin_lists_the_page_for_whoever_may_view_tasks(client):
+def test_the_index_of_the_admin_lists_the_page_for_users_who_may_view_tasks(client):
     person(client, "view_task")
     assert PAGE in client.get(reverse("admin:index")).content.decode()
     person(client, "view_queue")

@@ -114,7 +114,7 @@ def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
 
 
 @pytest.mark.parametrize("field", ["args", "kwargs", "result", "meta", "unique_key", "lock_key", "progress"])
-def test_what_is_redacted_cannot_be_asked_for(client, field):
+def test_redacted_fields_cannot_be_searched(client, field):
     """Whether the list is empty would reveal a value letter by letter."""
     person(client, "view_task")
     make("SUCCESSFUL", args=["user"], kwargs={"email": "user"}, result={"email": "user"}, meta={"email": "user"})

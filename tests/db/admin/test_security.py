@@ -149,7 +149,7 @@ def test_questions_messages_and_the_history_escape_it_too(admin_client, evil_row
 
 
 @pytest.mark.parametrize("model", LISTS)
-def test_what_cannot_be_a_key_finds_nothing(admin_client, model):
+def test_an_invalid_key_finds_nothing(admin_client, model):
     actions = {"task": "cancel", "queue": "pause", "schedule": "disable", "lease": "free", "advisorylock": "terminate"}
     for key in ("\x00", "_00", "a\x00b", "abc", "9" * 30, ""):
         for page in ("change", "delete", "history"):

@@ -58,7 +58,7 @@ def test_search_finds_by_id_and_by_function(client):
         assert f"#{other.pk}<" not in found
 
 
-def test_the_list_is_counted_only_so_far_and_older_ones_are_a_key_away(client, monkeypatch):
+def test_the_list_is_counted_up_to_a_limit_and_links_to_older_tasks(client, monkeypatch):
     monkeypatch.setattr(pages, "MOST_COUNTED", 7)
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
     person(client, "view_task")

@@ -195,7 +195,7 @@ def test_a_field_of_the_parent_is_in_another_table(declared):
     assert "sample.Novel.name is not a column of the table sample_novel" in problem.msg
 
 
-def test_a_check_tells_of_triggers_that_nobody_makes(monkeypatch, settings):
+def test_a_check_reports_triggers_that_will_not_be_created(monkeypatch, settings):
     trigger = CaptureTrigger(Capture(tasks.reindex), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
     assert check_captures() == []
@@ -204,7 +204,7 @@ def test_a_check_tells_of_triggers_that_nobody_makes(monkeypatch, settings):
     assert problem.id == "django_pglock.E009"
 
 
-def test_a_check_tells_of_a_table_in_another_database_than_the_tasks(monkeypatch, settings):
+def test_a_check_reports_a_table_in_another_database_than_the_tasks(monkeypatch, settings):
     trigger = CaptureTrigger(Capture(tasks.reindex), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}}
@@ -372,7 +372,7 @@ def test_a_writer_cannot_plant_a_table_or_a_function(clerk, capture):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nobody_else_can_make_a_trigger_of_the_function(clerk, capture):
+def test_other_roles_cannot_create_a_trigger_with_the_function(clerk, capture):
     """It would enqueue whatever is in a table of his."""
     declared = capture(tasks.reindex, on="insert")
     name = CaptureTrigger(declared, "capture_insert", "insert").get_pgid(Product)

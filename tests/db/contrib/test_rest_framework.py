@@ -125,7 +125,7 @@ def test_a_lock_that_is_busy_deeper_is_a_problem_and_rolls_back():
 
 
 @override_settings(ROOT_URLCONF=__name__, REST_FRAMEWORK=HANDLER)
-def test_whoever_looks_in_a_browser_gets_a_page():
+def test_a_browser_gets_a_page():
     with hold("deep"):
         answer = client().get("/checkout", HTTP_ACCEPT="text/html")
     assert answer.status_code == 409

@@ -92,7 +92,7 @@ def test_wrong_input_gets_an_answer(buyer, product):
     assert " style=" not in page
 
 
-def test_health_tells_whether_somebody_works(client):
+def test_the_health_page_shows_whether_a_worker_runs(client):
     assert client.get(reverse("shop:healthz")).status_code == 503
     beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     answer = client.get(reverse("shop:healthz"))

@@ -53,7 +53,7 @@ def test_in_a_transaction_max_hold_ends_with_it(timeout):
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_holder_that_stalls_loses_the_lock_and_hears_of_it(somebody, eventually, in_transaction):
+def test_a_holder_that_stalls_loses_the_lock_and_gets_an_error(somebody, eventually, in_transaction):
     """A request that hangs in a call to somewhere else must not keep the lock forever."""
     with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
         with connection.cursor() as cursor:
@@ -197,7 +197,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventuall
         assert held
 
 
-def test_a_waiter_whose_session_is_ended_hears_that_and_not_busy(somebody, in_threads, eventually):
+def test_a_waiter_whose_session_is_ended_gets_that_error_and_not_busy(somebody, in_threads, eventually):
     somebody.holds("a")
 
     def work(number):

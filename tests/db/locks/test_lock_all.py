@@ -142,7 +142,7 @@ def test_a_decorators_names_are_templates_each_of_them(somebody):
             wrong(lambda source: None)
 
 
-def test_what_cannot_be_locked_together_is_refused():
+def test_keys_that_cannot_be_locked_together_are_refused():
     with pytest.raises(LockKeyError, match="0 names"):
         lock_all()
     with pytest.raises(LockKeyError, match="1001 names"):

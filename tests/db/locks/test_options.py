@@ -19,7 +19,7 @@ def test_a_timeout_that_is_none_is_refused(timeout):
 
 
 @pytest.mark.parametrize("make", [lock, lock_all, partial(semaphore, limit=2), Lease, partial(leader, ttl=5)])
-def test_an_answer_that_cannot_be_is_refused_before_anybody_is_busy(make):
+def test_an_invalid_busy_response_is_refused_at_decoration(make):
     for on_busy in ("Skip", None, 5):
         with pytest.raises(ValueError, match=f"on_busy is {on_busy!r}; give 'raise', 'skip' or a function"):
             make("a", on_busy=on_busy)

@@ -80,7 +80,7 @@ def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
 
 
 @pytest.mark.parametrize("one_for_all", [False, True])
-def test_a_generator_that_nobody_goes_on_with_frees_its_lock(somebody, one_for_all):
+def test_an_abandoned_generator_frees_its_lock(somebody, one_for_all):
     one = lock("a")
 
     def numbers():

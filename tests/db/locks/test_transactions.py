@@ -83,7 +83,7 @@ def test_why_it_is_refused(isolation, in_threads):
 
 @pytest.mark.parametrize("how", ["SET TRANSACTION", "role", "database", "options"])
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_stale_snapshot_is_refused_whoever_asked_for_it(how, level, somebody):
+def test_a_stale_snapshot_is_refused_wherever_it_is_configured(how, level, somebody):
     setting_name = "default_transaction_isolation"
     value = level.lower()
     undo = None

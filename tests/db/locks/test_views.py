@@ -264,7 +264,7 @@ def test_a_template_in_a_transaction_is_answered_as_usual(somebody):
     assert somebody.can_have("a")
 
 
-def test_a_response_that_nobody_sends_frees_its_lock(somebody):
+def test_a_response_that_is_never_sent_frees_its_lock(somebody):
     response = stream_of(somebody)(request_of())
     assert not somebody.can_have("a")
     del response

@@ -37,7 +37,7 @@ def test_a_role_without_rights_gets_a_sentence(name, arguments):
             cursor.execute(f"RESET ROLE; DROP ROLE {role}")
 
 
-def test_a_server_that_cannot_be_reached_is_a_sentence(monkeypatch):
+def test_a_server_that_cannot_be_reached_is_a_command_error(monkeypatch):
     def refuse(*arguments):
         raise OperationalError("connection failed: Connection refused\n\tIs the server running?")
 

@@ -102,7 +102,7 @@ def test_at_a_rate_a_task_does_it(failed):
         (["--exception", "Refused", "--rate", "inf", "--dry-run"], "'inf' is not a rate from"),
     ],
 )
-def test_what_cannot_be_is_refused(failed, options, message):
+def test_invalid_arguments_are_refused(failed, options, message):
     with pytest.raises(CommandError, match=message):
         locktasks("redrive", *options, "--yes")
     assert statuses(failed) == ["FAILED"] * 3

@@ -84,7 +84,7 @@ def test_a_transaction_that_begins_otherwise_is_begun_by_psycopg():
         connection.connection.isolation_level = None
 
 
-def test_whoever_watches_statements_sees_these_too(monkeypatch):
+def test_observers_of_statements_see_these_too(monkeypatch):
     seen = []
 
     def wrapper(execute, sql, params, many, context):

@@ -31,14 +31,14 @@ def letters():
         yield loop
 
 
-def test_the_first_turn_is_at_once_and_each_commit_that_notifies_makes_another(letters):
+def test_the_first_round_is_at_once_and_each_commit_that_notifies_makes_another(letters):
     for payload in ("first", "second"):
         with transaction.atomic():
             notify("letters", payload)
         assert next(letters) == [payload]
 
 
-def test_a_rollback_tells_nobody(letters):
+def test_a_rollback_sends_no_notification(letters):
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         notify("letters", "rolled back")
         1 / 0  # noqa: B018
@@ -53,7 +53,7 @@ def test_what_was_sent_while_the_loop_was_busy_is_one_turn(letters):
     assert next(letters) == ["0", "1", "2"]
 
 
-def test_without_a_notification_there_is_a_turn_all_the_same():
+def test_without_a_notification_there_is_a_round_all_the_same():
     with closing(listen("letters", poll=0.01)) as loop:
         assert [next(loop), next(loop), next(loop)] == [[], [], []]
 
@@ -79,7 +79,7 @@ def test_a_lost_session_is_replaced_and_the_loop_looks_for_what_it_may_have_miss
     assert lost not in sessions()
 
 
-def test_a_server_that_is_away_for_a_moment_is_tried_again(letters, monkeypatch):
+def test_an_unreachable_server_is_tried_again(letters, monkeypatch):
     failures = [OperationalError("away"), OperationalError("still away")]
     opened = notifications._open
 
@@ -95,7 +95,7 @@ def test_a_server_that_is_away_for_a_moment_is_tried_again(letters, monkeypatch)
     assert not failures
 
 
-def test_a_server_that_is_away_at_the_start_is_an_error(monkeypatch):
+def test_an_unreachable_server_at_the_start_is_an_error(monkeypatch):
     def refuse(using, channel):
         raise OperationalError("away")
 

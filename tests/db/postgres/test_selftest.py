@@ -110,7 +110,7 @@ def test_an_answer_that_never_comes_is_a_finding(monkeypatch):
     assert "no answer" in finding.text
 
 
-def test_a_server_that_nobody_reaches_is_an_error(monkeypatch):
+def test_an_unreachable_server_is_an_error(monkeypatch):
     monkeypatch.setitem(connections["default"].settings_dict, "HOST", "/nowhere")
     with pytest.raises(CommandError):
         call_command("locks", "--selftest", stdout=StringIO())

@@ -107,7 +107,7 @@ def test_of_several_at_once_who_waits_for_a_retry_leaves_the_place_to_others(cla
     assert statuses() == ["SCHEDULED", "READY", "READY", "READY"]
 
 
-def test_nobody_is_let_in_beside_one_that_has_less_room_for_company(claim):
+def test_a_task_is_admitted_only_within_the_limits_of_the_running_ones(claim):
     """Functions may share a key and differ in how many may run at once: one that writes, and many that read."""
     writer, reader = keyed.step, keyed.step.using(concurrency=3)
     for each in (writer, reader, reader, writer, reader):
@@ -136,7 +136,7 @@ def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
     assert statuses() == ["SCHEDULED", "BLOCKED", "BLOCKED"], "it keeps its turn"
 
 
-def test_a_row_that_somebody_has_locked_holds_up_its_key_and_nobody_else(in_threads):
+def test_a_locked_row_blocks_only_its_key(in_threads):
     """A person cancels in a long transaction, or a call is replaced in one."""
     with transaction.atomic():
         for order in (1, 1, 2):
@@ -234,7 +234,7 @@ def test_what_a_crash_between_commit_and_admission_left_is_let_through():
     assert set(statuses()) == {"READY"}
 
 
-def test_upkeep_lets_strays_through(worker, eventually):
+def test_upkeep_admits_orphaned_waiters(worker, eventually):
     keyed.step.enqueue(1)
     Task.objects.update(status="BLOCKED")
     worker()
@@ -295,7 +295,7 @@ def test_a_value_cannot_name_somebody_elses_key():
     assert Task.objects.get().lock_key != "order:1:2"
 
 
-def test_a_call_that_cannot_be_is_refused_before_anything_is_written():
+def test_an_invalid_call_is_refused_before_anything_is_written():
     with pytest.raises(TaskArgumentsError, match=r"keyed_tasks\.step\(\) missing a required argument: 'order_id'"):
         keyed.step.enqueue()
     with pytest.raises(TaskArgumentsError, match="take only keyword arguments"):
@@ -350,7 +350,7 @@ def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
         ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),
     ],
 )
-def test_options_that_cannot_be_are_refused_where_they_are_written(options, words):
+def test_invalid_options_are_refused_where_they_are_written(options, words):
     from django_pglock import task
 
     with pytest.raises((TaskOptionError, LockKeyError), match=words):

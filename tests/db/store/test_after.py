@@ -57,7 +57,7 @@ def test_what_comes_after_a_failure_is_cancelled_to_the_last(claim, outcome):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])
-def test_what_a_person_takes_away_takes_what_comes_after_it(verb):
+def test_ending_a_task_by_hand_cancels_the_tasks_after_it(verb):
     first = tasks.echo.enqueue(1)
     tasks.nothing.using(after=[first]).enqueue()
     getattr(Task.objects.filter(pk=first.id), verb)()
@@ -93,7 +93,7 @@ def test_one_that_is_finished_is_kept_until_what_comes_after_it_is_committed(cla
 
 
 @pytest.mark.parametrize("options", [{}, {"fair": "{value}"}, {"lock": "echo:{value}"}])
-def test_what_others_are_enqueued_to_run_after_can_be_claimed_meanwhile(worker, eventually, options):
+def test_a_predecessor_can_be_claimed_while_successors_are_enqueued(worker, eventually, options):
     first = tasks.echo.using(**options).enqueue(1)
     with transaction.atomic():
         tasks.nothing.using(after=[first]).enqueue()
@@ -102,7 +102,7 @@ def test_what_others_are_enqueued_to_run_after_can_be_claimed_meanwhile(worker, 
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_what_others_are_enqueued_to_run_after_can_be_cancelled_meanwhile(claim, in_threads, runs):
+def test_a_predecessor_can_be_cancelled_while_successors_are_enqueued(claim, in_threads, runs):
     first = tasks.echo.enqueue(1)
     if runs:
         claim()
@@ -111,7 +111,7 @@ def test_what_others_are_enqueued_to_run_after_can_be_cancelled_meanwhile(claim,
         assert in_threads(lambda _: Task.objects.filter(pk=first.id).cancel(), 1) == [1]
 
 
-def test_what_others_are_enqueued_to_run_after_is_let_through_meanwhile(claim, in_threads):
+def test_a_predecessor_can_be_promoted_while_successors_are_enqueued(claim, in_threads):
     second = tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
     [first] = claim()
     with transaction.atomic():
@@ -142,7 +142,7 @@ def test_it_has_its_turn_at_its_key_when_what_it_waited_for_has_the_same(worker,
     assert list(begun.values_list("number", flat=True)) == [1, 2, 3]
 
 
-def test_one_that_still_waits_holds_up_nobody_of_its_key():
+def test_a_waiting_task_does_not_block_others_of_its_key():
     keyed.step.using(after=[tasks.echo.enqueue(1)]).enqueue("a", 1)
     keyed.step.enqueue("a", 2)
     assert statuses()[1:] == ["BLOCKED", "READY"]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_the_end_is_heard_of(worker, eventually):
+def test_the_waiter_is_notified_of_the_end(worker, eventually):
     """With a poll every ten minutes nothing but the notification can tell."""
     worker()
     result = tasks.note_and_sleep.enqueue("x", 0.3)
@@ -133,7 +133,7 @@ def test_cancels_at_any_moment_leave_nothing(nothing_is_left):
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_a_loop_that_is_closed_under_its_waiters_disturbs_nobody(in_threads, nothing_is_left, eventually, caplog):
+def test_a_loop_that_is_closed_with_waiters_does_not_disturb_others(in_threads, nothing_is_left, eventually, caplog):
     first, second = results_of(2)
 
     def work(number):

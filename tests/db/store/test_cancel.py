@@ -141,7 +141,7 @@ def test_nor_does_it_when_its_worker_is_gone(claim, verb):
     assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
 
 
-def test_a_retry_by_hand_forgets_the_request(claim):
+def test_a_retry_by_hand_clears_the_request(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     Task.objects.cancel()
@@ -255,7 +255,7 @@ def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, cl
     eventually(lambda: Task.objects.filter(pk=busy.id, status="SUCCESSFUL").exists())
 
 
-def test_a_call_for_a_group_ends_when_nobody_wants_it_any_more(worker, eventually):
+def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventually):
     results = [running.together.enqueue(key=1) for _ in range(3)]
     worker()
     begun(eventually)
@@ -278,7 +278,7 @@ def test_one_of_a_group_does_not_cancel_the_others(worker, eventually):
     assert [ends(result, eventually).status for result in results] == ["SUCCESSFUL"] * 3
 
 
-def test_the_worker_goes_on_with_other_tasks(worker, eventually):
+def test_the_worker_continues_with_other_tasks(worker, eventually):
     """Nothing of the cancel is left in the thread or in its sessions."""
     process = worker(threads=1)
     result = running.run_sql.enqueue()

@@ -38,7 +38,7 @@ def forget():
     Task.objects.all().delete()
 
 
-def test_each_statement_is_captured_whoever_sends_it(capture):
+def test_each_statement_of_any_client_is_captured(capture):
     capture(tasks.note)
     first = Product.objects.create(name="a").pk
     run("INSERT INTO sample_product (name, price) SELECT 'b', 0 FROM generate_series(1, 2)")
@@ -121,7 +121,7 @@ def test_an_update_counts_if_one_of_the_fields_changes(capture):
     assert [call["ids"] for call in captured()] == [[first.pk], [second.pk], [second.pk]]
 
 
-def test_a_change_of_the_primary_key_tells_of_both(capture):
+def test_a_change_of_the_primary_key_captures_both_keys(capture):
     [product] = products(1)
     capture(tasks.reindex, on="update", fields=["price"])
     run("UPDATE sample_product SET id = id + 50")

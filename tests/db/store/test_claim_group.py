@@ -60,7 +60,7 @@ def test_those_that_only_gather_are_taken_and_those_that_are_due_later_are_not(c
     assert [each.id for each in claim_group("default", leader, limit=10, gather=30)] == [rows[1]]
 
 
-def test_a_leader_that_lost_its_claim_takes_nobody(claim):
+def test_a_leader_that_lost_its_claim_takes_no_members(claim):
     """Its worker was frozen; another one may be claiming the group now."""
     enqueue(*"ab")
     [leader] = claim()

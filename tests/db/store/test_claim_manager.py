@@ -136,7 +136,7 @@ def test_a_limit_of_a_pass_that_is_no_number_of_rows_is_refused(limit):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_row_whose_function_fails_is_marked_and_stops_nobody(letters, caplog):
+def test_a_row_whose_function_fails_is_marked_and_stops_no_other(letters, caplog):
     def fail_at_third(letter):
         done(letter)
         if letter.pk == letters[2].pk:

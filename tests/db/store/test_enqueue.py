@@ -94,7 +94,7 @@ def test_a_date_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
-def test_a_date_that_nobody_could_read_again_is_refused(zone):
+def test_a_date_that_python_cannot_read_is_refused(zone):
     """In a time zone to the east or to the west, Python does not have it."""
     for date in (datetime.min, datetime.max):
         with pytest.raises(TaskOptionError, match="give a date of the years 2 to 9998"):
@@ -220,7 +220,7 @@ def deep(levels):
     ids=["no JSON", "NUL", "10 MB", "too deep", "unsaved"],
 )
 @pytest.mark.parametrize("how", ["enqueue", "enqueue_many", "enqueue_on_commit"])
-def test_what_cannot_be_passed_is_refused_before_anything_is_written(value, words, how):
+def test_invalid_arguments_are_refused_before_anything_is_written(value, words, how):
     from django_pglock import enqueue_many
 
     with pytest.raises(TaskArgumentsError, match=f"^Argument .value. of tests.sample.tasks.echo .*{words}"):

@@ -43,7 +43,7 @@ def test_what_a_worker_owns_without_knowing_is_given_back(claim):
     assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
 
 
-def test_what_is_given_back_is_as_if_nobody_had_claimed_it(claim):
+def test_a_task_that_is_given_back_looks_unclaimed(claim):
     """Only the token stays: the answer to the claim may still arrive."""
     tasks.nothing.enqueue()
     [mine] = claim()

@@ -143,7 +143,7 @@ def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch)
     assert all(in_time)
 
 
-def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):
+def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings):
     """A hundred times the tests' interval and limit: what a slow machine adds does not count."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     living, owner, idle = uuid4(), uuid4(), uuid4()
@@ -298,7 +298,7 @@ def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
     assert on_duty() == workers[:UPKEEP_WORKERS], "its heartbeat process beats in its place: a task has the GIL"
 
 
-def test_a_beat_tells_how_many_workers_of_the_same_queues_sleep():
+def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep():
     workers = [uuid4() for _ in range(WOKEN_FIRST + 2)]
     others = {uuid4(): ["mail"], uuid4(): []}
 

@@ -113,7 +113,7 @@ def test_statuses_and_ages_can_be_named():
         ({"batch": 0}, "batch is 0; give 1"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_sentence(wish, text):
+def test_invalid_arguments_raise_an_error(wish, text):
     row = make("FAILED")
     with pytest.raises(ValueError, match=text):
         Task.objects.prune(**wish)
@@ -261,7 +261,7 @@ def test_attempts_go_with_their_task_in_the_same_statement():
 # Batches
 
 
-def test_batch_after_batch_goes_and_tells_how_far_it_is():
+def test_prune_deletes_in_batches_and_reports_progress():
     rows = [make("FAILED" if number % 3 == 0 else "SUCCESSFUL") for number in range(10)]
     seen = []
     assert Task.objects.prune(batch=4, progress=lambda count, last: seen.append((count, last))) == 6

@@ -89,7 +89,7 @@ def test_nor_to_a_call_that_comes_when_others_of_the_burst_are_ready(claim):
     ]
 
 
-def test_what_nobody_has_begun_counts_against_the_burst():
+def test_unclaimed_tasks_count_against_the_burst():
     """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
     for _ in range(5):
         keyed.trickle.enqueue(1)
@@ -116,7 +116,7 @@ def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
     assert RateLimit.objects.get().opens_at is not None
 
 
-def test_the_longer_nobody_begins_them_the_rarer_are_the_looks():
+def test_the_longer_tasks_are_not_claimed_the_rarer_are_the_polls():
     """Each caller for itself: one poll does not make the next come sooner."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
@@ -127,7 +127,7 @@ def test_the_longer_nobody_begins_them_the_rarer_are_the_looks():
         assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
 
 
-def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
+def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
     for tenant in range(5):
         keyed.trickle.enqueue(tenant)
     for _ in range(2):

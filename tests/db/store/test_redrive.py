@@ -77,14 +77,14 @@ def test_what_was_discarded_since_it_was_found_is_not_retried(step, monkeypatch)
     assert statuses(rows) == ["CANCELLED", "READY"]
 
 
-def test_whoever_has_lost_the_claim_retries_nothing(step):
+def test_a_worker_that_has_lost_the_claim_retries_nothing(step):
     rows = [fail(fingerprint=7)]
     with pytest.raises(ClaimLost):
         step(attempt=2)
     assert statuses(rows) == ["FAILED"]
 
 
-def test_what_cannot_be_retried_is_passed_over(step):
+def test_tasks_that_cannot_be_retried_are_skipped(step):
     """Its unique key is taken by another task. Else the redrive would look at the same tasks forever."""
     make("READY", unique_key="taken", unique_scope="UNFINISHED")
     rows = [fail(fingerprint=7, unique_key="taken", unique_scope="UNFINISHED") for _ in range(2)]

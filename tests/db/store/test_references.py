@@ -63,7 +63,7 @@ def test_a_rule_of_the_database_lets_them_go(refer, rule):
     assert Task.objects.all().prune() == 1
 
 
-def test_the_walk_goes_on_where_something_else_refuses(refer, caplog):
+def test_the_walk_continues_where_something_else_refuses(refer, caplog):
     """Here a row that refers to a row that would go with the task. ``test_refusals.py`` has triggers."""
     row, other = make(), make()
     refer(row, "UNIQUE")

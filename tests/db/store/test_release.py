@@ -20,7 +20,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
+def test_no_task_of_the_key_is_admitted_between_the_end_and_the_promotion(claim):
     """A task that is admitted after its predecessor has ended, and before the waiters are promoted."""
     first = keyed.step.enqueue("a", 1)
     keyed.step.using(after=[first]).enqueue("a", 2)
@@ -45,7 +45,7 @@ def test_one_that_came_later_is_not_looked_at_for_that(claim):
     assert statuses()[3:] == ["READY", "SUCCESSFUL", "BLOCKED"]
 
 
-def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
+def test_a_cancelled_task_does_not_block_others_of_its_key(claim):
     first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     keyed.step.using(after=[first, other]).enqueue("a", 1)
     one, two = claim(2)
@@ -92,7 +92,7 @@ def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
     assert not Waiter.objects.exists()
 
 
-def test_what_nobody_waits_for_costs_one_small_statement():
+def test_the_end_of_a_task_without_waiters_costs_one_small_statement():
     """To plan the one that tells those who wait takes longer than to settle a task."""
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
     with CaptureQueriesContext(connection) as queries:

@@ -103,7 +103,7 @@ def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, s
         (100.0, 80.0, False),  # its own beats are late: it may be out of reach by now, as the others
     ],
 )
-def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, beating_for, silent_for, is_rescued):
+def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_for, silent_for, is_rescued):
     """While the server was out of reach all were silent. A new upkeep need not wait: rows tell how long that is ago."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     silent = uuid4()
@@ -292,7 +292,7 @@ def test_who_was_held_up_lets_silent_workers_come_back_first(claim, worker, even
 
 
 @pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
-def test_a_turn_that_was_somebody_elses_excuses_silence_only_if_that_took_long(monkeypatch, kept_out, is_excused):
+def test_a_round_of_another_worker_excuses_silence_only_if_it_took_long(monkeypatch, kept_out, is_excused):
     """Workers that are woken for the same scheduled task meet at each of their turns."""
     upkeep = WorkerUnderTest().upkeep
     turns = iter([False, False, True])

@@ -61,7 +61,7 @@ def test_threads_share_the_session_as_well(in_threads, nothing_is_left, eventual
     assert in_threads(work, 31) == [True] * 30 + [1]
 
 
-def test_whoever_was_abandoned_is_forgotten_at_the_next_poll(nothing_is_left, eventually, settings):
+def test_an_abandoned_waiter_is_removed_at_the_next_poll(nothing_is_left, eventually, settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.2}
     [result] = results_of(1)
     loop = asyncio.new_event_loop()
@@ -137,7 +137,7 @@ def test_a_lost_session_is_made_anew_and_nothing_is_missed(
     assert in_threads(work, 6) == [True] * 6
 
 
-def test_a_server_that_is_away_is_told_to_those_who_come_and_kept_from_those_who_wait(
+def test_an_unreachable_server_is_an_error_for_new_waiters_and_not_for_present_ones(
     in_threads, eventually, monkeypatch, nothing_is_left, caplog
 ):
     first, second = results_of(2)
@@ -190,7 +190,7 @@ def test_an_outage_that_does_not_end_is_told_to_all(in_threads, eventually, monk
     eventually(lambda: not listener_threads())
 
 
-def test_a_mistake_of_ours_is_told_and_keeps_nobody_waiting(monkeypatch, eventually, caplog):
+def test_an_error_in_the_listener_is_logged_and_ends_all_waits(monkeypatch, eventually, caplog):
     [result] = results_of(1)
     monkeypatch.setattr(result_listener.ResultListener, "_tell_ended", lambda self, new: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -13,7 +13,7 @@ from tests.sample import scheduled
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
-def test_schedules_of_other_backends_and_databases_are_nobodys_business_here(settings):
+def test_schedules_of_other_backends_and_databases_are_not_changed(settings):
     ours = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}
     dummy = {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"}
     settings.TASKS = {"default": dummy, "ours": ours, "far": {**ours, "OPTIONS": {"database": "elsewhere"}}}

@@ -12,7 +12,7 @@ from tests.db.store.schedules import HOUR, schedule
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
-def test_what_is_disabled_is_skipped_and_goes_on_with_the_next_tick():
+def test_a_disabled_schedule_is_skipped_and_continues_with_the_next_tick():
     row = schedule(due=5.5 * HOUR)
     assert Schedule.objects.disable() == 1
     assert Schedule.objects.disable() == 0

@@ -240,7 +240,7 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb, claim):
         {"priority": 101},
     ],
 )
-def test_the_database_refuses_rows_that_cannot_be(broken):
+def test_the_database_refuses_invalid_rows(broken):
     with pytest.raises(IntegrityError):
         Task.objects.create(**{**ROW, **broken})
 

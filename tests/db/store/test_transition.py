@@ -84,7 +84,7 @@ def test_one_status_needs_no_list_and_another_field_can_hold_it(parcels):
         ({"from_": ["new"], "to": "taken", "limit": True}, "limit of a claim"),
     ],
 )
-def test_what_cannot_be_a_transition_is_refused(parcels, arguments, message):
+def test_an_invalid_transition_is_refused(parcels, arguments, message):
     with pytest.raises(ValueError, match=message):
         Parcel.objects.transition(**arguments)
     assert Parcel.objects.filter(status__in=FREE).count() == 10
@@ -115,7 +115,7 @@ def test_rows_that_somebody_has_locked_are_skipped(parcels, in_threads):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_locked_row_of_another_table_keeps_nobody_away(parcels, in_threads):
+def test_a_locked_row_of_another_table_blocks_no_transition(parcels, in_threads):
     rows = Parcel.objects.filter(sender__name="a shop")
     with transaction.atomic():
         Sender.objects.select_for_update().get()

@@ -200,7 +200,7 @@ def test_one_that_is_replaced_leaves_its_place_at_its_old_key(lock):
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "READY"]
 
 
-def test_what_was_rolled_back_is_in_nobodys_way():
+def test_a_rolled_back_task_does_not_block_its_unique_key():
     with transaction.atomic():
         keyed.refresh.enqueue(1)
         transaction.set_rollback(True)

@@ -104,7 +104,7 @@ def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
     assert str(refused.value).endswith(said)
 
 
-def test_so_is_one_that_comes_through_djangos_own_decorator():
+def test_an_unknown_option_through_djangos_own_decorator_is_refused():
     """From 6.1 on it passes all options on to the class that the backend names."""
     with pytest.raises(TaskOptionError, match="@task on echo has no option 'retries'; write max_attempts"):
         PostgresBackend.task_class(func=tasks.echo.func, retries=3)

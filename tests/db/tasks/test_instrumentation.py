@@ -142,7 +142,7 @@ def test_an_enqueue_that_is_refused_is_told(recorder):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_instrument_that_raises_harms_nobody(early, recorder, execute, caplog):
+def test_an_instrument_that_raises_has_no_effect_on_tasks(early, recorder, execute, caplog):
     instrumentation.add(Broken(early=early))
     try:
         tasks.fail.enqueue("gone")

@@ -163,7 +163,7 @@ def test_the_setting_replaces_what_is_shown(admin_client, hook, caplog):
             assert SECRET not in text
 
 
-def test_a_setting_that_cannot_be_is_an_error_of_check():
+def test_an_invalid_setting_is_an_error_of_check():
     for value, text in ((7, "is 7"), ("no.such.function", "cannot be imported")):
         with override_settings(DJANGO_PGLOCK={"REDACT": value}):
             [problem] = check_settings()
@@ -311,7 +311,7 @@ def test_a_row_that_makes_no_sense_is_shown_all_the_same(admin_client):
 
 
 @pytest.mark.parametrize("way", ["raise", "replace", "twins"])
-def test_the_error_of_a_duplicate_tells_no_key(way):
+def test_the_error_of_a_duplicate_does_not_contain_the_key(way):
     options = {"on_conflict": "raise" if way == "twins" else way, "while_": "waiting"}
     function = task(redact=("card",), unique=Unique(**options))(buy)
     first = function.using(unique=Unique(while_="unfinished")).enqueue(7, SECRET) if way != "twins" else None

@@ -8,7 +8,7 @@ from django.db import ProgrammingError, connections
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
-def test_a_service_goes_on_whatever_its_turn_raises(worker, eventually, monkeypatch):
+def test_a_service_continues_whatever_its_round_raises(worker, eventually, monkeypatch):
     turns = []
 
     def leave():

@@ -69,7 +69,7 @@ def test_what_is_not_needed_is_closed_but_for_one(sessions, monkeypatch):
     assert second.connection is not None
 
 
-def test_what_is_not_needed_is_closed_although_nobody_gives_a_session_back(sessions, monkeypatch):
+def test_unneeded_sessions_are_closed_although_none_is_given_back(sessions, monkeypatch):
     """The parts of an idle worker may rest for half a minute."""
     both = [opened(sessions), opened(sessions)]
     for each in both:

@@ -12,7 +12,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_signals_name_the_backends_class_and_a_bad_receiver_harms_nobody(worker, finished, eventually):
+def test_signals_name_the_backends_class_and_errors_of_receivers_have_no_effect(worker, finished, eventually):
     """A peer turns a success into a failure when a receiver raises."""
     heard = []
 

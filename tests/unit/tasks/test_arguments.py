@@ -75,7 +75,7 @@ def loop():
         (SimpleNamespace(_meta=1, pk=7), "pass its primary key"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_name(value, reason):
+def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
     """Before anything is written, and with the name of the thing in the message."""
     with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
         to_json(value, what="Argument x")

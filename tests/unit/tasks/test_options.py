@@ -70,7 +70,7 @@ def test_the_scope_of_a_unique_key_is_its_period_or_what_it_waits_for(unique, sc
         ({"on_conflict": "replace", "period": 60}, "a running task cannot be replaced"),
     ],
 )
-def test_a_unique_that_cannot_be_kept_is_refused(options, text):
+def test_an_invalid_unique_is_refused(options, text):
     with pytest.raises(TaskOptionError, match=text):
         Unique(**options)
     assert Unique(on_conflict="replace").on_conflict == "replace"
@@ -159,6 +159,6 @@ def test_a_template_is_a_text_that_is_not_empty(value):
         (partial(Group, "a", gather=1e300), r"gather is 1e\+300; the maximum is ten years"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):
+def test_an_invalid_value_is_refused_where_it_is_written(make, words):
     with pytest.raises(TaskOptionError, match=words):
         make()

@@ -76,7 +76,7 @@ def test_each_tick_comes_once_and_none_is_lost(zone, day):
 
 @pytest.mark.parametrize(("zone", "day"), CHANGES, ids=str)
 @pytest.mark.parametrize("expression", ["30 2 * * *", "0 * * * *", "*/20 1-3 * * *", "15 0,1,2,3 * * *", "0 0 * * *"])
-def test_whoever_asks_at_any_moment_is_told_the_same(expression, zone, day):
+def test_the_next_tick_does_not_depend_on_when_it_is_computed(expression, zone, day):
     """A worker that is late, or starts in the middle of the hour that comes twice, neither repeats nor leaves out."""
     ticks = ticks_of_day(expression, zone, day)
     start = day.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
@@ -87,7 +87,7 @@ def test_whoever_asks_at_any_moment_is_told_the_same(expression, zone, day):
         assert found == expected or (expected is None and found > ticks[-1])
 
 
-def test_every_goes_on_in_whole_steps_from_its_tick():
+def test_every_continues_in_whole_steps_from_its_tick():
     tick = datetime(2026, 3, 29, tzinfo=UTC)
     timing = Timing("every 300 s")
     for late, steps in ((0, 1), (1, 1), (299, 1), (300, 2), (301, 2), (86_400, 289)):
@@ -159,7 +159,7 @@ def test_ticks_of_rare_expressions_are_found():
         ({"every": timedelta(days=5000)}, "ten years"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_when_it_is_decorated(options, text):
+def test_an_invalid_schedule_is_refused_when_the_function_is_decorated(options, text):
     with pytest.raises(TaskOptionError, match=text) as refused:
         task(**options)(scheduled.nightly)
     assert "@task on tests.sample.scheduled.nightly" in str(refused.value)

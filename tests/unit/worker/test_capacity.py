@@ -70,7 +70,7 @@ def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running
         assert in_flight.threads.next_change_in(slot.began_at + running_for) == math.inf
 
 
-def test_whoever_ends_a_task_asks_for_more_when_half_is_done():
+def test_a_thread_requests_more_tasks_when_half_are_done():
     in_flight = filled(MOST_AHEAD // 2 + 3)
     (first, _), (second, _) = begun(in_flight, 2)
     assert not in_flight.fetcher_wakeup.is_set()

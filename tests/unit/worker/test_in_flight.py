@@ -20,7 +20,7 @@ def filled(count, *, threads=4, cost=QUICK):
     return in_flight
 
 
-def test_who_waits_for_the_database_hears_when_it_has_caught_up(monkeypatch):
+def test_a_waiter_is_notified_when_the_database_has_caught_up(monkeypatch):
     monkeypatch.setattr(module, "MOST_UNSETTLED", 1)
     in_flight = filled(3)
     ended_claims = [EndedClaim(claim, SUCCEEDED) for claim in in_flight.claims.values()]

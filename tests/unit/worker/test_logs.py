@@ -68,11 +68,11 @@ def test_where_somebody_else_collects_records_all_is_left_alone(tree, monkeypatc
     assert logs.silence_unhandled_loggers() == []
 
 
-def test_pytests_own_handler_hears():
+def test_the_handler_of_pytest_receives_records():
     assert logs.is_handled("django.tasks", logging.WARNING)
 
 
-def test_records_of_django_tasks_are_kept_off_the_terminal_and_from_nobody_else(tree, monkeypatch):
+def test_records_of_django_tasks_reach_every_handler_but_the_terminal(tree, monkeypatch):
     house, tasks = tree
     terminal, mail = logging.StreamHandler(written := io.StringIO()), handler(logging.ERROR)
     mailed = []

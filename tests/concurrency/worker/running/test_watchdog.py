@@ -112,7 +112,7 @@ def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches)
     assert min(in_threads(work, 4)) >= 100
 
 
-def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, in_threads):
+def test_the_thread_waits_until_no_stop_is_pending(watchdog, monkeypatch, in_threads):
     """A cancel that has already been sent would meet the statement of the next task."""
     arrived, returned, order = threading.Event(), threading.Event(), []
 

@@ -64,7 +64,7 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
         (("--blocked", "--leases"), "not allowed with"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_sentence(arguments, text):
+def test_invalid_arguments_raise_a_command_error(arguments, text):
     with pytest.raises(CommandError, match=text):
         locks(*arguments)
 

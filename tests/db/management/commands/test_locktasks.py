@@ -91,7 +91,7 @@ def test_status_counts_by_queue():
     assert table[-1] == "1 worker is alive."
 
 
-def test_ready_tasks_that_nobody_runs_are_told_of():
+def test_ready_tasks_without_a_worker_are_reported():
     make("READY", days=0, run_after=None)
     assert locktasks("status").splitlines()[-2:] == [
         "0 workers are alive.",
@@ -145,7 +145,7 @@ def test_list_shows_the_newest_first_and_only_what_was_asked_for():
     assert locktasks("list", "--queue", "nobody") == "No task matches.\n"
 
 
-def test_show_tells_all_with_the_tracebacks_and_steers_no_terminal():
+def test_show_prints_everything_with_tracebacks_and_escapes_control_characters():
     row = failed(args=["\x1b[2J"], queue="ma\x1bil", log="one\x1b\ntwo")
     Attempt.objects.create(
         task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
@@ -279,7 +279,7 @@ def test_filters_choose(filters, expected):
         ([], "SUBCOMMAND"),
     ],
 )
-def test_what_cannot_be_meant_gets_a_sentence(arguments, text):
+def test_invalid_arguments_raise_a_command_error(arguments, text):
     with pytest.raises(CommandError, match=text):
         locktasks(*arguments)
 

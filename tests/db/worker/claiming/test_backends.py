@@ -68,7 +68,7 @@ def test_a_group_is_of_one_backend(worker, eventually):
         (["--backend", "reports", "mail"], "QUEUES has no 'mail'; it has default, nightly"),
     ],
 )
-def test_a_backend_that_nobody_could_mean_is_refused(arguments, text):
+def test_an_invalid_backend_is_refused(arguments, text):
     with pytest.raises(CommandError, match=text):
         call_command("runlockworker", *arguments)
 

@@ -50,7 +50,7 @@ def test_by_weight_a_full_queue_leaves_its_share_to_the_others(worker, eventuall
     assert Counter(in_order()[:40]) == {"high": 30, "low": 10}
 
 
-def test_prefixes_and_exclusions_hold_for_claims_and_for_news(worker, eventually):
+def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, eventually):
     running = worker(queues=["mail*"], exclude=["mail-bulk*"])
     for queue in ("mail-bulk", "mail-bulk-2", "other", "mail", "mail-a"):
         fill(queue, 1)
@@ -67,7 +67,7 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_news(worker, eventually
 
 
 @pytest.mark.parametrize(("queue", "wakes"), [("mail-a", True), ("mail-bulk", False), ("other", False)])
-def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
+def test_only_notifications_of_a_served_queue_wake_the_worker(queue, wakes):
     silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
     silent.heartbeat.listener.ready(queue)
     assert silent.in_flight.fetcher_wakeup.is_set() is wakes
@@ -125,7 +125,7 @@ def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatc
     ("options", "looks"),
     [({"queues": ["mail"]}, False), ({"queues": ["mail=2", "x"], "exclude": ["x"]}, False), ({"queues": ["m*"]}, True)],
 )
-def test_nobody_asks_which_queues_are_ready_where_there_is_one(worker, eventually, monkeypatch, options, looks):
+def test_ready_queues_are_not_queried_where_there_is_one(worker, eventually, monkeypatch, options, looks):
     asked = []
     look = ready_queues.ready_queues
     monkeypatch.setattr(ready_queues, "ready_queues", lambda using: asked.append(using) or look(using))

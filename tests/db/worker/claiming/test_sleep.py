@@ -82,7 +82,7 @@ def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monke
     assert Task.objects.get().worker == other.identity.id
 
 
-def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finished):
+def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkeypatch, finished):
     """As when all workers woken first have frozen. Several notifications are one poll."""
     monkeypatch.setattr(listener, "A_MOMENT", 0.5)
     first, other = two(threads=1)
@@ -96,7 +96,7 @@ def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finishe
     assert len(looks) <= 6
 
 
-def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
+def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):
     """Otherwise the workers of a fleet that has no room would call each other without end."""
     monkeypatch.setattr(listener, "A_MOMENT", NEVER)
     _, other = two(threads=1)

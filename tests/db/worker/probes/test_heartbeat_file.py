@@ -38,7 +38,7 @@ def test_a_beat_that_was_not_written_does_not_touch_it(worker, eventually, tmp_p
     assert path.stat().st_mtime_ns == before
 
 
-def test_what_cannot_be_written_is_said_at_the_start(tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
     for path in (tmp_path / "nowhere" / "alive", tmp_path):
         with pytest.raises(ConfigurationError, match=f"The heartbeat file {path} cannot be written: "):
             HeartbeatFile(str(path)).check()

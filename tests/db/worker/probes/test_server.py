@@ -354,7 +354,7 @@ def test_scrapes_send_no_statement(probed, django_assert_num_queries):
         worker.probes.metrics.exposition()
 
 
-def test_slow_clients_are_cut_off_and_keep_nobody_out_for_long(probed, eventually, monkeypatch, closing):
+def test_slow_clients_are_cut_off_and_block_others_only_briefly(probed, eventually, monkeypatch, closing):
     """Those that say nothing, and those that say a letter now and then: no thread is left with either."""
     monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
     worker = probed()

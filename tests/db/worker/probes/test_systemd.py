@@ -56,7 +56,7 @@ def heard(request, tmp_path, monkeypatch):
         listener.join(60)
 
 
-def test_systemd_hears_of_start_life_and_end(heard, worker, eventually, monkeypatch):
+def test_systemd_is_notified_of_start_heartbeats_and_end(heard, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     running = worker()
@@ -109,7 +109,7 @@ def test_one_process_of_several_does_not_say_that_the_service_stops(heard, worke
     assert "STOPPING=1" not in lines
 
 
-def test_a_socket_that_is_gone_is_said_once_and_harms_nobody(worker, monkeypatch, tmp_path, caplog):
+def test_a_missing_socket_is_logged_once_and_the_worker_continues(worker, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     assert worker().shutdown() is True
     assert caplog.text.count("Messages to NOTIFY_SOCKET cannot be sent") == 1

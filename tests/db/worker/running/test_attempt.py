@@ -92,7 +92,7 @@ def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):
     assert finished(result).errors[0].exception_class is TypeError
 
 
-def test_arguments_that_somebody_else_wrote_into_the_table_harm_nobody(worker, eventually):
+def test_invalid_arguments_in_the_table_fail_only_their_task(worker, eventually):
     worker(threads=1)
     row = Task.objects.create(
         queue="default", backend="default", task_path="tests.sample.tasks.echo", args={"not": "a list"}

@@ -71,7 +71,7 @@ def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
     assert Attempt.objects.count() == 7
 
 
-def test_a_database_that_is_away_for_a_moment_leaves_nobody_behind(worker, eventually, monkeypatch):
+def test_an_outage_for_a_moment_leaves_no_member_behind(worker, eventually, monkeypatch):
     """What the leader has tried before cannot be read, when it is read for its group."""
     read, seen, lost = attempts._failures_before, set(), []
 
@@ -146,7 +146,7 @@ def test_with_a_lock_a_group_waits_for_a_task_that_waits_for_its_retry(worker, e
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
+def test_a_worker_that_lost_the_claim_of_the_first_takes_no_members(is_lost):
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
     worker = uuid4()

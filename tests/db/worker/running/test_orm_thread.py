@@ -40,7 +40,7 @@ def is_sleeping():
         return cursor.fetchone()[0]
 
 
-def test_the_sql_of_one_that_is_timed_out_is_cancelled_and_no_other(worker, eventually):
+def test_only_the_sql_of_the_timed_out_coroutine_is_cancelled(worker, eventually):
     """Else it would run for as long as it liked, in the thread that all coroutines share."""
     worker()
     tasks.sleep_in_server_in_coroutine.enqueue(60)
@@ -52,7 +52,7 @@ def test_the_sql_of_one_that_is_timed_out_is_cancelled_and_no_other(worker, even
     assert Effect.objects.count() == 1
 
 
-def test_the_sql_of_one_that_is_cancelled_is_cancelled(worker, eventually):
+def test_the_sql_of_a_cancelled_coroutine_is_cancelled(worker, eventually):
     worker()
     task = tasks.sleep_in_server_in_coroutine.using(timeout=None).enqueue(60)
     eventually(is_sleeping)
@@ -61,7 +61,7 @@ def test_the_sql_of_one_that_is_cancelled_is_cancelled(worker, eventually):
     eventually(lambda: not is_sleeping())
 
 
-def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, eventually, caplog):
+def test_a_transaction_that_a_coroutine_leaves_open_is_rolled_back(worker, eventually, caplog):
     worker()
     tasks.leave_in_coroutine.enqueue()
     eventually(is_over)

@@ -133,7 +133,7 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
     assert running.settler.reconnects == 0
 
 
-def test_what_cannot_be_written_for_long_is_dropped(monkeypatch):
+def test_history_that_cannot_be_written_for_long_is_dropped(monkeypatch):
     counted = History("default")
     monkeypatch.setattr("django_pglock.worker.settling.history.add_history", refuse)
     for minute in range(MOST_MINUTES + 5):

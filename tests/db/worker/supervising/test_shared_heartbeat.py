@@ -108,7 +108,7 @@ def test_one_statement_beats_for_all(supervised, batches, eventually):
 
 
 @override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "POLL_INTERVAL": 600.0})
-def test_the_shared_session_passes_on_what_it_hears(supervised, eventually):
+def test_the_shared_session_passes_notifications_on(supervised, eventually):
     running = supervised()
     eventually(running.heartbeat.is_listening)
     eventually(lambda: WorkerRow.objects.filter(is_sleeping=True).exists())
@@ -343,7 +343,7 @@ def test_one_that_asks_alone_waits_for_the_others_for_a_moment_only(end, shared,
         assert 0 < next_message(lines, eventually)["next_in"] <= SLOW_BEATS["HEARTBEAT_INTERVAL"]
 
 
-def test_when_all_have_asked_nobody_waits(end, eventually, monkeypatch):
+def test_when_all_have_requested_a_beat_it_is_sent_at_once(end, eventually, monkeypatch):
     monkeypatch.setattr(shared_heartbeat, "GATHER", 10_000.0)
     lines = JsonLines(end)
     lines.send(request())

@@ -58,7 +58,7 @@ def test_without_an_archive_a_look_is_one_statement(django_assert_num_queries):
         assert keeping.run_if_due() is None
 
 
-def test_a_look_ends_in_time_and_goes_on_with_the_next_one(at_once, monkeypatch):
+def test_a_move_ends_in_time_and_continues_in_the_next_round(at_once, monkeypatch):
     monkeypatch.setattr(archive_keeping, "TIME_TO_MOVE", 1e-9)
     monkeypatch.setattr(archive_keeping, "MOVED_AT_ONCE", 2)
     rows = [make(days=TWO_HOURS) for _ in range(5)]

@@ -132,13 +132,13 @@ def test_of_all_workers_the_oldest_reports(always_look, caplog):
     assert len(warnings(caplog)) == 1
 
 
-def test_nobody_looks_before_all_that_start_together_have_come(caplog):
+def test_the_first_check_waits_for_all_workers_that_start_together(caplog):
     wait_for_somebody()
     unknown.UnknownReport("default", beat_of()).run_if_due()
     assert warnings(caplog) == []
 
 
-def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy, eventually, monkeypatch):
+def test_workers_report_known_functions_only_when_these_change(worker, deploy, eventually, monkeypatch):
     said, beats = [], threading.Semaphore(0)
 
     def hear(using, told):

@@ -31,9 +31,7 @@ def older_workers():
     return [Worker.objects.create(id=uuid4(), heartbeat_at=future, **row).pk for _ in range(UPKEEP_WORKERS)]
 
 
-def test_a_worker_that_is_not_on_duty_takes_over_when_an_older_one_is_gone(
-    worker, eventually, older_workers, monkeypatch
-):
+def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, eventually, older_workers, monkeypatch):
     """Else the tasks of the older worker would wait for the next round, which is far away for such a worker."""
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
@@ -80,7 +78,7 @@ def test_rounds_off_duty_are_rare_and_spread(older_workers):
 
 
 @pytest.mark.parametrize(("older_workers", "expected"), [(0, ["default", "the end"]), (1, ["the end"])])
-def test_the_oldest_worker_notifies_of_tasks_of_which_nobody_was_notified(older_workers, expected):
+def test_the_oldest_worker_repeats_notifications_that_were_lost(older_workers, expected):
     """So all other workers need to poll only rarely."""
     Worker.objects.create(id=uuid4(), pid=7, queues=[], threads=1, is_sleeping=True)
     Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
@@ -120,7 +118,7 @@ def test_a_tick_is_not_late_and_wakes_an_idle_worker(worker, eventually, setting
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() >= 4)
 
 
-def test_a_worker_hears_of_functions_that_are_decorated_later(worker, eventually):
+def test_a_worker_knows_functions_that_are_decorated_later(worker, eventually):
     worker()
     eventually(lambda: Task.objects.count() == 0)
     decorate(scheduled.nightly, every=0.1)
@@ -129,7 +127,7 @@ def test_a_worker_hears_of_functions_that_are_decorated_later(worker, eventually
     eventually(lambda: Schedule.objects.filter(expression="every 3600 s").exists())
 
 
-def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker, eventually, monkeypatch):
+def test_a_failing_schedule_does_not_stop_the_rest_of_upkeep(worker, eventually, monkeypatch):
     def refuse(using):
         raise RuntimeError("no schedules today")
 
@@ -144,7 +142,7 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
 @pytest.mark.parametrize(
     "step", ["promote", "open_rates", "rescue", "blocked_keys", "orphaned_waiters", "next_due_in", "prune_window"]
 )
-def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
+def test_a_failing_step_of_upkeep_does_not_stop_the_others(claim, worker, eventually, monkeypatch, caplog, step):
     """As a statement that hits its time limit in each round: the transaction of the round would end with it."""
 
     def fail(using, *args, **kwargs):

@@ -139,7 +139,7 @@ def test_what_was_asked_is_kept_for_people():
         ({"names": "mail"}, "a list of names; 'mail' is a string"),
     ],
 )
-def test_what_nobody_can_mean_is_refused(arguments, text):
+def test_invalid_queues_are_refused(arguments, text):
     with pytest.raises(ConfigurationError, match=text):
         Queues(**arguments)
 

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from django_pglock.worker.liveness.heartbeat_process import INSTRUCT_AGAIN_AFTER, HeartbeatProcess
 
 
-def test_a_process_goes_on_with_old_instructions_while_there_is_no_connection(caplog):
+def test_a_process_follows_old_instructions_while_there_is_no_connection(caplog):
     """The server may accept no more at the moment."""
 
     def instructions():

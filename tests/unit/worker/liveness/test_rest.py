@@ -64,7 +64,7 @@ def test_after_a_full_rest_comes_another_one(resting):
         assert 1 + 2 * REST_JITTER[0] <= resting.next_beat() <= 1 + 2 * REST_JITTER[1]
 
 
-def test_one_that_is_asked_between_two_parts_of_its_rest_beats_at_once(resting):
+def test_a_worker_that_is_requested_between_two_parts_of_its_rest_beats_at_once(resting):
     waits = []
 
     def asks(age):

@@ -76,7 +76,7 @@ def test_the_answer_to_an_earlier_request_is_none(ends, answering):
     assert heartbeat.request_beat(BEAT, within=NEVER) is None
 
 
-def test_a_supervisor_that_is_silent_is_not_asked_again_before_it_is_heard(ends):
+def test_a_silent_supervisor_gets_no_second_request_before_it_answers(ends):
     heartbeat, supervisor = ends
     assert heartbeat.request_beat(BEAT, within=0.01) is None
     assert (heartbeat.is_up, heartbeat.is_over) == (False, False)

@@ -105,7 +105,7 @@ if start == 1:
     assert supervise(script)[0] == 0
 
 
-def test_the_last_words_of_a_process_are_heard(supervise, monkeypatch):
+def test_the_last_message_of_a_process_is_received(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
     assert len(supervise("start > 1 or channel.send(b'r')")[1]) == 2
 
@@ -174,7 +174,7 @@ def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
     )
 
 
-def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
+def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
     popen, tries = child_process.subprocess.Popen, []
 
     def fail_twice(*args, **kwargs):

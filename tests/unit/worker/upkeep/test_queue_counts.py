@@ -40,7 +40,7 @@ def test_counts_are_read_while_somebody_asks(clock):
     assert read == [now[0]]
 
 
-def test_while_nobody_asks_a_worker_sees_every_twenty_seconds_that_some_worker_counts(clock):
+def test_without_requests_a_worker_checks_every_twenty_seconds_that_some_worker_counts(clock):
     (now, read), counts = clock, QueueCounts("default")
     for second in range(100):
         now[0] = 100.0 + second

@@ -41,7 +41,7 @@ def run(worker, eventually, *results):
     )
 
 
-def test_a_success_that_nobody_hears_of_makes_no_result(made, worker, eventually):
+def test_a_success_without_receivers_makes_no_result(made, worker, eventually):
     rows = run(worker, eventually, tasks.nothing.enqueue(), tasks.echo.enqueue(5))
     assert {row.status for row in rows} == {"SUCCESSFUL"}
     assert made == []
@@ -67,7 +67,7 @@ def test_a_receiver_is_told(made, worker, eventually, signal):
         assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 5)
 
 
-def test_the_log_is_heard_if_it_is_enabled():
+def test_an_enabled_log_is_a_receiver():
     before = signals.PACKAGE_LOGGER.level
     try:
         signals.PACKAGE_LOGGER.setLevel(logging.INFO)
