@@ -41,24 +41,37 @@ def identity(context: TaskContext) -> dict[str, Any]:
 def recorded(context: TaskContext, key: str = "") -> Iterator[None]:
     """Write a start and an end, each committed at once."""
     me = identity(context)
+    connection.ensure_connection()
+    session = connection.connection.info.backend_pid
     try:
         Run.objects.create(**me, key=key)
         yield
     finally:
-        end(me)
+        end(me, session)
 
 
-def end(me: dict[str, Any]) -> None:
+def end(me: dict[str, Any], session: int) -> None:
+    """Write the end. ``session`` has written the start, or was lost while the server was still writing it."""
     deadline = time.monotonic() + LAST_WORD
     while True:
         try:
-            Run.objects.filter(**me).update(ended_at=Now())
-            return
+            if Run.objects.filter(**me).update(ended_at=Now()) or not is_at_work(session):
+                return
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
         except DatabaseFailure:
             if time.monotonic() > deadline:
                 raise
             connection.close()
             time.sleep(0.05)
+
+
+def is_at_work(session: int) -> bool:
+    """Return whether the server still has the session with this process number, and it is not the present one."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_stat_activity WHERE pid = %s AND pid <> pg_backend_pid()", [session])
+        return bool(cursor.rowcount)
 
 
 @task(takes_context=True, max_attempts=10, backoff=0.1)
