@@ -90,9 +90,14 @@ def check_schedule(task: TaskFields, where: str) -> None:
         raise TaskOptionError(f"{where}: a task has one schedule; give cron or every, not both.")
     if task.cron is not None:
         _check_cron(task.cron, task.timezone, where)
-    elif task.every < LEAST_EVERY:  # type: ignore[operator]
-        raise TaskOptionError(f"{where}: every is {task.every:g} s; give at least {LEAST_EVERY} seconds.")
+    else:
+        _check_every(task.every, where)
     _check_signature(task, where)
+
+
+def _check_every(seconds: Any, where: str) -> None:
+    if seconds < LEAST_EVERY:
+        raise TaskOptionError(f"{where}: every is {seconds:g} s; give at least {LEAST_EVERY} seconds.")
 
 
 def _check_cron(expression: Any, zone: Any, where: str) -> None:

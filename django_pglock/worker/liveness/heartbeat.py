@@ -60,13 +60,13 @@ class Heartbeat(ConnectedService):
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
     does not beat before all migrations of the tables are applied.
 
-    ``process`` beats in its place, and ``rest`` says when it beats rarely. ``on_beat`` is called after each beat,
-    ``on_reply`` before that with what the database has replied, and ``on_forbidden`` with the error if the role lacks a
-    right. Notifications are passed to ``listener``; None: none are received. ``supervisor``: the socket to the
-    heartbeat of a supervisor, which beats and listens for this worker as long as it can; None: there is none.
-    ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that gives its clients other
-    process numbers than the server's is recognised without that. ``last_sessions``: if it has no session at its end, it
-    takes one of these to remove the worker's row.
+    ``process``: the heartbeat process of this worker. ``rest``: when this worker leaves out beats. ``on_reply`` is
+    called with the reply of the database to each beat, ``on_beat`` after that, and ``on_forbidden`` with the error if
+    the role lacks a right. ``listener`` gets the notifications; None: none are received. ``supervisor``: the socket to
+    the heartbeat of a supervisor, which beats and listens for this worker as long as it can; None: there is none.
+    ``is_pooled``: the database is reached through a pooler in transaction mode. If the process number that the client
+    got is not the server's, the pooler is also detected. ``last_sessions``: if the heartbeat has no session at its end,
+    it takes one of these to delete the worker's row.
     """
 
     name = "heartbeat"

@@ -161,8 +161,9 @@ class EventLoop:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        # Here sync_to_async() looks up the thread of a loop.
-        AsyncToSync.loop_thread_executors[loop] = self.orm  # type: ignore[assignment]
+        # Here sync_to_async() looks up the thread of a loop. asgiref declares only one kind of executor, and uses each.
+        executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
+        executors[loop] = self.orm
         self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
         self._thread.start()
         return loop

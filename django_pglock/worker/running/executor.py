@@ -96,9 +96,9 @@ class Executor:
         return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
     def wait_for_running(self, grace: float, is_grace_given_up: Callable[[], bool]) -> bool:
-        """Wait up to ``grace`` seconds until only stuck attempts run, and say in the log for what. Return whether so.
+        """Wait up to ``grace`` seconds until only stuck attempts run. Return whether all others have ended.
 
-        The wait also ends when ``is_grace_given_up`` returns true.
+        The wait also ends when ``is_grace_given_up`` returns true. After a second, the log names the running tasks.
         """
         waited, was_told = 0.0, False
         while not self.wait(CHECKED_EVERY):
@@ -116,14 +116,14 @@ class Executor:
         return [attempt for thread in self._stuck_threads() if isinstance(attempt := thread.attempt, Attempt)]
 
     def end_stuck(self) -> list[Attempt]:
-        """End the stuck attempts, and return them. For the end of the process: before, their tasks would run twice."""
+        """End the stuck attempts, and return them. Only at the end of the process, so that no task runs twice."""
         stuck = self.stuck()
         for attempt in stuck:
             self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
         return stuck
 
     def abandon_running(self, delay: float, *, except_for: Sequence[Attempt]) -> None:
-        """Have what still runs here run elsewhere, in ``delay`` seconds: by then this process has ended."""
+        """Have other workers run the running tasks in ``delay`` seconds. By then this process has ended."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
         running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
         logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))

@@ -115,7 +115,7 @@ class Supervisor:
         with ours, wakeup:
             for end in (ours, wakeup):
                 end.setblocking(False)
-            self._selector.register(ours, selectors.EVENT_READ)
+            self._selector.register(ours, selectors.EVENT_READ, ours)
             earlier_wakeup = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
             # SIGCHLD has an empty handler. Without a handler, the signal would not wake this thread.
             handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note, signal.SIGCHLD: lambda *_: None}
@@ -151,9 +151,10 @@ class Supervisor:
             moments += [] if child.last_message_at is None or child.is_killed else [self._check_due(child)]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for key, _ in self._selector.select(timeout):
-            if key.data is None:
+            if isinstance(key.data, socket.socket):
+                # A signal has come, and its handler has run. The bytes that woke this thread mean nothing more.
                 with suppress(BlockingIOError):
-                    key.fileobj.recv(1024)  # type: ignore[union-attr]
+                    key.data.recv(1024)
             else:
                 self._receive(key.data)
 

@@ -5,8 +5,26 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Waiter
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import result_listener
 from tests.db.store.waiting import listener_threads, sessions
+from tests.sample import tasks
+
+
+@pytest.fixture
+def session():
+    """A session of another program, which can hold a worker's lock."""
+    connection = dedicated_connection("default")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def mine(claim):
+    """Return a claim of a running task, and its worker."""
+    tasks.nothing.enqueue()
+    [claimed] = claim()
+    return claimed
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
-from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import promote as promote_module
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -16,14 +15,6 @@ from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def session():
-    """Somebody's session, which can hold a worker's lock."""
-    connection = dedicated_connection("default")
-    yield connection
-    connection.close()
 
 
 def test_what_is_due_is_promoted_and_the_next_date_is_told():

@@ -17,14 +17,6 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def mine(claim):
-    """Return a claim of a running task, and its worker."""
-    tasks.nothing.enqueue()
-    [claimed] = claim()
-    return claimed
-
-
 def test_a_worker_gets_the_requests_about_the_tasks_that_it_runs(mine, claim):
     tasks.nothing.enqueue()
     [other] = claim()

@@ -16,14 +16,6 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def mine(claim):
-    """Return a claim of a running task, and its worker."""
-    tasks.nothing.enqueue()
-    [claimed] = claim()
-    return claimed
-
-
 def test_only_the_worker_of_a_running_task_is_asked(mine):
     waiting = tasks.nothing.enqueue()
     assert request_stack("default", waiting.id) is False

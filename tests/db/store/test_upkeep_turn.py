@@ -7,19 +7,10 @@ from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
-from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.upkeep_turn import UPKEEP_TURN, try_upkeep_lock
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def session():
-    """Somebody's session, which can hold a worker's lock."""
-    connection = dedicated_connection("default")
-    yield connection
-    connection.close()
 
 
 def test_one_worker_has_the_turn_until_its_transaction_ends(session):
