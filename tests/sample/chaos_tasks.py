@@ -41,13 +41,18 @@ def identity(context: TaskContext) -> dict[str, Any]:
 def recorded(context: TaskContext, key: str = "") -> Iterator[None]:
     """Write a start and an end, each committed at once."""
     me = identity(context)
-    connection.ensure_connection()
-    session = connection.connection.info.backend_pid
+    session = session_number()
     try:
         Run.objects.create(**me, key=key)
         yield
     finally:
         end(me, session)
+
+
+def session_number() -> int:
+    """Return the process number of this thread's session at the server, which is opened if there is none."""
+    connection.ensure_connection()
+    return int(connection.connection.info.backend_pid)
 
 
 def end(me: dict[str, Any], session: int) -> None:

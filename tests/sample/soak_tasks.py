@@ -9,7 +9,7 @@ from datetime import timedelta
 from asgiref.sync import sync_to_async
 
 from django_pglock import Group, TaskContext, Unique, task
-from tests.sample.chaos_tasks import end, identity, recorded
+from tests.sample.chaos_tasks import end, identity, recorded, session_number
 from tests.sample.models import Effect, Run
 
 GROUP_EFFECT = "soak:{serial}"
@@ -18,12 +18,13 @@ GROUP_EFFECT = "soak:{serial}"
 @task(takes_context=True, max_attempts=10, backoff=0.1)
 async def work_in_coroutine(context: TaskContext, seconds):
     me = identity(context)
+    session = await sync_to_async(session_number)()
     try:
         # Within the block: the row may be committed although the answer was lost.
         await Run.objects.acreate(**me)
         await asyncio.sleep(seconds)
     finally:
-        await sync_to_async(end)(me)
+        await sync_to_async(end)(me, session)
     return context.fencing_token
 
 
