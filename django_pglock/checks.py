@@ -24,7 +24,7 @@ OLDEST_SERVER = 15
 SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 
 #: One row for each limit that the server has. The columns before the limit are the same in all rows.
-ASK_SERVER = """
+READ_SERVER = """
 SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000, pg_is_in_recovery(),
        quote_ident(current_user), name, setting::bigint, source
 FROM pg_settings WHERE name = ANY(%s) ORDER BY name
@@ -157,7 +157,7 @@ def _check_each(
 def _check_one(alias: str, source: str) -> Iterable[CheckMessage]:
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
-        cursor.execute(ASK_SERVER, ([*SESSION_LIMITS, "statement_timeout"],))
+        cursor.execute(READ_SERVER, ([*SESSION_LIMITS, "statement_timeout"],))
         rows = cursor.fetchall()
     pid, version, is_standby, role = rows[0][:4]
     yield from _check_age(alias, version)

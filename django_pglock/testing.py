@@ -20,7 +20,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 
 # Without the locks of workers and of their services, and without the locks that the package takes for a moment when a
 # task is enqueued: tests of locks are not about these.
-LEFT = """
+COUNT_HELD = """
 SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND a.application_name NOT LIKE 'lockworker%%'
   AND NOT (l.objsubid = 2 AND l.classid::bigint = ANY (%s))
@@ -71,7 +71,7 @@ def assert_no_locks(*, using: str | None = None) -> None:
     with connection_for(using or get_settings().USING).cursor() as cursor:
         # Otherwise PostgreSQL returns the same list of sessions for a whole transaction, such as that of a TestCase.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute(LEFT, (list(reserved.ALL),))
+        cursor.execute(COUNT_HELD, (list(reserved.ALL),))
         left = cursor.fetchone()[0]
     if left:
         raise AssertionError(f"{left} advisory locks are held or awaited.")

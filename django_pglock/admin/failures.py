@@ -141,7 +141,9 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     def _tasks_url(self, group: FailureGroupId) -> str:
         """Return the address of the list of the tasks of a group; without fingerprint, of all failed of a function."""
         name: dict[str, str | int]
-        name = {"task_path": group.task_path} if group.has_unmarked else {"fingerprint__exact": group.fingerprint}
+        name = (
+            {"task_path": group.task_path} if group.may_lack_fingerprint else {"fingerprint__exact": group.fingerprint}
+        )
         url = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name)
         return f"{url}?{urlencode({'status__exact': 'FAILED', **name})}"
 

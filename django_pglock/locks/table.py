@@ -26,7 +26,7 @@ MODES = (
     *("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE"),
     *("SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"),
 )
-REMEMBER = """
+SET_LOCK_TIMEOUT = """
 SELECT set_config('lock_timeout', %s, true), before
 FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) AS b
 """
@@ -110,7 +110,7 @@ def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None
 
 def _set(connection: DatabaseWrapper, value: str) -> str:
     with connection.cursor() as cursor:
-        cursor.execute(REMEMBER, (value,))
+        cursor.execute(SET_LOCK_TIMEOUT, (value,))
         before: str = cursor.fetchone()[1]
         return before
 

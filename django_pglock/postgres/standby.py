@@ -17,7 +17,7 @@ from django_pglock.postgres.connections import has_session_ended, transaction_st
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-ASK = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::boolean"
+READ_ACCESS = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::boolean"
 
 
 class Access(NamedTuple):
@@ -39,7 +39,7 @@ def access_of(connection: DatabaseWrapper) -> Access:
         connection.rollback()
     try:
         with connection.cursor() as cursor:
-            cursor.execute(ASK)
+            cursor.execute(READ_ACCESS)
             return Access(*cursor.fetchone())
     except DatabaseFailure:
         is_lost = connection.connection is None or has_session_ended(connection)

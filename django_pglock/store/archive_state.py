@@ -18,9 +18,9 @@ from psycopg import sql
 from django_pglock.store.statements import filled, run
 
 #: Seconds for which a process caches the state.
-KNOWN_FOR = 10.0
+CACHED_FOR = 10.0
 #: Seconds from ``on`` to the first move. After that time no process has a cached state in which the archive is off.
-UNTIL_FIRST_MOVE = 3 * KNOWN_FOR
+UNTIL_FIRST_MOVE = 3 * CACHED_FOR
 
 # The seconds since the archive was turned on, NULL if it is off; the schema; whether this role may read the archive;
 # and the names of its partitions. No row if the table does not exist.
@@ -91,7 +91,7 @@ def archive_state(using: str) -> ArchiveState:
 def may_be_archived(using: str) -> bool:
     """Return whether a task that is not in the table of tasks may be in the archive, by the cached state."""
     looked_at, state = _known.get(using, (0.0, None))
-    if state is None or time.monotonic() - looked_at > KNOWN_FOR:
+    if state is None or time.monotonic() - looked_at > CACHED_FOR:
         state = archive_state(using)
     return state.may_have_rows
 

@@ -12,7 +12,7 @@ from typing import Any
 from django_pglock.store.statements import run, run_together
 
 #: Seconds for which a process caches whether the index exists.
-KNOWN_FOR = 10.0
+CACHED_FOR = 10.0
 #: The largest number of tasks that are found by the index. If more tasks have a value, only the newest are searched.
 MOST_FOUND = 10_000
 
@@ -38,7 +38,7 @@ _known: dict[str, tuple[float, bool]] = {}
 def has_argument_index(using: str) -> bool:
     """Return whether a valid index exists, as of a query a few seconds ago at most."""
     looked_at, is_there = _known.get(using, (0.0, False))
-    if not looked_at or time.monotonic() - looked_at > KNOWN_FOR:
+    if not looked_at or time.monotonic() - looked_at > CACHED_FOR:
         is_there = run(using, ARGUMENT_INDEX) == [(True,)]
         _known[using] = time.monotonic(), is_there
     return is_there

@@ -24,7 +24,7 @@ from django_pglock.tasks.tracebacks import message_in, place_in
 #: The largest number of groups that are returned, and that are read to find those with the latest failures.
 MOST_GROUPS, MOST_FOUND = 100, 1000
 #: The largest number of failed tasks without a fingerprint that are read: a row of the task, and a row of its attempt.
-MOST_UNMARKED = 500
+MOST_WITHOUT_FINGERPRINT = 500
 #: The number of characters that are read from the end of a traceback.
 MOST_READ = 20_000
 #: Hours for which failures are counted by the hour.
@@ -79,7 +79,7 @@ LEFT JOIN LATERAL (
 """
 
 # The newest failed tasks without a fingerprint, each with its exception. They are at the end of the index.
-UNMARKED_FAILURES = """
+FAILURES_WITHOUT_FINGERPRINT = """
 WITH newest AS MATERIALIZED (
     SELECT id, task_path, finished_at FROM {task} WHERE status = 'FAILED' AND fingerprint IS NULL
     ORDER BY fingerprint DESC, id DESC LIMIT (SELECT %s::bigint)
@@ -109,7 +109,7 @@ class FailureGroupId(NamedTuple):
     exception_path: str
 
     @property
-    def has_unmarked(self) -> bool:
+    def may_lack_fingerprint(self) -> bool:
         """Whether tasks without a fingerprint may belong to the group."""
         return self.fingerprint == fingerprint_of(self.task_path, self.exception_path)
 
@@ -168,8 +168,8 @@ def failures(
     - ``with_muted``: False leaves the muted groups out.
     """
     rows = run(using, FAILURE_GROUPS, MOST_FOUND, with_muted, limit, HOURS, most, MOST_READ)
-    groups = {row[0]: _marked(row, most) for row in rows}
-    for group in _unmarked_groups(using):
+    groups = {row[0]: _group_of(row, most) for row in rows}
+    for group in _groups_without_fingerprint(using):
         known = groups.get(group.fingerprint)
         if known is None and (with_muted or group.muted_at is None):
             groups[group.fingerprint] = group
@@ -181,24 +181,24 @@ def failures(
 
 def find_failure_group(using: str, fingerprint: int) -> FailureGroupId | None:
     """Return the group with this fingerprint; None if it has no task."""
-    newest = marked(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
+    newest = with_fingerprint(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
     for id_, task_path in newest.values_list("pk", "task_path")[:1]:
         attempts = rows_of("Attempt", using).filter(task=id_).order_by("-number")
         return FailureGroupId(
             fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), "")
         )
-    return next((each.group for each in _unmarked_groups(using) if each.fingerprint == fingerprint), None)
+    return next((each.group for each in _groups_without_fingerprint(using) if each.fingerprint == fingerprint), None)
 
 
 def in_group(tasks: Any, group: FailureGroupId) -> Any:
     """Return those of the tasks that have failed and belong to a group."""
-    known = marked(tasks, group.fingerprint)
-    if not group.has_unmarked:
+    known = with_fingerprint(tasks, group.fingerprint)
+    if not group.may_lack_fingerprint:
         return known
-    return known | tasks.filter(pk__in=unmarked(tasks, group).order_by().values("pk"))
+    return known | tasks.filter(pk__in=without_fingerprint(tasks, group).order_by().values("pk"))
 
 
-def marked(tasks: Any, fingerprint: int) -> Any:
+def with_fingerprint(tasks: Any, fingerprint: int) -> Any:
     """Return those of the tasks that have failed with this fingerprint.
 
     The condition is a range. If the tasks are also ordered by fingerprint and id, only the index of groups has this
@@ -207,7 +207,7 @@ def marked(tasks: Any, fingerprint: int) -> Any:
     return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=(fingerprint, fingerprint))
 
 
-def unmarked(tasks: Any, group: FailureGroupId) -> Any:
+def without_fingerprint(tasks: Any, group: FailureGroupId) -> Any:
     """Return the failed tasks without a fingerprint whose function and exception are those of a group."""
     _, task_path, exception_path = group
     attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")
@@ -228,7 +228,7 @@ def unmute(using: str, fingerprint: int) -> bool:
     return bool(rows_of("FailureGroup", using).filter(pk=fingerprint).exclude(muted_at=None).update(muted_at=None))
 
 
-def _marked(row: tuple[Any, ...], most: int) -> FailureCounts:
+def _group_of(row: tuple[Any, ...], most: int) -> FailureCounts:
     fingerprint, path, exception, trace, newest, count, first, last, hours, counts, muted_at, muted_by = row
     by_hour = dict(zip(hours, counts, strict=True))
     return FailureCounts(
@@ -237,8 +237,8 @@ def _marked(row: tuple[Any, ...], most: int) -> FailureCounts:
     )
 
 
-def _unmarked_groups(using: str) -> Iterable[FailureCounts]:
-    rows = run(using, UNMARKED_FAILURES, MOST_UNMARKED)
+def _groups_without_fingerprint(using: str) -> Iterable[FailureCounts]:
+    rows = run(using, FAILURES_WITHOUT_FINGERPRINT, MOST_WITHOUT_FINGERPRINT)
     by_kind: dict[tuple[str, str], list[tuple[int, datetime, float]]] = {}
     for id_, path, exception, finished_at, age in rows:
         by_kind.setdefault((path, exception), []).append((id_, finished_at, age))
@@ -256,7 +256,7 @@ def _unmarked_groups(using: str) -> Iterable[FailureCounts]:
         groups.append(
             FailureCounts(
                 *(fingerprint, path, exception, place_in(trace), message_in(trace, exception), newest, len(found)),
-                *(len(rows) >= MOST_UNMARKED, min(dates), max(dates), tuple(by_hour)),
+                *(len(rows) >= MOST_WITHOUT_FINGERPRINT, min(dates), max(dates), tuple(by_hour)),
                 *((row.muted_at, row.muted_by) if row else ()),
             )
         )

@@ -17,15 +17,15 @@ from django.db.models.expressions import RawSQL
 from django_pglock.store.statements import filled, run
 
 #: A range of ids of this size is not bisected further.
-ROUGHLY = 300
+PRECISION = 300
 
 # The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
-# gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``ROUGHLY`` ids apart.
-_HALVE = """{name} AS (
+# gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
+_BISECT = """{name} AS (
     SELECT COALESCE(min(id), 1) - 1 AS low, COALESCE(max(id), 0) + 1 AS high, {is_wanted} AS is_wide FROM {{task}}
     UNION ALL
     SELECT CASE WHEN probe.is_low THEN middle.id ELSE range.low END,
-           CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {roughly}
+           CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {precision}
     FROM {name} AS range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
     CROSS JOIN LATERAL (SELECT COALESCE(bool_or({is_low}), false) AS is_low FROM (
         SELECT task.enqueued_at, task.status FROM {{task}} AS task
@@ -34,11 +34,11 @@ _HALVE = """{name} AS (
 )
 """
 
-_HALVE_AT = partial(_HALVE.format, is_low="next.enqueued_at < %s", sample=1, roughly=ROUGHLY)
+_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", sample=1, precision=PRECISION)
 # An id below the first task enqueued at a moment or later, and an id above the last task enqueued before another
 # moment. For a moment that is NULL no id is searched.
-_BETWEEN = f"""WITH RECURSIVE {_HALVE_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
-{_HALVE_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")},
+_BETWEEN = f"""WITH RECURSIVE {_BISECT_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
+{_BISECT_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")},
 bounds AS MATERIALIZED (SELECT (SELECT max(low) FROM since) AS low, (SELECT min(high) FROM before) AS high)
 SELECT bounds.low, bounds.high"""
 # The limits of the ids within that statement: for tasks in the order of the ids, and for tasks in the order of status
@@ -50,7 +50,9 @@ _BELOW_HIGH = ("id < bounds.high", "(status, id) < (%s, bounds.high)")
 # An id above which the samples have found only tasks that have not succeeded. NULL if no task is above it.
 ABOVE_SUCCEEDED = (
     "WITH RECURSIVE "
-    + _HALVE.format(name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, roughly=ROUGHLY)
+    + _BISECT.format(
+        name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, precision=PRECISION
+    )
     + "SELECT found.high FROM (SELECT min(high) AS high FROM range) AS found"
     " WHERE EXISTS (SELECT FROM {task} AS task WHERE task.id >= found.high)"
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_pglock.store.ready import FIND_QUEUES
-from django_pglock.store.shared_failures import SHOWN_FOR
+from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from django_pglock.store.statements import run
 
 #: The largest number of tasks of a status that are read where no index has the queues. Further tasks may be in other
@@ -74,7 +74,7 @@ def queues_without_row(using: str, *, also: Iterable[str] = ()) -> KnownQueues:
     a few tasks and all of them are finished.
     """
     names = list(also)
-    counted = run(using, COUNTED_QUEUES, SHOWN_FOR, names)
+    counted = run(using, COUNTED_QUEUES, MAX_AGE_FOR_PAGES, names)
     if counted and counted[0][1] is not None:
         return KnownQueues(sorted(queue for queue, _ in counted), counted[0][1])
     return KnownQueues(sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, names)), None)

@@ -120,7 +120,7 @@ WITNESS = """witness AS MATERIALIZED (
 
 # Deletes the rows of dead workers without running tasks, if there is a witness. SKIP LOCKED, because the caller must
 # not wait: it has tasks to rescue, and a person may have locked a row in a transaction that stays open.
-FORGET_DEAD = f"""
+DELETE_DEAD = f"""
 WITH {WITNESS}, dead AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
@@ -223,7 +223,7 @@ def deregister(using: str, worker: UUID) -> None:
 
 def delete_dead(using: str) -> int:
     """Delete the rows of dead workers that have no claims. Returns how many."""
-    return len(run(using, FORGET_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
+    return len(run(using, DELETE_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 
 
 def is_oldest(using: str, worker: UUID) -> bool:

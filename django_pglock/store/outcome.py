@@ -129,7 +129,7 @@ class Abandoned:
 
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | GivenBack | Abandoned
 #: The outcome of a task that would run again if its cancel had not been requested meanwhile.
-NOT_AGAIN = Cancelled(
+CANCEL_REQUESTED = Cancelled(
     Failure(
         "django_pglock.errors.TaskCancelled",
         "A cancel of this task was requested, so it does not run again.",

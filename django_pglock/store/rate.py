@@ -19,7 +19,7 @@ RETURNING key
 # Deletes buckets that have been full for a day and for which no task waits, among the next keys behind one key. No
 # index has the dates, so one statement reads a limited number of keys. Otherwise a million keys in use would be read
 # each minute. A bucket without a row counts as full.
-FORGET_RATES = """
+DELETE_UNUSED_RATES = """
 WITH next AS MATERIALIZED (
     SELECT key, opens_at IS NULL AND arrives_at < clock_timestamp() - interval '1 day' AS is_unused
     FROM {rate_limit} WHERE key > %s ORDER BY key LIMIT %s
@@ -44,5 +44,5 @@ def delete_unused_rates(using: str, after: str) -> tuple[int, str]:
 
     Returns how many were deleted, and the key behind which to continue: empty at the end of the table.
     """
-    [(deleted, read, last)] = run_by_index(using, FORGET_RATES, after, READ_AT_ONCE)
+    [(deleted, read, last)] = run_by_index(using, DELETE_UNUSED_RATES, after, READ_AT_ONCE)
     return deleted, last if read == READ_AT_ONCE else ""

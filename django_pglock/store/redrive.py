@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost
-from django_pglock.store.failures import FailureGroupId, in_group, marked, unmarked
+from django_pglock.store.failures import FailureGroupId, in_group, with_fingerprint, without_fingerprint
 from django_pglock.store.move_to_status import WINDOW, is_among
 from django_pglock.store.retry import retry
 from django_pglock.store.statements import rows_of
@@ -57,9 +57,9 @@ def redrive(using: str, group: FailureGroupId, *, before: datetime, limit: int, 
 def window(failed: Any, group: FailureGroupId, *, after: int, limit: int) -> list[int]:
     """Return the ids of the first ``limit`` tasks of a group above the id ``after``."""
     later = failed.filter(pk__gt=after)
-    known = marked(later, group.fingerprint).order_by("fingerprint", "pk")
+    known = with_fingerprint(later, group.fingerprint).order_by("fingerprint", "pk")
     ids = list(known.values_list("pk", flat=True)[:limit])
-    if group.has_unmarked:
-        others = unmarked(later, group).order_by("fingerprint", "pk")
+    if group.may_lack_fingerprint:
+        others = without_fingerprint(later, group).order_by("fingerprint", "pk")
         ids += others.values_list("pk", flat=True)[:limit]
     return sorted(ids)[:limit]

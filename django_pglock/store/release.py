@@ -93,7 +93,7 @@ RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
 # The next waiters in the order of their ids, each with the task that it waits for if that task has ended or no longer
 # exists. After a crash, such a waiter may not have been released.
-STRAY_WAITERS = """
+ORPHANED_WAITERS = """
 SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
 FROM (SELECT id, awaited FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s) AS waiter
 LEFT JOIN {task} AS task ON task.id = waiter.awaited
@@ -135,7 +135,7 @@ def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
 
 def orphaned_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
     """Return the next waiters behind the id ``after``. Each comes with its task if that has ended or is deleted."""
-    return run(using, STRAY_WAITERS, after, limit)
+    return run(using, ORPHANED_WAITERS, after, limit)
 
 
 def _release_ended(using: str, awaited: Collection[int]) -> None:

@@ -89,7 +89,7 @@ SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 
 # The number of tasks of each queue that run on workers that may be dead: a worker without a row, with a missing
 # heartbeat, or with a lock that no session holds.
-DOUBTFUL = f"""
+POSSIBLY_LOST = f"""
 WITH RECURSIVE {_BUSY}, silent AS MATERIALIZED (
     SELECT busy.worker FROM busy WHERE busy.worker IS NOT NULL AND NOT EXISTS (
         SELECT FROM {{worker}} AS worker WHERE worker.id = busy.worker
@@ -137,9 +137,9 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     return rescued
 
 
-def doubtful(using: str, *, backend: str | None = None) -> list[tuple[str, int]]:
+def possibly_lost(using: str, *, backend: str | None = None) -> list[tuple[str, int]]:
     """Return how many tasks of each queue run on workers that may be dead.
 
     Such a task is rescued soon, or its worker sends heartbeats again. ``backend``: only tasks of this alias in TASKS.
     """
-    return run_by_index(using, DOUBTFUL, MISSING * get_settings().HEARTBEAT_INTERVAL, backend)
+    return run_by_index(using, POSSIBLY_LOST, MISSING * get_settings().HEARTBEAT_INTERVAL, backend)

@@ -14,7 +14,7 @@ from django_pglock.store.move_to_status import DUE_STATUS, move
 from django_pglock.store.statements import EXPIRES_AT, rows_of
 from django_pglock.tasks.states import TaskStatus
 
-_ASKED = Q(cancel_requested_at__isnull=False)
+_CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
 
 
 def stuck(tasks: Any) -> Any:
@@ -28,9 +28,9 @@ def stuck(tasks: Any) -> Any:
 def reset_stuck(tasks: Any) -> int:
     """Make stuck tasks READY again, or CANCELLED if their cancel was requested. Returns how many."""
     changes = {
-        "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=DUE_STATUS),
-        "finished_at": Case(When(_ASKED, then=Now())),
-        "expires_at": Case(When(_ASKED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
+        "status": Case(When(_CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)), default=DUE_STATUS),
+        "finished_at": Case(When(_CANCEL_REQUESTED, then=Now())),
+        "expires_at": Case(When(_CANCEL_REQUESTED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
         "worker": None,
     }
     return len(move(stuck(tasks), TaskStatus.READY, changes, among={TaskStatus.RUNNING}))

@@ -21,7 +21,7 @@ INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
 """
 
 # The tasks of a list of ids, and whether each has ended.
-LOOK_AT_AWAITED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
+FIND_ENDED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
 
 
 def note_waits(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
@@ -36,5 +36,5 @@ def note_waits(using: str, awaited: Sequence[int], *, instead_of: Sequence[int])
 
 def ended(using: str, ids: Sequence[int]) -> list[tuple[int, bool]]:
     """Return those of these tasks that have ended, with True, and those that do not exist, with False."""
-    is_finished = dict(run(using, LOOK_AT_AWAITED, array_of_numbers(ids)))
+    is_finished = dict(run(using, FIND_ENDED, array_of_numbers(ids)))
     return [(id_, id_ in is_finished) for id_ in ids if is_finished.get(id_, True)]

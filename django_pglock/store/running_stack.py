@@ -22,7 +22,7 @@ KEPT = 600.0
 CHECK_INTERVAL = 0.05
 
 # A new request replaces an earlier request for the same task. Old requests are deleted.
-ASK_STACK = """
+REQUEST_STACK = """
 WITH old AS (
     DELETE FROM {running_stack} WHERE task <> %s AND asked_at < clock_timestamp() - make_interval(secs => %s)
 )
@@ -45,7 +45,7 @@ def request_stack(using: str, task: int) -> bool:
     The worker gets the request after the commit. A worker that listens for notifications answers at once, another one
     within a heartbeat interval.
     """
-    if not run(using, ASK_STACK, task, KEPT, task):
+    if not run(using, REQUEST_STACK, task, KEPT, task):
         return False
     after_commit(using, run, using, NOTIFY_CANCEL, CANCEL_CHANNEL, [task])
     return True

@@ -22,14 +22,14 @@ from django_pglock.store.statements import run
 #: number.
 BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR = 10.0, 40.0, 20
 #: While no metrics are requested, a count may be overdue for this number of seconds.
-UNASKED = 15.0
+OVERDUE_WITHOUT_REQUEST = 15.0
 #: Seconds after which counts are too old for metrics: no worker has counted, or none was able to.
-TOO_OLD = 60.0
+MAX_AGE_FOR_METRICS = 60.0
 
 # Begins a count, if one is due. Of several sessions only one gets a row. The others wait for the row lock, which is
 # held for this statement only, and then find the later date. If the worker that counts dies, another one counts at that
 # date. The returned date identifies the count.
-TAKE_TURN = """
+BEGIN_COUNT = """
 INSERT INTO {queue_count} AS last
     (queue, counted_at, count_again_at, ready, blocked, scheduled, running, failed, is_paused)
 VALUES ('', clock_timestamp(), clock_timestamp() + make_interval(secs => %s), 0, 0, 0, 0, 0, false)
@@ -52,11 +52,11 @@ ON CONFLICT (queue) DO UPDATE SET
 """
 
 # Deletes the counts of queues that no longer have tasks.
-FORGET_COUNTS = "DELETE FROM {queue_count} WHERE queue <> '' AND queue <> ALL (%s::text[])"
+DELETE_COUNTS = "DELETE FROM {queue_count} WHERE queue <> '' AND queue <> ALL (%s::text[])"
 
 # Ends a count. If failed tasks were changed since the count began, the row has another date, and the failures are not
 # stored.
-END_TURN = """
+END_COUNT = """
 UPDATE {queue_count}
 SET counted_at = clock_timestamp(), count_again_at = clock_timestamp() + make_interval(secs => %s),
     failures = CASE WHEN count_again_at = %s THEN %s::jsonb END
@@ -87,16 +87,16 @@ class SharedCount:
 def shared_counts(using: str) -> list[SharedCount]:
     """Return the counts of each queue, at most a minute old. Count first if a count is due."""
     _count_if_due(using, 0.0)
-    return [SharedCount(*row) for row in run(using, READ_COUNTS, TOO_OLD)]
+    return [SharedCount(*row) for row in run(using, READ_COUNTS, MAX_AGE_FOR_METRICS)]
 
 
 def keep_counts(using: str) -> None:
     """Count if a count is long overdue, so that the pages of the admin need not count."""
-    _count_if_due(using, UNASKED)
+    _count_if_due(using, OVERDUE_WITHOUT_REQUEST)
 
 
 def _count_if_due(using: str, overdue: float) -> None:
-    for (count_id,) in run(using, TAKE_TURN, LONGEST_BETWEEN_COUNTS, overdue):
+    for (count_id,) in run(using, BEGIN_COUNT, LONGEST_BETWEEN_COUNTS, overdue):
         # One transaction, so that there is only one commit.
         with transaction.atomic(using=using):
             _count(using, count_id)
@@ -109,7 +109,7 @@ def _count(using: str, count_id: datetime) -> None:
     names = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
     queues = [each.queue for each in found]
     columns = [[each.counts[name] for each in found] for name in names]
-    run(using, FORGET_COUNTS, queues)
+    run(using, DELETE_COUNTS, queues)
     run(
         using,
         WRITE_COUNTS,
@@ -118,4 +118,4 @@ def _count(using: str, count_id: datetime) -> None:
         [each.oldest_ready for each in found],
         [each.paused_at is not None for each in found],
     )
-    run(using, END_TURN, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR * took)), count_id, failed)
+    run(using, END_COUNT, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR * took)), count_id, failed)

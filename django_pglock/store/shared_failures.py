@@ -15,7 +15,7 @@ from django_pglock.store.failures import FailureCounts, failures
 from django_pglock.store.statements import run
 
 #: Seconds after which counts are too old for a page. Then no worker counts, so the page itself counts.
-SHOWN_FOR = 120.0
+MAX_AGE_FOR_PAGES = 120.0
 #: The fields with dates, which are texts in JSON.
 _DATES = ("first_at", "last_at", "muted_at")
 
@@ -26,7 +26,7 @@ WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - m
 
 # Deletes the stored groups. A count that has begun before does not store its groups, because the row no longer has the
 # date of that count.
-FORGET_FAILURES = """
+INVALIDATE_FAILURES = """
 UPDATE {queue_count} SET failures = NULL, count_again_at = clock_timestamp() WHERE queue = ''
 """
 
@@ -40,14 +40,14 @@ class SharedFailures(NamedTuple):
 
 def shared_failures(using: str) -> SharedFailures:
     """Return the groups of failed tasks that a worker has counted lately. Count them now if no worker has."""
-    for groups, age in run(using, READ_FAILURES, SHOWN_FOR):
+    for groups, age in run(using, READ_FAILURES, MAX_AGE_FOR_PAGES):
         return SharedFailures([_group(each) for each in _loaded(groups)], age)
     return SharedFailures(failures(using), None)
 
 
 def invalidate_failures(using: str) -> None:
     """Make the next page count again, because the groups have been changed."""
-    run(using, FORGET_FAILURES)
+    run(using, INVALIDATE_FAILURES)
 
 
 def as_json(groups: Sequence[FailureCounts]) -> str:

@@ -226,7 +226,7 @@ def test_no_table_of_tasks_is_in_order():
 
 def test_a_standby_is_told_with_the_setting_that_names_it(monkeypatch):
     """With real servers: tests/servers/test_standby.py."""
-    monkeypatch.setattr(checks, "ASK_SERVER", checks.ASK_SERVER.replace("pg_is_in_recovery()", "true"))
+    monkeypatch.setattr(checks, "READ_SERVER", checks.READ_SERVER.replace("pg_is_in_recovery()", "true"))
     [problem] = checks.check_server(databases=["default"])
     assert problem.id == "django_pglock.W004"
     assert "DJANGO_PGLOCK['USING']" in problem.hint

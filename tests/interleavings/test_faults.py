@@ -125,8 +125,8 @@ def no_sum(monkeypatch):
 
 
 def no_turns(monkeypatch):
-    statement = shared_counts.TAKE_TURN.replace("WHERE last", "WHERE true OR last")
-    monkeypatch.setattr(shared_counts, "TAKE_TURN", statement)
+    statement = shared_counts.BEGIN_COUNT.replace("WHERE last", "WHERE true OR last")
+    monkeypatch.setattr(shared_counts, "BEGIN_COUNT", statement)
 
 
 def no_look_at_who_has_muted(monkeypatch):

@@ -114,7 +114,7 @@ NO_VERB = {
         "statements",
         "unfinished_tables",
         "unknown",
-        "upkeep_turn",
+        "upkeep_lock",
         "wake",
         "why_unfinished",
         "worker_lock",

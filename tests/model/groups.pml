@@ -88,7 +88,7 @@ inline check() {
     other = 0
 }
 
-inline forget(me) {
+inline clear(me) {
     for (EACH) { mine[me].attempt[each] = 0; found[me].is_in[each] = false }
     each = 0
 }
@@ -164,7 +164,7 @@ inline lose_answer(me) {
     faults++;
     status[leader[me]] = (has_claim(me, leader[me]) -> BLOCKED : status[leader[me]]);
     does[me] = IDLE;
-    forget(me)
+    clear(me)
 }
 
 /* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/running/group.py: outcomes */
@@ -180,7 +180,7 @@ inline finish(me) {
     }
     each = 0;
     does[me] = IDLE;
-    forget(me)
+    clear(me)
 }
 
 /* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: GivenBack; worker/running/group.py: ended `shared = GivenBack()` */
@@ -190,7 +190,7 @@ inline release(me) {
     for (EACH) { status[each] = (has_claim(me, each) -> BLOCKED : status[each]) }
     each = 0;
     does[me] = IDLE;
-    forget(me)
+    clear(me)
 }
 
 /* worker/running/group.py: _outcome_of `return other.failure(self._error)`: some may be retried and others not; store/outcome.py: Retried */
@@ -206,7 +206,7 @@ inline fail(me) {
     }
     each = 0;
     does[me] = IDLE;
-    forget(me)
+    clear(me)
 }
 
 /* store/promote.py: promote `admit_on_commit(using` */
@@ -220,7 +220,7 @@ inline die(me) {
     does[me] != DEAD && does[WORKERS - 1 - me] != DEAD && faults < FAULTS;
     faults++;
     does[me] = DEAD;
-    forget(me)
+    clear(me)
 }
 
 /* store/rescue.py: RESCUE `AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)` */

@@ -21,7 +21,7 @@ task that rests writes one in every third interval. Worker 0 is the oldest.
 #define NO_SESSION (planted == 3) /* finds !frozen_condemned: two missing heartbeats are enough although the session is there */
 #define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive forever */
 #define NO_UPKEEP (planted == 5) /* finds claims_come_back: nobody looks for claims of dead workers */
-#define FORGET_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are removed while there is no witness */
+#define DELETE_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are deleted while there is no witness */
 #define CLAIM_UNHEARD (planted == 7) /* finds !living_condemned: a worker that rests claims although its last heartbeat is old */
 #define REST_ALONE (planted == 8) /* finds claims_come_back: workers rest although nobody else beats often */
 
@@ -114,9 +114,9 @@ inline rescue(me) {
     owns[me] = false
 }
 
-/* store/liveness.py: FORGET_DEAD `AND EXISTS (SELECT FROM witness)` */
-inline forget(me) {
-    is_up && row[me] && age[me] >= LIMIT && ((!owns[me] && is_watched) || FORGET_OWNERS);
+/* store/liveness.py: DELETE_DEAD `AND EXISTS (SELECT FROM witness)` */
+inline delete_dead(me) {
+    is_up && row[me] && age[me] >= LIMIT && ((!owns[me] && is_watched) || DELETE_OWNERS);
     row[me] = false
 }
 
@@ -228,7 +228,7 @@ proctype Worker(byte me) while_observed {
 proctype Upkeep(byte me) while_observed {
     end_upkeep: do
     :: atomic { rescue(me) }
-    :: atomic { forget(me) }
+    :: atomic { delete_dead(me) }
     od
 }
 

@@ -306,7 +306,7 @@ inline update(me) {
 }
 
 /* worker/upkeep/upkeep.py: _orphaned_keys; store/lock_keys.py: BLOCKED_KEYS */
-inline find_stray_key() {
+inline find_orphaned_key() {
     has_upkeep && !NO_UPKEEP && owed == 0;
     for (EACH) { count = count + (is_unfinished(each) && status[each] == BLOCKED) }
     each = 0;
@@ -374,7 +374,7 @@ proctype Admitter(byte me) while_observed {
 
 proctype Upkeep() while_observed {
     end_upkeep: do
-    :: atomic { find_stray_key() }
+    :: atomic { find_orphaned_key() }
     od
 }
 

@@ -300,7 +300,7 @@ inline remember(me) {
 }
 
 /* store/wake.py: _nobody_sleeps `< NEGATIVE_TTL` */
-inline forget(me) {
+inline expire(me) {
     saw_nobody[me] || (produces[me] == SILENCE && !is_over[me]);
     is_over[me] = (produces[me] == SILENCE);
     saw_nobody[me] = false;
@@ -360,7 +360,7 @@ proctype Producer(byte me) while_observed {
 
 proctype Time(byte me) while_observed {
     end_time: do
-    :: atomic { forget(me) }
+    :: atomic { expire(me) }
     od
 }
 

@@ -118,7 +118,7 @@ WITHOUT_PLAN = {
     "it inserts rows and reads none": (*("DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE"),),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_MOVE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY_CANCEL"),
-        *("RESTORE_WAITS", "UNLOCK_WORKER", "UPKEEP_TURN", "WAKE"),
+        *("RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE"),
     ),
     "it reads the catalog of the server": (
         *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_UNFINISHED_TABLES"),
@@ -126,8 +126,16 @@ WITHOUT_PLAN = {
         *("REFERENCES_TO_TASKS", "REFUSING_KEYS", "SIZES_OF_DAYS"),
     ),
     "its table has a row for each worker, queue, schedule or group of failures": (
-        *("BEAT", "END_TURN", "FORGET_COUNTS", "FORGET_FAILURES", "READ_COUNTS", "READ_FAILURES", "REGISTER_SCHEDULES"),
-        *("SCHEDULES", "TAKE_TURN", "WITNESS", "WRITE_COUNTS"),
+        *(
+            "BEAT",
+            "END_COUNT",
+            "DELETE_COUNTS",
+            "INVALIDATE_FAILURES",
+            "READ_COUNTS",
+            "READ_FAILURES",
+            "REGISTER_SCHEDULES",
+        ),
+        *("SCHEDULES", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
         *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "MOVE_TO_ARCHIVE", "UNAWAITED"),

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.pause import paused_queues
-from django_pglock.store.rescue import doubtful
+from django_pglock.store.rescue import possibly_lost
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.queues import Queues
@@ -54,7 +54,7 @@ class Drain:
         now = time.monotonic()
         if now - self._queried_at >= CHECK_INTERVAL:
             self._queried_at = now
-            found = doubtful(self.using, backend=self.backend)
+            found = possibly_lost(self.using, backend=self.backend)
             self._doubtful = {queue: count for queue, count in found if self.queues.serves(queue)}
         if not self._doubtful:
             self._waits_since = None

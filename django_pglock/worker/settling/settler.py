@@ -26,7 +26,7 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit
 from django_pglock.store.logs import note_logs
-from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
+from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
 from django_pglock.store.wake import wake
@@ -251,7 +251,7 @@ class Settler(ConnectedService):
             elif ended.claim.id in accepted:
                 ended.finished_at = accepted[ended.claim.id]
                 if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
-                    ended.outcome = NOT_AGAIN
+                    ended.outcome = CANCEL_REQUESTED
                 report(ended)
             else:
                 lost.append(ended)

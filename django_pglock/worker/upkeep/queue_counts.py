@@ -6,7 +6,13 @@ import math
 import time
 from dataclasses import replace
 
-from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCount, keep_counts, shared_counts
+from django_pglock.store.shared_counts import (
+    BETWEEN_COUNTS,
+    MAX_AGE_FOR_METRICS,
+    SharedCount,
+    keep_counts,
+    shared_counts,
+)
 
 #: Seconds for which the counts are read after the last call of ``request()``.
 READ_FOR = 600.0
@@ -31,7 +37,7 @@ class QueueCounts:
     def request(self) -> dict[str, SharedCount]:
         """Return the counts by queue; empty: not known. A queue that has become empty is returned with zeros."""
         self._requested_at = time.monotonic()
-        return self._counts if self._requested_at - self._read_at < TOO_OLD else {}
+        return self._counts if self._requested_at - self._read_at < MAX_AGE_FOR_METRICS else {}
 
     @property
     def is_requested(self) -> bool:

@@ -38,7 +38,7 @@ from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
-from django_pglock.store.upkeep_turn import try_upkeep_lock
+from django_pglock.store.upkeep_lock import try_upkeep_lock
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping

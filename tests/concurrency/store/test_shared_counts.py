@@ -29,7 +29,7 @@ def test_one_worker_counts_for_all(in_threads, monkeypatch):
     assert found["mail"].oldest_ready > 0
     assert len(counted) == 1
 
-    # Its turn ends, and queues in which nothing is left are forgotten.
+    # When the next count is due, the counts of queues without tasks are deleted.
     Task.objects.all().delete()
     Queue.objects.resume("bulk")
     QueueCount.objects.update(count_again_at=Now())

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django_pglock.admin import queues
 from django_pglock.models import Queue, QueueCount
 from django_pglock.store.shared_counts import shared_counts
-from django_pglock.store.shared_failures import SHOWN_FOR
+from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from tests.db.admin.visits import act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -199,7 +199,7 @@ def test_with_young_counts_the_list_is_read_from_these_and_says_so(client, queue
     assert not {"younger", "mail"} & {*page.context["pglock_queues"]}
     assert "A worker has counted the queues" in page.content.decode()
     assert not [each["sql"] for each in statements if "WITH RECURSIVE" in each["sql"]]
-    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=SHOWN_FOR + 1))
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     page = client.get(LIST)
     assert {"counted", "younger"} <= {*page.context["pglock_queues"]}
     assert "A worker has counted the queues" not in page.content.decode()

@@ -19,7 +19,7 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
 from django_pglock.store.statements import filled
-from django_pglock.store.upkeep_turn import UPKEEP_TURN
+from django_pglock.store.upkeep_lock import TRY_UPKEEP_LOCK
 from django_pglock.testing import assert_no_locks, hold
 from django_pglock.worker import Worker
 from tests.sample import keyed_tasks as keyed
@@ -56,22 +56,22 @@ def number_of(key):
 
 
 @pytest.fixture
-def in_turn():
-    """Be the one that does the upkeep, for as long as a block lasts."""
+def holding_upkeep_lock():
+    """Hold the lock of the upkeep rounds for as long as a block lasts."""
 
     @contextmanager
-    def turn():
+    def holding():
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(UPKEEP_TURN)
+            cursor.execute(TRY_UPKEEP_LOCK)
             assert cursor.fetchone()[0] is True
             yield
 
-    return turn
+    return holding
 
 
-def test_they_are_in_the_space_of_two_ints(worker, in_turn):
+def test_they_are_in_the_space_of_two_ints(worker, holding_upkeep_lock):
     """``lock`` takes 64-bit numbers only, which are the other space of PostgreSQL's."""
-    with in_turn():
+    with holding_upkeep_lock():
         assert {space for _, space in held()} == {2}
     with transaction.atomic():
         lock_keys("order:5")
@@ -82,12 +82,12 @@ def test_they_are_in_the_space_of_two_ints(worker, in_turn):
         assert {space for _, space in held()} == {1}
 
 
-def test_nobody_who_holds_the_same_64_bits_keeps_a_worker_from_its_work(worker, in_turn, eventually):
+def test_nobody_who_holds_the_same_64_bits_keeps_a_worker_from_its_work(worker, holding_upkeep_lock, eventually):
     """A project may lock any number: the worker shows life, does its upkeep and admits tasks to their keys."""
     first = worker()
     [(of_worker, _)] = held("lockworker heartbeat")
     first.shutdown()
-    with in_turn():
+    with holding_upkeep_lock():
         [(of_upkeep, _)] = held()
     with transaction.atomic():
         lock_keys("order:1")
@@ -200,9 +200,9 @@ def test_an_admission_to_several_keys_takes_them_in_the_order_of_their_numbers(i
         second.close()
 
 
-def test_they_are_shown_with_what_they_are_for_and_without_a_key(worker, in_turn):
+def test_they_are_shown_with_what_they_are_for_and_without_a_key(worker, holding_upkeep_lock):
     """A number of 64 bits would be another lock's: that one's holders would be shown wrongly."""
-    with in_turn(), hold(held()[0][0]):
+    with holding_upkeep_lock(), hold(held()[0][0]):
         assert str(AdvisoryLock.objects.get(key=held()[0][0])) == f"#{held()[0][0]}"
         assert [row.name for row in AdvisoryLock.objects.filter(key=None)] == ["upkeep of tasks"]
     with transaction.atomic():

@@ -44,7 +44,7 @@ def test_a_process_asks_again_only_after_some_seconds(monkeypatch, django_assert
     with django_assert_num_queries(1):
         assert not may_be_archived("default")
         assert not may_be_archived("default")
-    monkeypatch.setattr(module, "KNOWN_FOR", 0.0)
+    monkeypatch.setattr(module, "CACHED_FOR", 0.0)
     with django_assert_num_queries(1):
         assert not may_be_archived("default")
 

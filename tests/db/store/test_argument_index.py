@@ -56,6 +56,6 @@ def test_a_process_asks_for_the_index_only_after_some_seconds(monkeypatch, djang
     with django_assert_num_queries(1):
         assert not has_argument_index("default")
         assert not has_argument_index("default")
-    monkeypatch.setattr(argument_index, "KNOWN_FOR", 0.0)
+    monkeypatch.setattr(argument_index, "CACHED_FOR", 0.0)
     with django_assert_num_queries(1):
         assert not has_argument_index("default")

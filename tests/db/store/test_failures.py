@@ -111,7 +111,7 @@ def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monke
     store.mute("default", group.fingerprint)
     assert len(Task.objects.failures(with_muted=False)) == 3
     assert Task.objects.failures()[-1].fingerprint == group.fingerprint
-    monkeypatch.setattr(store, "MOST_UNMARKED", 2)
+    monkeypatch.setattr(store, "MOST_WITHOUT_FINGERPRINT", 2)
     assert [each.is_capped for each in Task.objects.failures()] == [True, True]
 
 

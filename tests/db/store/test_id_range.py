@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store.count import search_end
-from django_pglock.store.id_range import ROUGHLY, above_succeeded, ids_between
+from django_pglock.store.id_range import PRECISION, above_succeeded, ids_between
 from tests.plans.reading import insert
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_a_moment_is_found_among_ids_with_gaps(ids):
         late, early = [each for each in ids if each >= second], [each for each in ids if each < second]
         assert all(range_["pk__gt"] < each for each in late), "no task since then is left out"
         assert all(each < range_["pk__lt"] for each in early), "nor one before"
-        assert range_["pk__lt"] - range_["pk__gt"] <= ROUGHLY + 1
+        assert range_["pk__lt"] - range_["pk__gt"] <= PRECISION + 1
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_the_tasks_that_have_succeeded_are_below(done, waiting):
     insert("READY", waiting)
     newest = Task.objects.filter(status="SUCCESSFUL").latest("pk").pk
     above = above_succeeded("default")
-    if waiting < ROUGHLY:
+    if waiting < PRECISION:
         assert above is None or above > newest
     else:
-        assert newest < above <= newest + ROUGHLY
+        assert newest < above <= newest + PRECISION
 
 
 def test_nothing_is_skipped_if_the_newest_tasks_have_succeeded():

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Queue, QueueCount
 from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.shared_counts import shared_counts
-from django_pglock.store.shared_failures import SHOWN_FOR
+from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
@@ -56,6 +56,6 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     make("FAILED", queue="younger")
     names, age = queues_without_row("default", also=["default"])
     assert names == ["counted", "default"]
-    assert 0 <= age < SHOWN_FOR
-    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=SHOWN_FOR + 1))
+    assert 0 <= age < MAX_AGE_FOR_PAGES
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)

@@ -100,7 +100,7 @@ def test_the_end_of_a_task_without_waiters_costs_one_small_statement():
     assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
 
 
-def test_strays_are_looked_for_page_by_page(claim):
+def test_orphaned_waiters_are_searched_page_by_page(claim):
     """Upkeep continues after the last waiter of a page, so a page has to begin with the next one."""
     awaited = [tasks.nothing.enqueue() for _ in range(4)]
     for each in awaited:
@@ -114,4 +114,4 @@ def test_strays_are_looked_for_page_by_page(claim):
         last = page[-1][0]
     ids = list(Waiter.objects.order_by("id").values_list("id", flat=True))
     assert [id_ for id_, _ in found] == ids
-    assert [stray for _, stray in found] == [first.id, None, None, None]
+    assert [orphan for _, orphan in found] == [first.id, None, None, None]

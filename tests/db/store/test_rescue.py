@@ -17,7 +17,7 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import WITNESS_AFTER, beat
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rescue import RESCUED_AT_ONCE, doubtful, rescue
+from django_pglock.store.rescue import RESCUED_AT_ONCE, possibly_lost, rescue
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
@@ -230,8 +230,8 @@ def test_a_task_is_doubtful_when_a_sign_of_life_is_missing(claim, session, setti
         tasks.nothing.enqueue()
     claim(2, worker=worker)
     found = [("default", count)] if count else []
-    assert doubtful("default") == doubtful("default", backend="default") == found
-    assert doubtful("default", backend="other") == []
+    assert possibly_lost("default") == possibly_lost("default", backend="default") == found
+    assert possibly_lost("default", backend="other") == []
 
 
 def test_rescue_takes_page_after_page(claim):

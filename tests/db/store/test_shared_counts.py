@@ -17,14 +17,14 @@ pytestmark = pytest.mark.django_db
 def test_a_count_that_takes_long_is_made_less_often(monkeypatch):
     monkeypatch.setattr(shared_counts, "PAUSE_FACTOR", 1e9)
     shared_counts.shared_counts("default")
-    [turn] = QueueCount.objects.all()
-    assert 39 < (turn.count_again_at - turn.counted_at).total_seconds() < 41
+    [row] = QueueCount.objects.all()
+    assert 39 < (row.count_again_at - row.counted_at).total_seconds() < 41
 
 
 def test_counts_that_nobody_has_renewed_are_not_shown(monkeypatch):
     tasks.nothing.enqueue()
     assert shared_counts.shared_counts("default")
-    monkeypatch.setattr(shared_counts, "TOO_OLD", 0.0)
+    monkeypatch.setattr(shared_counts, "MAX_AGE_FOR_METRICS", 0.0)
     assert shared_counts.shared_counts("default") == []
 
 

@@ -34,7 +34,7 @@ def test_the_groups_are_read_as_they_were_counted():
     count()
     groups, age = read()
     assert groups == Task.objects.failures()
-    assert 0 <= age < shared_failures.SHOWN_FOR
+    assert 0 <= age < shared_failures.MAX_AGE_FOR_PAGES
     fail(fingerprint=9)
     assert len(read().groups) == len(groups), "not counted yet"
 
@@ -46,7 +46,7 @@ def test_what_is_too_old_or_was_changed_since_is_counted_anew():
     fail(fingerprint=8)
     assert (len(read().groups), read().age) == (2, None)
     count()
-    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=shared_failures.SHOWN_FOR + 1))
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=shared_failures.MAX_AGE_FOR_PAGES + 1))
     assert read().age is None
 
 

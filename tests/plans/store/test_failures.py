@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.redrive import redrives
-from django_pglock.store.failures import FAILURE_GROUPS, LAST_TRACEBACKS, UNMARKED_FAILURES, FailureGroupId
+from django_pglock.store.failures import FAILURE_GROUPS, FAILURES_WITHOUT_FINGERPRINT, LAST_TRACEBACKS, FailureGroupId
 from django_pglock.store.redrive import window
 from django_pglock.store.shared_counts import keep_counts
 from django_pglock.store.shared_failures import invalidate_failures
@@ -27,7 +27,7 @@ INDEX = "pglock_task_fingerprint"
 def calls(backlog):
     return {
         "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, True, BATCH, 24, BATCH, BATCH)),
-        "UNMARKED_FAILURES": Call(filled(UNMARKED_FAILURES), [BATCH]),
+        "FAILURES_WITHOUT_FINGERPRINT": Call(filled(FAILURES_WITHOUT_FINGERPRINT), [BATCH]),
         "LAST_TRACEBACKS": Call(filled(LAST_TRACEBACKS), (BATCH, backlog.ids)),
     }
 
@@ -71,7 +71,7 @@ def test_groups_are_counted_by_their_index_and_the_count_stops(incident, is_anal
 def test_of_those_without_a_fingerprint_so_many_are_read(incident, is_analyzed):
     if is_analyzed:
         analyze()
-    plan = executed(filled(UNMARKED_FAILURES), (500,))
+    plan = executed(filled(FAILURES_WITHOUT_FINGERPRINT), (500,))
     assert reads(plan) == {("Index Scan", INDEX)}
     assert rows_read(plan) == 500
 

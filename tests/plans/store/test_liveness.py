@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from django_pglock.store.liveness import FORGET_DEAD
+from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
     return {
-        "FORGET_DEAD": Call(filled(FORGET_DEAD), (4.5, 5.25, 30.0)),
+        "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0)),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import RateLimit
-from django_pglock.store.rate import FORGET_RATES, OPEN_RATES
+from django_pglock.store.rate import DELETE_UNUSED_RATES, OPEN_RATES
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, executed, nodes, pages_read
 from tests.plans.store.backlog import Call
@@ -43,7 +43,7 @@ def test_so_many_keys_are_read_and_no_others(buckets, statistics, after):
     if statistics == "of now":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE django_pglock_ratelimit")
-    plan = executed(filled(FORGET_RATES), [after, WINDOW], by_index=True)
+    plan = executed(filled(DELETE_UNUSED_RATES), [after, WINDOW], by_index=True)
     [window] = [node for node in nodes(plan) if node["Node Type"] == "Limit"]
     assert window["Actual Rows"] == WINDOW
     scans = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_ratelimit"]

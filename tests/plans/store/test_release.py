@@ -9,10 +9,10 @@ from django_pglock.models import Task, Waiter
 from django_pglock.store.release import (
     AWAITED,
     AWAITED_BETWEEN,
+    ORPHANED_WAITERS,
     RELEASE,
     RELEASE_UNLOCKED,
     RELEASED_AT_ONCE,
-    STRAY_WAITERS,
     release,
 )
 from django_pglock.store.statements import filled
@@ -27,7 +27,7 @@ def calls(backlog):
         "AWAITED": Call(filled(AWAITED), [one]),
         "RELEASE": Call(filled(RELEASE), (one, BATCH, "x", "%s", "done")),
         "RELEASE_UNLOCKED": Call(filled(RELEASE_UNLOCKED), (one, BATCH, "x", "%s", "done")),
-        "STRAY_WAITERS": Call(filled(STRAY_WAITERS), (0, BATCH)),
+        "ORPHANED_WAITERS": Call(filled(ORPHANED_WAITERS), (0, BATCH)),
     }
 
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from django_pglock.store.rescue import DOUBTFUL, RESCUE, RESCUED_AT_ONCE, rescue
+from django_pglock.store.rescue import POSSIBLY_LOST, RESCUE, RESCUED_AT_ONCE, rescue
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, comparisons, executed, insert
 from tests.plans.store.backlog import Call
@@ -19,7 +19,7 @@ def values(limit):
 def calls(_backlog):
     return {
         "RESCUE": Call(filled(RESCUE), values(1000), by_index=True),
-        "DOUBTFUL": Call(filled(DOUBTFUL), (6.6, None), by_index=True),
+        "POSSIBLY_LOST": Call(filled(POSSIBLY_LOST), (6.6, None), by_index=True),
     }
 
 

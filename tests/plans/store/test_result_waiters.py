@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.result_waiters import LOOK_AT_AWAITED, NOTE_WAITS
+from django_pglock.store.result_waiters import FIND_ENDED, NOTE_WAITS
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 
@@ -10,7 +10,7 @@ from tests.plans.store.backlog import Call
 def calls(backlog):
     return {
         "NOTE_WAITS": Call(filled(NOTE_WAITS), [f"{{{backlog.ids[0]}}}"] * 2),
-        "LOOK_AT_AWAITED": Call(filled(LOOK_AT_AWAITED), [backlog.array]),
+        "FIND_ENDED": Call(filled(FIND_ENDED), [backlog.array]),
     }
 
 

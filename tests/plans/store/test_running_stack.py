@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from django_pglock.store.running_stack import ANSWER_STACK, ASK_STACK
+from django_pglock.store.running_stack import ANSWER_STACK, REQUEST_STACK
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
     return {
-        "ASK_STACK": Call(filled(ASK_STACK), (backlog.ids[0], 600.0, backlog.ids[0])),
+        "REQUEST_STACK": Call(filled(REQUEST_STACK), (backlog.ids[0], 600.0, backlog.ids[0])),
         "ANSWER_STACK": Call(filled(ANSWER_STACK), ("", backlog.ids[0], 1, backlog.worker)),
     }
 

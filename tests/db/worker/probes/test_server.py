@@ -344,7 +344,7 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
     Task.objects.all().delete()
     QueueCount.objects.update(count_again_at=Now())
     eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.TOO_OLD", 0.0)
+    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.MAX_AGE_FOR_METRICS", 0.0)
     assert f"tasks_ready {odd}" not in metrics(worker)
 
 

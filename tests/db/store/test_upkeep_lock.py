@@ -1,4 +1,4 @@
-"""The turn to do the upkeep: one worker has it, until the end of its transaction."""
+"""The lock of the upkeep rounds: one session holds it, until the end of its transaction."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
-from django_pglock.store.upkeep_turn import UPKEEP_TURN, try_upkeep_lock
+from django_pglock.store.upkeep_lock import TRY_UPKEEP_LOCK, try_upkeep_lock
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_one_worker_has_the_turn_until_its_transaction_ends(session):
+def test_one_session_holds_the_lock_until_its_transaction_ends(session):
     def other_has_it():
         with session.cursor() as cursor:
-            cursor.execute(UPKEEP_TURN)
+            cursor.execute(TRY_UPKEEP_LOCK)
             return cursor.fetchone()[0]
 
     with transaction.atomic():
@@ -52,7 +52,7 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
     claim()
     session.set_autocommit(False)
     with session.cursor() as cursor:
-        cursor.execute(UPKEEP_TURN)
+        cursor.execute(TRY_UPKEEP_LOCK)
         assert cursor.fetchone()[0] is True
     worker(queues=["another"])
     eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
