@@ -253,9 +253,9 @@ def _imported(name: str, path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
+def _clear_cache(*, setting: str, **kwargs: Any) -> None:
     if setting == "DJANGO_PGLOCK":
         get_settings.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_pglock.conf")
+setting_changed.connect(_clear_cache, dispatch_uid="django_pglock.conf")

@@ -35,7 +35,7 @@ from django_pglock.tasks.redaction import redacting_paths
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
-DISORDER = timedelta(minutes=1)
+ORDER_TOLERANCE = timedelta(minutes=1)
 #: Parameters of filters that have no index, whatever the status is.
 UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
 #: The attribute of a request that keeps the ids of the chosen time.
@@ -295,7 +295,9 @@ def time_range(request: HttpRequest, using: str) -> IdRange:
     """
     known: IdRange | None = getattr(request, _RANGE, None)
     if known is None:
-        since, before = (_moment(request, name, shift) for name, shift in (("since", -DISORDER), ("before", DISORDER)))
+        since, before = (
+            _moment(request, name, shift) for name, shift in (("since", -ORDER_TOLERANCE), ("before", ORDER_TOLERANCE))
+        )
         known = IdRange({}, None)
         if since or before:
             most, status = first_searched(request), searched_status(request)

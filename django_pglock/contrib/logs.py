@@ -51,10 +51,10 @@ class CurrentTask:
 
     def running(self, attempt: AttemptInfo) -> RunObserver:
         """Note the task until its attempt ends."""
-        return Noted(_fields.set(attempt.claims[0].log_fields()))
+        return RunningTaskFields(_fields.set(attempt.claims[0].log_fields()))
 
 
-class Noted(RunObserver):
+class RunningTaskFields(RunObserver):
     """An attempt that is noted."""
 
     def __init__(self, token: Token[dict[str, Any]]) -> None:

@@ -51,7 +51,9 @@ class TimerThread:
         """Call a function after ``seconds``, unless its timer is cancelled."""
         timer = Timer(function, args)
         with self._change:
-            if len(self._all) > MANY and len(self._all) > 2 * sum(not each.is_cancelled for _, _, each in self._all):
+            if len(self._all) > COMPACT_ABOVE and len(self._all) > 2 * sum(
+                not each.is_cancelled for _, _, each in self._all
+            ):
                 self._all = [each for each in self._all if not each[2].is_cancelled]
                 heapq.heapify(self._all)
             heapq.heappush(self._all, (time.monotonic() + seconds, next(self._numbers), timer))
@@ -72,7 +74,7 @@ class TimerThread:
 
 
 #: At this number of timers, the cancelled ones are removed.
-MANY = 1000
+COMPACT_ABOVE = 1000
 _timers = TimerThread()
 
 
@@ -81,11 +83,11 @@ def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Tim
     return _timers.add(seconds, function, *args)
 
 
-def _forget_after_fork() -> None:
+def _reset_after_fork() -> None:
     # The thread does not exist in this process, and its timers belong to the parent.
     global _timers
     _timers = TimerThread()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.management.choosing import chosen
-from django_pglock.management.tables import lasting
+from django_pglock.management.tables import duration_text
 from django_pglock.models import ArchivedTask, Worker
 from django_pglock.store.archive import AGE, movable
 from django_pglock.store.archive_days import DaySize, drop_days, expired_days, sizes_of_days
@@ -136,7 +136,9 @@ def _age() -> float | None:
 
 def _status(using: str, state: ArchiveState) -> list[str]:
     lines = [
-        _("The archive is off.") if state.on_for is None else _("The archive is on since %s.") % lasting(state.on_for)
+        _("The archive is off.")
+        if state.on_for is None
+        else _("The archive is on since %s.") % duration_text(state.on_for)
     ]
     days = sizes_of_days(using)
     lines.append(_size_text(days) if days else _("There is no task in it."))

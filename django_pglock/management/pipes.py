@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_end() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """End the block without an error if the reader of its output has ended, as ``ls | head`` does."""
     try:
         yield

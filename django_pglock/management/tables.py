@@ -24,10 +24,10 @@ def printable(text: str) -> str:
 
 def ago(since: Any, now: Any = None) -> str:
     """Return the time from a moment to ``now`` (default: this host's time) as text, "-" without a moment."""
-    return lasting(((now or timezone.now()) - since).total_seconds()) if since else "-"
+    return duration_text(((now or timezone.now()) - since).total_seconds()) if since else "-"
 
 
-def lasting(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a length of time: in seconds below two minutes, from then on as Django's ``timesince``."""
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext as _
 
-from django_pglock.management.tables import ago, lasting, printable
+from django_pglock.management.tables import ago, duration_text, printable
 from django_pglock.models import Task
 from django_pglock.store.archived import find_archived, is_archived
 from django_pglock.store.attempts import failures_of
@@ -65,7 +65,7 @@ def queue_as_json(queue: QueueCounts) -> dict[str, Any]:
 def queue_as_line(queue: QueueCounts) -> tuple[str, ...]:
     """Return the counts of a queue as a line of the table; "10000+" means "at least 10000"."""
     counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
-    oldest = "-" if queue.oldest_ready is None else lasting(queue.oldest_ready)
+    oldest = "-" if queue.oldest_ready is None else duration_text(queue.oldest_ready)
     return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
 
 

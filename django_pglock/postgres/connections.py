@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 # RDHUP (Linux) reports that the peer has closed the connection, also while its last message is still unread.
-_HANG_UP = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
+_CLOSED_EVENTS = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
@@ -96,8 +96,8 @@ def has_ended(raw: Any) -> bool:
     if not hasattr(select, "poll"):  # Windows
         return False
     poll = select.poll()
-    poll.register(raw.fileno(), _HANG_UP)
-    return any(event & _HANG_UP for _, event in poll.poll(0))
+    poll.register(raw.fileno(), _CLOSED_EVENTS)
+    return any(event & _CLOSED_EVENTS for _, event in poll.poll(0))
 
 
 def close_unusable_connections(*, without: str) -> None:

@@ -71,10 +71,10 @@ def _after_fork_in_child() -> None:
             # An error means that the channel was closed before the fork.
             with suppress(OSError, PsycopgError):
                 os.dup2(ended.fileno(), channel.fileno(), inheritable=False)
-    _forget_connections()
+    _replace_connections()
 
 
-def _forget_connections() -> None:
+def _replace_connections() -> None:
     """Give Django new connections in this thread, which is the only one: without transaction, hooks and held locks."""
     connection: Any
     for connection in connections.all(initialized_only=True):

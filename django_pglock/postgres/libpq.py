@@ -109,7 +109,7 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
     is_unsent = pgconn.flush()
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
-    while not _take_in(pgconn, results):
+    while not _collect_results(pgconn, results):
         # The poll ends from time to time, so that Python can run the handlers of signals that another thread got.
         if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
             raise OperationalError(f"the server has not answered within {within:g} s")
@@ -124,17 +124,17 @@ def _consume_input(pgconn: PGconn, results: list[PGresult]) -> None:
     try:
         pgconn.consume_input()
     except OperationalError as lost:
-        _take_in(pgconn, results)
-        raise lost from _last_word(results)
+        _collect_results(pgconn, results)
+        raise lost from _reported_error(results)
 
 
-def _last_word(results: list[PGresult]) -> Exception | None:
+def _reported_error(results: list[PGresult]) -> Exception | None:
     """Return the server's error among some results; errors that libpq itself makes are ignored."""
     errors = (each for each in results if each.status in _BAD and each.error_field(DiagnosticField.SQLSTATE))
     return next(map(_error, errors), None)
 
 
-def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
+def _collect_results(pgconn: PGconn, results: list[PGresult]) -> bool:
     """Add the results that have arrived. Return whether all have arrived."""
     while not pgconn.is_busy():
         result = pgconn.get_result()
@@ -177,7 +177,7 @@ async def _results_async(pgconn: PGconn) -> list[PGresult]:
     results: list[PGresult] = []
     while pgconn.flush():
         await wait_for_socket(pgconn.socket, to_write=True)
-    while not _take_in(pgconn, results):
+    while not _collect_results(pgconn, results):
         await wait_for_socket(pgconn.socket)
         _consume_input(pgconn, results)
     return results
@@ -225,7 +225,7 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
         raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
     if results[-1].status in _BAD:
-        raise _error(results[-1]) from _last_word(results[:-1])
+        raise _error(results[-1]) from _reported_error(results[:-1])
     for result in reversed(results):
         if result.status == ExecStatus.TUPLES_OK:
             return [_value(result, column) for column in range(result.nfields)] if result.ntuples else None

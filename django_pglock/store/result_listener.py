@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.tasks")
 
-#: Seconds for all statements of one turn of the thread. A half-open connection never answers.
+#: Seconds for all statements of one pass of the thread. A half-open connection never answers.
 STATEMENT_TIMEOUT = 15.0
 #: Seconds for which waiters wait for a server that cannot be reached. Then they get the error.
 LONGEST_OUTAGE = 60.0
@@ -132,7 +132,7 @@ class ResultListener:
     def _run(self) -> None:
         try:
             while not self._is_over():
-                self._try_turn()
+                self._try_run_once()
         except BaseException as error:
             logger.exception("The listener for results has failed.")
             self._give_up(error)
@@ -147,22 +147,22 @@ class ResultListener:
                 return False
             if self._connection is not None and (self._noted or self._stale):
                 return False
-            _forget(self)
+            _unregister(self)
             return True
 
     def _give_up(self, error: BaseException) -> None:
         with _guard:
-            _forget(self)
+            _unregister(self)
         self._take_changes()
         self._tell(list(self._waiting), error)
 
-    def _try_turn(self) -> None:
+    def _try_run_once(self) -> None:
         try:
-            self._turn()
+            self._run_once()
         except LOST as error:
             self._lose(error)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         self._take_changes()
         if self._waiting and self._connection is None:
             self._connect()
@@ -173,7 +173,7 @@ class ResultListener:
         self._lost_at, self._failures = None, 0
         self._before_loss.clear()
         if self._waiting:
-            self._sleep_until_told()
+            self._wait_for_notification()
 
     def _take_changes(self) -> None:
         while self._changes:
@@ -211,19 +211,19 @@ class ResultListener:
         """Query the new tasks, and from time to time all awaited tasks, and tell the waiters of the ended ones."""
         if time.monotonic() >= self._poll_at:
             self._poll_at = time.monotonic() + get_settings().POLL_INTERVAL
-            self._forget_abandoned()
+            self._remove_abandoned()
             new = list(self._waiting)
         if new:
             for id_, is_there in ended(self.using, new):
                 self._tell([id_], is_there)
 
-    def _forget_abandoned(self) -> None:
+    def _remove_abandoned(self) -> None:
         for waiters in self._waiting.values():
             for waiter in waiters:
                 if waiter.is_abandoned():
                     self._changes.append((waiter, False))
 
-    def _sleep_until_told(self) -> None:
+    def _wait_for_notification(self) -> None:
         assert self._connection is not None  # noqa: S101 - for the type checker
         raw: Any = self._connection.connection
         if not (self._notified or self._changes):
@@ -297,12 +297,12 @@ _listeners: dict[str, ResultListener] = {}
 _guard = threading.Lock()
 
 
-def _forget(listener: ResultListener) -> None:
+def _unregister(listener: ResultListener) -> None:
     if _listeners.get(listener.using) is listener:
         del _listeners[listener.using]
 
 
-def _forget_after_fork() -> None:
+def _reset_after_fork() -> None:
     # A forked process has neither the threads nor the waiters.
     global _guard
     _guard = threading.Lock()
@@ -310,4 +310,4 @@ def _forget_after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -20,7 +20,7 @@ logger = logging.getLogger("django_pglock.tasks")
 _tried: set[str] = set()
 
 
-def learn(path: str) -> bool:
+def import_function(path: str) -> bool:
     """Import the module of a task function, once in this process. Return whether the function is known now."""
     if registry.find(path) is None and (module := path.rpartition(".")[0]) not in _tried:
         _tried.add(module)

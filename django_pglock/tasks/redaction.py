@@ -44,7 +44,7 @@ def shown(row: Any, field: str) -> Any:
         return value
     if field in KEYS:
         return _shown_key(row, field, value)
-    return _shown_value(field, value, row, _shower(row, redact_hook()))
+    return _shown_value(field, value, row, _make_show(row, redact_hook()))
 
 
 def is_redacted(row: Any) -> bool:
@@ -86,7 +86,7 @@ def _shown_key(row: Any, field: str, key: str) -> Any:
     if hidden is None or hidden != _hidden_then(row) or (hidden and has_digest(key)):
         return REDACTED
     hook = redact_hook()
-    value = _shower(row, hook)(field, key)
+    value = _make_show(row, hook)(field, key)
     # The setting gets values but no templates. So if it hides an argument, each key may contain this argument. If it
     # returns another value for the key itself, this value is shown.
     is_whole = hook is None or value != key or _arguments(row, hook) == _arguments(row, None)
@@ -94,11 +94,11 @@ def _shown_key(row: Any, field: str, key: str) -> Any:
 
 
 def _arguments(row: Any, hook: Hook | None) -> list[Any]:
-    show = _shower(row, hook)
+    show = _make_show(row, hook)
     return [_shown_value(field, getattr(row, field), row, show) for field in ("args", "kwargs")]
 
 
-def _shower(row: Any, hook: Hook | None) -> Show:
+def _make_show(row: Any, hook: Hook | None) -> Show:
     """Return the function that shows a value of this row by its name."""
     hidden = _hidden_of(row)
 

@@ -96,7 +96,7 @@ def is_empty() -> bool:
         )
 
 
-def forget() -> None:
+def reset() -> None:
     """Empty the demo's tables and remove its shoppers."""
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS demo_expected")

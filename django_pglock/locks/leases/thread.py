@@ -185,7 +185,7 @@ def lease_thread() -> LeaseThread:
     return _lease_thread
 
 
-def _forget_after_fork() -> None:
+def _reset_after_fork() -> None:
     # The thread does not exist in the child, and its sessions belong to the parent.
     global _lease_thread, _guard
     inherited, _lease_thread, _guard = _lease_thread, None, threading.Lock()
@@ -195,4 +195,4 @@ def _forget_after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)

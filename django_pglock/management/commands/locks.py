@@ -18,8 +18,8 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import plain_refusals
-from django_pglock.management.pipes import quiet_end
-from django_pglock.management.tables import ago, aligned, lasting, printable
+from django_pglock.management.pipes import ignore_broken_pipe
+from django_pglock.management.tables import ago, aligned, duration_text, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest
@@ -72,7 +72,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
-    @quiet_end()
+    @ignore_broken_pipe()
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Show rows, end a session or take a lease away."""
@@ -224,7 +224,7 @@ class Leases:
     def line(row: Any) -> tuple[str, ...]:
         """Return the columns of a lease."""
         now = row.server_time
-        ends = _("never") if row.expires_at is None else lasting((row.expires_at - now).total_seconds())
+        ends = _("never") if row.expires_at is None else duration_text((row.expires_at - now).total_seconds())
         return (
             *(printable(row.name), printable(row.owner), str(row.token)),
             *(ago(row.acquired_at, now), ago(row.renewed_at, now), ends),

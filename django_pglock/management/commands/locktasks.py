@@ -37,7 +37,7 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
-from django_pglock.management.pipes import quiet_end
+from django_pglock.management.pipes import ignore_broken_pipe
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
     LISTED,
@@ -121,7 +121,7 @@ class Command(BaseCommand):
             sub.set_defaults(run=run, verb=name)
             return sub
 
-        self._add_looks(add)
+        self._add_queries(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
             ("discard", _("Cancel failed tasks that nobody will run again. They are no longer among the failures.")),
@@ -130,8 +130,8 @@ class Command(BaseCommand):
             ("run-now", _("Run scheduled tasks now instead of at their time.")),
             ("delete", _("Delete finished tasks, whatever their age, with their attempts.")),
         ):
-            add_choice(add(name, self._act, help_))
-        move = add("move-to-queue", self._act, _("Move waiting tasks to another queue."))
+            add_choice(add(name, self._change, help_))
+        move = add("move-to-queue", self._change, _("Move waiting tasks to another queue."))
         add_choice(move)
         move.add_argument("--to", type=plain_text, metavar="QUEUE", required=True, help=_("The other queue."))
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
@@ -152,7 +152,7 @@ class Command(BaseCommand):
         )
         pausing.add_queue(add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")))
 
-    def _add_looks(self, add: Callable[..., CommandParser]) -> None:
+    def _add_queries(self, add: Callable[..., CommandParser]) -> None:
         status = add(
             "status",
             self._status,
@@ -198,7 +198,7 @@ class Command(BaseCommand):
             help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
         )
 
-    @quiet_end()
+    @ignore_broken_pipe()
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
@@ -295,7 +295,7 @@ class Command(BaseCommand):
 
     # Subcommands that change
 
-    def _act(self, rows: Any, options: dict[str, Any]) -> None:
+    def _change(self, rows: Any, options: dict[str, Any]) -> None:
         try:
             verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
         except ValueError as error:

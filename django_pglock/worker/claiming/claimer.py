@@ -75,7 +75,7 @@ class Claimer:
         ready = self._ready_queues(notified)
         claims = self._claim_each(rooms, ready)
         if not claims and self._ready.is_from_memory:
-            self._ready.forget()
+            self._ready.clear()
             now_ready = self._ready_queues()
             # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
             # functions.
@@ -83,12 +83,12 @@ class Claimer:
             self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(room for _, room in rooms)
         if len(claims) < sum(room for _, room in rooms):
-            self._ready.forget()
+            self._ready.clear()
         return claims
 
-    def note_learned(self) -> None:
+    def note_new_functions(self) -> None:
         """Note that the process knows more functions now, so tasks that it left out before may be claimed."""
-        self._ready.forget()
+        self._ready.clear()
         self.pauses.note_new_tasks()
 
     def _claim_each(self, rooms: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
@@ -105,7 +105,7 @@ class Claimer:
 
     def _claim_from(self, queues: list[str], cursors: QueueCursors, room: int) -> list[Claim]:
         claims: list[Claim] = []
-        cursors.forget_others(queues)
+        cursors.drop_others(queues)
         for queue in queues:
             claims += cursors.of(queue).claim(room - len(claims))
             if len(claims) >= room:

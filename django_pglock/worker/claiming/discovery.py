@@ -7,7 +7,7 @@ import time
 
 from django_pglock.store.ready import ready_paths
 from django_pglock.tasks import registry
-from django_pglock.tasks.importing import learn
+from django_pglock.tasks.importing import import_function
 from django_pglock.worker.claiming.queues import Queues
 
 #: Seconds between two checks while tasks are ready that this process cannot claim, and while it has other work.
@@ -42,5 +42,5 @@ class Discovery:
         self._checked_at = time.monotonic()
         served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
-        learned = [path for path in unknown if learn(path)]
-        return bool(learned)
+        found = [path for path in unknown if import_function(path)]
+        return bool(found)

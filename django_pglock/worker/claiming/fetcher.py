@@ -120,7 +120,7 @@ class Fetcher(ConnectedService):
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
         # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
-        self.sleep.forget()
+        self.sleep.note_session()
         if self.reconnects:
             self.in_flight.note_lost_answer()
         # A thread may be claiming for its group at this moment. The order of these lines matters. Claims that are made
@@ -155,10 +155,10 @@ class Fetcher(ConnectedService):
             self._note_taken(rooms)
             if self.in_flight.claims_left == 0:
                 self.on_task_limit()
-        elif self._has_learned():
+        elif self._has_new_functions():
             # Tasks were ready whose functions this process did not know. It knows them now, and claims in the next
             # turn.
-            self.claimer.note_learned()
+            self.claimer.note_new_functions()
         elif self.drain is not None:
             # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
             if is_last_poll and not self.claimer.leaves_out_a_kind(rooms):
@@ -230,7 +230,7 @@ class Fetcher(ConnectedService):
             self.sleep.wake_others()
             self.sleep.end()
 
-    def _has_learned(self) -> bool:
+    def _has_new_functions(self) -> bool:
         is_urgent = self._was_notified or self.drain is not None
         return self.claimer.was_ready and self._discovery.check(is_urgent=is_urgent)
 

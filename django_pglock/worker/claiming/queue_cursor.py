@@ -77,8 +77,8 @@ class QueueCursors:
         for name in self._queues.keys() - ready:
             self._queues[name].note_empty()
 
-    def forget_others(self, queues: Sequence[str]) -> None:
-        """Forget the cursors of other queues, if there are many more other queues than ``queues``."""
+    def drop_others(self, queues: Sequence[str]) -> None:
+        """Drop the cursors of other queues, if there are many more other queues than ``queues``."""
         if len(self._queues) > 2 * len(queues) + FEW_QUEUES:
             self._queues = {queue: self._queues[queue] for queue in queues if queue in self._queues}
 

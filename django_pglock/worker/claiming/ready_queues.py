@@ -35,6 +35,6 @@ class ReadyQueues:
             self._until = now + min(LONGEST_LIFETIME, LIFETIME_FACTOR * (now - began))
         return self._names
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the cache, so that the next call queries the database."""
         self._until = 0.0

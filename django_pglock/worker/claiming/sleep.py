@@ -84,7 +84,7 @@ class Sleep:
     def _set_flag(self, *, is_sleeping: bool) -> None:
         note_sleep(self.using, self.worker, is_sleeping=is_sleeping)
 
-    def forget(self) -> None:
+    def note_session(self) -> None:
         """Note that a new session may find another row: this worker has to ask for notifications again."""
         self.since = None
 

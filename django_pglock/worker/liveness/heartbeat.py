@@ -175,10 +175,10 @@ class Heartbeat(ConnectedService):
     @property
     def is_connected(self) -> bool:
         """Whether a session beats for this worker, as far as the service knows."""
-        return self._is_relieved or super().is_connected
+        return self._supervisor_beats or super().is_connected
 
     @property
-    def _is_relieved(self) -> bool:
+    def _supervisor_beats(self) -> bool:
         """Whether the supervisor has written the last beat, and can write the next one."""
         return self._answer is not None and self.supervisor is not None and self.supervisor.is_up
 
@@ -256,14 +256,14 @@ class Heartbeat(ConnectedService):
 
     def _wait_for_next_beat(self, first: float) -> None:
         """Wait for ``first`` seconds, and for more if the worker rests."""
-        was_relieved = self._is_relieved
+        supervisor_did_beat = self._supervisor_beats
         for seconds in self.rest.intervals(first):
             self._note_rest()
             self.note_life(seconds)
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
                 self._receive()
-                if (was_relieved and not self._is_relieved) or self._must_beat_now():
+                if (supervisor_did_beat and not self._supervisor_beats) or self._must_beat_now():
                     return
                 self._wait(until - now)
             if self.stopping.is_set() or self.rest.is_beat_requested or not self._is_idle():

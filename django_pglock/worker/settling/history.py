@@ -99,12 +99,12 @@ class History:
             if not self._is_failing:
                 logger.warning("The history of tasks cannot be written. The worker keeps trying.", exc_info=True)
             self._is_failing = True
-            self._forget(sorted(self._pending)[:-MOST_MINUTES])
+            self._discard(sorted(self._pending)[:-MOST_MINUTES])
         else:
             if self._is_failing:
                 logger.warning("The history of tasks is written again.")
             self._is_failing = False
-            self._forget(list(self._pending))
+            self._discard(list(self._pending))
 
     def totals(self) -> dict[tuple[str, str], Counts]:
         """Return the counts since the start of the process, by queue and function. For other threads."""
@@ -115,7 +115,7 @@ class History:
                 _add(totals, part.copy())
         return totals
 
-    def _forget(self, minutes: Iterable[int]) -> None:
+    def _discard(self, minutes: Iterable[int]) -> None:
         with self._moving:
             for minute in minutes:
                 _add(self._totals, self._pending.pop(minute))

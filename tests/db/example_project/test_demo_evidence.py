@@ -26,7 +26,7 @@ def a_day_on_which_all_went_well():
     evidence.expect("plain", range(2))
     evidence.expect("atomic", range(1))
     yield
-    evidence.forget()
+    evidence.reset()
 
 
 @pytest.fixture

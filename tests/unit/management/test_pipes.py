@@ -8,9 +8,9 @@ import sys
 import pytest
 
 PROGRAM = """
-from django_pglock.management.pipes import quiet_end
+from django_pglock.management.pipes import ignore_broken_pipe
 
-@quiet_end()
+@ignore_broken_pipe()
 def show():
     for number in range(lines):
         print("a line of a table", number)

@@ -64,7 +64,7 @@ def prepare(*, erase: bool) -> None:
         raise CommandError(
             "The database of DATABASE_URL has tasks or orders. Name another one, or add --erase to delete them all."
         )
-    evidence.forget()
+    evidence.reset()
 
 
 def show(screen: Screen, report: Report) -> None:

@@ -137,7 +137,7 @@ def test_a_module_is_tried_once(monkeypatch):
     tried = []
     monkeypatch.setattr(importing, "import_module", tried.append)
     for path in ("tests.sample.broken.a", "tests.sample.broken.b", "tests.sample.broken.a"):
-        assert importing.learn(path) is False
+        assert importing.import_function(path) is False
     assert tried == ["tests.sample.broken"]
 
 

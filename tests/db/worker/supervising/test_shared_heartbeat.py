@@ -233,7 +233,7 @@ def test_the_supervisor_beats_again_although_a_new_session_hangs(supervised, eve
         patch.setattr(shared_heartbeat, "beat_all", hang)
         eventually(lambda: paused.links, why="its process does not try to beat by itself")
         patch.setattr(shared_heartbeat, "beat_all", beat_all)
-        eventually(lambda: running.heartbeat._is_relieved, why="it does not notice that the supervisor beats again")
+        eventually(lambda: running.heartbeat._supervisor_beats, why="the supervisor does not beat")
     assert holder(running.identity.id) == SHARED
 
 

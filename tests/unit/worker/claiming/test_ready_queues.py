@@ -56,5 +56,5 @@ def test_an_answer_that_did_not_suffice_is_forgotten(table):
     rows = table(takes=1.0)
     ready = ReadyQueues("default", clock=rows.clock)
     ready.names()
-    ready.forget()
+    ready.clear()
     assert (ready.names(), ready.is_from_memory) == (["look 2"], False)
