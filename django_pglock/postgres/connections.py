@@ -137,7 +137,7 @@ def backend_pid(connection: DatabaseWrapper) -> int:
     return int(connection.connection.info.backend_pid)
 
 
-def statement_under_way(connection: DatabaseWrapper) -> bool:
+def has_statement_in_progress(connection: DatabaseWrapper) -> bool:
     """Return whether another thread waits for an answer on this connection."""
     return transaction_status(connection) == TransactionStatus.ACTIVE
 
@@ -164,7 +164,7 @@ def cancel_statement(connection: DatabaseWrapper) -> bool:
     After the return, the cancel request cannot cancel a later statement. Raises psycopg's errors if the server does not
     answer. Then it still could.
     """
-    if not statement_under_way(connection):
+    if not has_statement_in_progress(connection):
         return False
     raw: Any = connection.connection
     raw.cancel_safe(timeout=CANCEL_WITHIN)

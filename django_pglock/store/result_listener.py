@@ -132,7 +132,7 @@ class ResultListener:
     def _run(self) -> None:
         try:
             while not self._is_over():
-                self._try_run_once()
+                self._run_once_or_lose_session()
         except BaseException as error:
             logger.exception("The listener for results has failed.")
             self._give_up(error)
@@ -156,7 +156,7 @@ class ResultListener:
         self._take_changes()
         self._tell(list(self._waiting), error)
 
-    def _try_run_once(self) -> None:
+    def _run_once_or_lose_session(self) -> None:
         try:
             self._run_once()
         except LOST as error:

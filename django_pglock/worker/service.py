@@ -1,10 +1,11 @@
 """Services: the parts of the worker that run in their own threads.
 
-A turn is one pass of the loop of such a thread. If a turn loses its database connection, the service logs this once,
-closes the connection, backs off with jitter, and continues. A service sleeps only by waiting for an event, so that a
-stop ends the sleep at once.
+Such a thread calls ``run_once()`` in a loop. One call is a pass. If a pass loses its database connection, the service
+logs this once, closes the connection, backs off with jitter, and continues. A service sleeps only by waiting for an
+event, so that a stop ends the sleep at once.
 
-A service notes until when it may be silent, so that ``probes/health.py`` can find out whether it is stuck.
+A service reports that it is alive, and when it will report next, so that ``probes/health.py`` can find out whether it
+is stuck.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from django_pglock.postgres.connections import has_session_ended, is_forbidden, statement_under_way
+from django_pglock.postgres.connections import has_session_ended, has_statement_in_progress, is_forbidden
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.worker.shared_sessions import SharedSessions
 
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before the first retry after a failed turn. Doubled each time, up to the second number.
+#: Seconds before the first retry after a failed pass. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 #: The time limit for one statement of a service in seconds, unless the service sets another limit.
-STATEMENT_LIMIT = 30.0
+STATEMENT_TIMEOUT = 30.0
 
 #: The server's limits for a statement, and for a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
@@ -41,7 +42,7 @@ NO_LIMITS = {"lock_timeout": "0", "idle_session_timeout": "0", "transaction_time
 
 
 class Service:
-    """One thread with a loop. A subclass defines a turn, and may define how to wake it and what to do at the end."""
+    """One thread with a loop. A subclass defines a pass, and may define how to wake it and what to do at the end."""
 
     name = "service"
 
@@ -49,8 +50,8 @@ class Service:
         self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        #: The moment, of time.monotonic(), until which the service may be silent without being stuck.
-        self.awake_by = math.inf
+        #: The moment, of time.monotonic(), until which the service reports again if it is not stuck.
+        self.next_report_by = math.inf
 
     @property
     def longest_pause(self) -> float:
@@ -65,7 +66,7 @@ class Service:
         self._thread = thread
 
     def stop(self) -> None:
-        """Request the end of the thread after its present turn. May be called twice, or before the start."""
+        """Request the end of the thread after its present pass. May be called twice, or before the start."""
         self.stopping.set()
         self.wake()
 
@@ -86,29 +87,29 @@ class Service:
         """Whether the thread has ended without having been stopped."""
         return self._thread is not None and not self._thread.is_alive() and not self.stopping.is_set()
 
-    def note_life(self, sleep: float = 0.0) -> None:
-        """Note that the service is alive, and may sleep or wait for ``sleep`` seconds from now."""
-        self.awake_by = time.monotonic() + sleep
+    def report_alive(self, sleep: float = 0.0) -> None:
+        """Report that the service is alive. It may sleep or wait for ``sleep`` seconds before it reports again."""
+        self.next_report_by = time.monotonic() + sleep
 
     def wake(self) -> None:
-        """End the sleep of the present turn. Override it if the service does not only wait for ``stopping``."""
+        """End the sleep of the present pass. Override it if the service does not only wait for ``stopping``."""
 
     def open(self) -> None:
-        """Open the session for a turn, unless it is open. Called before each turn."""
+        """Open the session for a pass, unless it is open. Called before each pass."""
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do the work once. Sleep at the end if there is nothing to do."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the session that a turn may have opened. Called after each failure."""
+        """Close the session that a pass may have opened. Called after each failure."""
 
     def leave(self) -> None:
-        """Close the session of the turns. Called at the end."""
+        """Close the session of the passes. Called at the end."""
         self.close()
 
-    def last_turn(self) -> None:
-        """Do the remaining work after the last turn, in the same session. May fail."""
+    def flush(self) -> None:
+        """Do the remaining work after the last pass, in the same session. May fail."""
 
     def finish(self) -> None:
         """Close the resources that the service has used since its start."""
@@ -119,17 +120,17 @@ class Service:
     def _loop(self) -> None:
         try:
             while not self.stopping.is_set():
-                self._one_turn()
-            self.last_turn()
+                self._run_once_or_back_off()
+            self.flush()
         finally:
             self.leave()
             self.finish()
 
-    def _one_turn(self) -> None:
-        self.note_life()
+    def _run_once_or_back_off(self) -> None:
+        self.report_alive()
         try:
             self.open()
-            self.turn()
+            self.run_once()
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
         except BaseException as error:  # the user's code may run here, and call sys.exit()
@@ -151,19 +152,19 @@ class Service:
         if is_forbidden(error):
             self.forbidden(error)
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
-        self.note_life(bound)
+        self.report_alive(bound)
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
 
 
 class ConnectedService(Service):
-    """A service with a database session. It opens the session before the first turn, and again after each loss.
+    """A service with a database session. It opens the session before the first pass, and again after each loss.
 
     The session is the thread's Django connection, so each query of this thread runs in it. Time limits that a database
     administrator has set for the role are switched off, because here an idle session is normal. The server cancels a
-    statement that takes longer than ``patience`` seconds. If the server cannot be reached, ``Deadlines`` closes the
-    connection.
+    statement that takes longer than ``statement_timeout`` seconds. If the server cannot be reached, ``Deadlines``
+    closes the connection.
 
-    Without ``sessions`` the service has its own session. Otherwise it takes one of ``sessions`` for each turn, and
+    Without ``sessions`` the service has its own session. Otherwise it takes one of ``sessions`` for each pass, and
     other services may use that session while this service waits.
     """
 
@@ -181,13 +182,13 @@ class ConnectedService(Service):
         # Whether the session was lost, or there was none yet. Then ``connected`` has to be called.
         self._is_cut_off = True
         self._connects = 0
-        # Whether the service has released its session in the present turn.
+        # Whether the service has released its session in the present pass.
         self._has_released = False
 
     @property
-    def patience(self) -> float:
+    def statement_timeout(self) -> float:
         """The time limit for one statement in seconds."""
-        return STATEMENT_LIMIT
+        return STATEMENT_TIMEOUT
 
     @property
     def is_connected(self) -> bool:
@@ -226,16 +227,16 @@ class ConnectedService(Service):
 
     def _prepare(self, connection: DatabaseWrapper) -> None:
         # No limit here: the client's settings limit how long to wait for a server that does not answer.
-        self.note_life(math.inf)
+        self.report_alive(math.inf)
         connection.ensure_connection()
-        self.note_life()
-        patience = f"{self.patience * 1000:.0f}ms"
-        set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, patience)})
+        self.report_alive()
+        limit = f"{self.statement_timeout * 1000:.0f}ms"
+        set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, limit)})
         if self.sessions is not None:
             self.sessions.prepare(connection)
 
     def release_session(self) -> None:
-        """Let other services use a shared session. Call it before a wait. The next turn takes a session again."""
+        """Let other services use a shared session. Call it before a wait. The next pass takes a session again."""
         if self.sessions is not None and self._connection is not None:
             connection, self._connection, self._awaited = self._connection, None, None
             connection.execute_wrappers.remove(self._count)
@@ -244,7 +245,7 @@ class ConnectedService(Service):
             self.sessions.give_back(connection)
 
     def retake_session(self) -> None:
-        """Take a session again in the same turn, if the service has released its session."""
+        """Take a session again in the same pass, if the service has released its session."""
         if self._has_released:
             self.open()
 
@@ -262,10 +263,10 @@ class ConnectedService(Service):
     def connected(self) -> None:
         """Prepare the work in a new session: the first session, or the next one after a loss."""
 
-    def under_way(self) -> tuple[DatabaseWrapper, int] | None:
+    def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
         """Return the session and the number of the statement that waits for its answer now. For other threads."""
         connection, number = self._awaited, self._statements
-        return (connection, number) if connection is not None and statement_under_way(connection) else None
+        return (connection, number) if connection is not None and has_statement_in_progress(connection) else None
 
     def _count(self, execute: Callable[..., Any], *statement: Any) -> Any:
         self._statements += 1

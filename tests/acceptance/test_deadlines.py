@@ -34,7 +34,7 @@ def proxy(transactional_db, monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(ConnectedService, "patience", 1.0)
+    monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
     monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
 
@@ -90,9 +90,9 @@ def test_services_are_back_within_seconds(proxy, worker, eventually, monkeypatch
 class Waits:
     """A service that waits for the answer to its statement of this number."""
 
-    name, patience, number = "service", 3.0, 1
+    name, statement_timeout, number = "service", 3.0, 1
 
-    def under_way(self):
+    def statement_in_progress(self):
         return ("session", self.number)
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_pglock.models import Attempt, Task
-from django_pglock.postgres.connections import statement_under_way
+from django_pglock.postgres.connections import has_statement_in_progress
 from django_pglock.worker.liveness import deadlines, session_watch
 from django_pglock.worker.liveness.session_watch import Question, SessionWatch
 from django_pglock.worker.running import task_thread
@@ -41,7 +41,7 @@ def proxy(transactional_db, monkeypatch):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(ConnectedService, "patience", 1.0)
+    monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
     monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
     monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
@@ -133,7 +133,7 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, 
     monkeypatch.setattr(session_watch, "CHECKS_BEFORE_FIRST_QUESTION", 10**9)
     monkeypatch.setattr(task_thread, "CANCEL_GRACE_PERIOD", 1.0)
     # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
-    monkeypatch.setattr(task_thread, "cancel_statement", statement_under_way)
+    monkeypatch.setattr(task_thread, "cancel_statement", has_statement_in_progress)
     begin(tasks.ask_twice_in_time)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
@@ -175,7 +175,7 @@ def questions():
     return [thread for thread in threading.enumerate() if isinstance(thread, Question)]
 
 
-def test_a_stop_ends_the_question_that_is_under_way(proxy, quick, eventually, monkeypatch):
+def test_a_stop_ends_the_question_in_progress(proxy, quick, eventually, monkeypatch):
     """Its session falls mute, and nothing else would end the question while this test runs."""
     monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
     watch = SessionWatch(lambda ident: None)
@@ -189,7 +189,9 @@ def test_a_stop_ends_the_question_that_is_under_way(proxy, quick, eventually, mo
     waiting.start()
     eventually(lambda: watch._sessions and not watch._questions, why="the watch does not ask")
     proxy.black_hole(new=False)
-    eventually(lambda: questions() and statement_under_way(questions()[0].session), why="the watch does not ask again")
+    eventually(
+        lambda: questions() and has_statement_in_progress(questions()[0].session), why="the watch does not ask again"
+    )
     watch.stop()
     assert watch.wait(NEVER)
     assert not questions()

@@ -89,7 +89,7 @@ def settling(world: World, ledger: Ledger, outcomes: list[tuple[Claim, Outcome]]
         in_flight.outbox.put(EndedClaim(held, outcome))
     note_accepted(service, ledger)
     while in_flight.claims:
-        service.turn()
+        service.run_once()
 
 
 def note_accepted(service: settler.Settler, ledger: Ledger) -> None:

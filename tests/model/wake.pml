@@ -134,7 +134,7 @@ inline tell(actor, who) {
 #define fetcher(worker) (PRODUCERS + worker)
 #define heartbeat(worker) (PRODUCERS + WORKERS + worker)
 
-/* worker/claiming/fetcher.py: turn `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
+/* worker/claiming/fetcher.py: run_once `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
 inline look(me) {
     does[me] == LOOKS && goes_on(fetcher(me));
     news[me] = (CLEAR_LATE -> news[me] : false);

@@ -129,11 +129,11 @@ class House:
 
     def fetch(self) -> None:
         while True:
-            self.fetcher.turn()
+            self.fetcher.run_once()
 
     def settle(self) -> None:
         while True:
-            self.settler.turn()
+            self.settler.run_once()
             if self.left == 0:
                 self.schedule.end()
 

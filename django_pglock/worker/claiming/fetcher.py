@@ -136,7 +136,7 @@ class Fetcher(ConnectedService):
         self.is_claiming = False
         super().close()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.fetcher_wakeup.clear()
         self.sleep.check_flag()
@@ -156,8 +156,8 @@ class Fetcher(ConnectedService):
             if self.in_flight.claims_left == 0:
                 self.on_task_limit()
         elif self._has_new_functions():
-            # Tasks were ready whose functions this process did not know. It knows them now, and claims in the next
-            # turn.
+            # Tasks were ready whose functions this process did not know. It knows them now, and claims them in the
+            # next pass.
             self.claimer.note_new_functions()
         elif self.drain is not None:
             # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
@@ -265,7 +265,7 @@ class Fetcher(ConnectedService):
             self.in_flight.threads.next_change_in(self._polled_at),
             *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
         )
-        self.note_life(seconds)
+        self.report_alive(seconds)
         self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)
 
@@ -292,7 +292,7 @@ class Fetcher(ConnectedService):
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
         for number in range(1, LISTENING_FACTOR * RESTING_FACTOR + 1):
             until = time.monotonic() + poll
-            # There is no second notification for a task whose function this turn did not import, because an earlier
+            # There is no second notification for a task whose function this pass did not import, because an earlier
             # import was just before.
             self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
             if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():

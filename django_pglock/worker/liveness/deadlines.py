@@ -27,15 +27,15 @@ LEFT_TO_SERVER = 2.0
 
 
 class SendsStatements(Protocol):
-    """A service that sends statements. None of them may take longer than ``patience`` seconds."""
+    """A service that sends statements. None of them may take longer than ``statement_timeout`` seconds."""
 
     name: str
 
     @property
-    def patience(self) -> float:
+    def statement_timeout(self) -> float:
         """Seconds for one statement."""
 
-    def under_way(self) -> tuple[DatabaseWrapper, int] | None:
+    def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
         """Return the session and the number of the statement that waits for its answer now; None: none waits."""
 
 
@@ -48,7 +48,7 @@ class Deadlines(Service):
         super().__init__()
         self._awaited = [_Awaited(service) for service in services]
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         for each in self._awaited:
             each.check()
         self.stopping.wait(CHECK_INTERVAL)
@@ -63,11 +63,11 @@ class _Awaited:
         self.checks = 0
 
     def check(self) -> None:
-        statement = self.service.under_way()
+        statement = self.service.statement_in_progress()
         self.checks = self.checks + 1 if statement is not None and statement == self.statement else 0
         self.statement = statement
         waited = self.checks * CHECK_INTERVAL
-        if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
+        if statement is not None and waited > self.service.statement_timeout + LEFT_TO_SERVER:
             logger.warning(
                 "The %s has had no answer from the database for %.0f s. It closes its connection.",
                 self.service.name,

@@ -137,7 +137,7 @@ class Heartbeat(ConnectedService):
         super().start()
 
     @property
-    def patience(self) -> float:
+    def statement_timeout(self) -> float:
         """A third of HEARTBEAT_LIMIT: after a timeout, a beat must be repeated before the worker counts as dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
@@ -214,7 +214,7 @@ class Heartbeat(ConnectedService):
         self.lock.note_session()
         self._beats_here = False
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         if not self.first_beat.is_set() and not self._is_prepared():
             self.stopping.wait(CHECK_INTERVAL)
             return
@@ -259,7 +259,7 @@ class Heartbeat(ConnectedService):
         supervisor_did_beat = self._supervisor_beats
         for seconds in self.rest.intervals(first):
             self._note_rest()
-            self.note_life(seconds)
+            self.report_alive(seconds)
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
                 self._receive()

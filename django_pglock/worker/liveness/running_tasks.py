@@ -43,7 +43,7 @@ class RunningTasks(ConnectedService):
     ``cancel`` is called with the ids and attempts of running tasks whose cancel was requested, after each query until
     they have ended. ``stack_of`` returns the stack of a running task as text, by id and attempt.
 
-    A turn takes a session only if it needs one. For an idle worker, this service needs no session.
+    A pass takes a session only if it needs one. For an idle worker, this service needs no session.
     """
 
     name = "service for running tasks"
@@ -88,10 +88,10 @@ class RunningTasks(ConnectedService):
             self.wake()
 
     def open(self) -> None:
-        # A turn opens a session when it needs one.
+        # A pass opens a session when it needs one.
         self._has_released = False
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         self._wakeup.clear()
         is_requested, self._is_query_requested = self._is_query_requested, False
         if self.in_flight.claims and (is_requested or time.monotonic() >= self._check_at):
@@ -130,7 +130,7 @@ class RunningTasks(ConnectedService):
         if self.in_flight.claims:
             self._waits_long = False
             seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._check_at - time.monotonic()))
-        self.note_life(seconds)
+        self.report_alive(seconds)
         self._wakeup.wait(seconds)
 
     def _end_long_wait(self) -> None:

@@ -84,7 +84,7 @@ class SessionWatch(Service):
         connection_created.connect(note_connection, dispatch_uid="django_pglock.session_watch")
         super().start()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         self._check()
         self._take_answers()
         self._ask()
@@ -92,7 +92,7 @@ class SessionWatch(Service):
             self._report(silent)
         if not any(silent.checks >= CHECKS_BEFORE_FIRST_QUESTION for silent in self._silent.values()):
             self.close()
-        self.note_life(CHECK_INTERVAL)
+        self.report_alive(CHECK_INTERVAL)
         self.stopping.wait(CHECK_INTERVAL)
 
     def close(self) -> None:

@@ -69,8 +69,8 @@ class Health:
             return missing
         now, bound = time.monotonic(), STUCK_AFTER * get_settings().HEARTBEAT_LIMIT
         for service in self.services:
-            if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
-                return f"The {service.name} has not responded for {now - service.awake_by:.0f} s."
+            if service.is_running and not service.stopping.is_set() and now - service.next_report_by > bound:
+                return f"The {service.name} has not responded for {now - service.next_report_by:.0f} s."
         return None
 
     def missing(self) -> str | None:

@@ -45,7 +45,7 @@ class SystemdNotifier(Service):
         if self.address:
             super().start()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Send the status. The interval is short enough that one message may be lost."""
         lines = [f"STATUS={self._status()}"]
         if self.limit is not None and self.health.stuck() is None:

@@ -24,7 +24,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import cancel_statement, shut_down_socket, statement_under_way
+from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
@@ -206,7 +206,7 @@ class TaskThread:
             )
         # Inside of an atomic block close() only notes that it was called.
         session.in_atomic_block = session.closed_in_transaction = False
-        if statement_under_way(session):
+        if has_statement_in_progress(session):
             # Another thread waits for an answer on this connection. It would crash if libpq's connection were freed.
             shut_down_socket(session)
             session.connection = None

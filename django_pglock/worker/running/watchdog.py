@@ -62,7 +62,7 @@ class Watchdog(Service):
     def wake(self) -> None:
         self._wakeup.put(None)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         # From here on, each expect() wakes the watchdog, until it is known how long the watchdog sleeps.
         self._sleeps_until = math.inf
         while not self._wakeup.empty():
@@ -75,6 +75,6 @@ class Watchdog(Service):
                 soonest = min(soonest, attempt.check_at)
         self._sleeps_until = soonest
         sleep = max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic()))
-        self.note_life(sleep)
+        self.report_alive(sleep)
         with contextlib.suppress(Empty):
             self._wakeup.get(timeout=sleep)

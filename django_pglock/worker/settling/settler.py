@@ -129,7 +129,7 @@ class Settler(ConnectedService):
             time.sleep(0.005)
         return not self.in_flight.claims
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         if not self._batch and not self._written:
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
@@ -149,7 +149,7 @@ class Settler(ConnectedService):
         if self.history.due_in() == 0:
             self.history.write()
 
-    def last_turn(self) -> None:
+    def flush(self) -> None:
         if self.is_connected:
             self.history.write()
 
@@ -163,11 +163,11 @@ class Settler(ConnectedService):
         self._take_more(batch)
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
-            self.note_life(math.inf)
+            self.report_alive(math.inf)
             self.release_session()
             with suppress(Empty):
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
-            self.note_life()
+            self.report_alive()
             self._take_more(batch)
         if all(ended is not None and ended.is_settled and ended.claim.lock_key is None for ended in batch):
             # None of these has to be written, and no task waits for their lock keys.

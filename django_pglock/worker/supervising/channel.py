@@ -61,7 +61,7 @@ class SupervisorChannel(Service):
         self.tell(ALIVE)
         super().start()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         try:
             message = self._channel.recv(1)
         except TimeoutError:
@@ -72,7 +72,7 @@ class SupervisorChannel(Service):
             self.on_stop_now() if message == STOP_NOW else self._end()
 
     def tell(self, message: bytes) -> None:
-        """Send a message to the supervisor. Thread-safe. If the supervisor has died, ``turn()`` notices it."""
+        """Send a message to the supervisor. Thread-safe. If the supervisor has died, ``run_once()`` notices it."""
         with contextlib.suppress(OSError):
             self._channel.send(message)
 

@@ -49,7 +49,7 @@ class SharedHeartbeat(ConnectedService):
         super().start()
 
     @property
-    def patience(self) -> float:
+    def statement_timeout(self) -> float:
         """A third of HEARTBEAT_LIMIT, as for a heartbeat of one process."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
@@ -75,7 +75,7 @@ class SharedHeartbeat(ConnectedService):
         for client in self._clients:
             client.tell({"can_beat": True})
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         if not self.is_pooled:
             self._session.receive(connection_for(self.using))
         self._receive()
@@ -92,7 +92,7 @@ class SharedHeartbeat(ConnectedService):
             self._wait(due_in if requesting else interval)
 
     def _wait(self, seconds: float) -> None:
-        self.note_life(seconds)
+        self.report_alive(seconds)
         session = [] if self.is_pooled else [connection_for(self.using).connection]
         self._self_pipe.wait(seconds, *session, *self._clients)
 

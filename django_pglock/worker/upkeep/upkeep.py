@@ -106,7 +106,8 @@ class Upkeep(ConnectedService):
         self.queue_counts = QueueCounts(using)
         self.archive = ArchiveKeeping(using)
         self._rescued_at = self._rescue_from = 0.0
-        # When this turn began. And if another worker holds the lock of the rounds, when the first of these turns began.
+        # When this pass began. If another worker holds the lock of the rounds, also when the first of these passes
+        # began.
         self._began_at = self._excluded_since = 0.0
         # Where the last queries for orphaned keys, for orphaned waiters and for unused buckets ended.
         self._key, self._waiter, self._rate_key = "", 0, ""
@@ -122,7 +123,7 @@ class Upkeep(ConnectedService):
         self._locked_retry = 0.0
 
     def _check_for_delay(self) -> None:
-        """Postpone the rescue if this turn was delayed, for example by a lock on the table of tasks.
+        """Postpone the rescue if this pass was delayed, for example by a lock on the table of tasks.
 
         Such a lock delays all workers that have tasks, so their heartbeats may be missing. But it does not delay a
         worker without tasks, which may then be the witness by which the others count as dead. A delay shorter than the
@@ -132,7 +133,7 @@ class Upkeep(ConnectedService):
             self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * WITNESS_AFTER
 
     def wake(self) -> None:
-        """Do a turn now, because a task may be due before the present sleep ends."""
+        """Do a pass now, because a task may be due before the present sleep ends."""
         self._wakeup.set()
 
     def set_older_workers(self, older_workers: int) -> None:
@@ -156,7 +157,7 @@ class Upkeep(ConnectedService):
             return 1
         return STANDBY_FACTOR * RESTING_FACTOR if self.rest.is_allowed else STANDBY_FACTOR
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         self._wakeup.clear()
         self._began_at = time.monotonic()
         interval_factor = self._interval_factor
@@ -169,7 +170,7 @@ class Upkeep(ConnectedService):
         self._attempt(self.queue_counts.run_if_due, interval_factor)
         self._check_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
-        self.note_life(sleep)
+        self.report_alive(sleep)
         self.release_session()
         self._wakeup.wait(sleep)
 

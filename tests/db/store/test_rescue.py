@@ -284,7 +284,7 @@ def test_who_was_held_up_lets_silent_workers_come_back_first(claim, worker, even
         Task.objects.all().delete()
         connection.cursor().execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         lose_task()
-        # A turn and the sleep after it take half a second.
+        # A pass and the sleep after it take half a second.
         eventually(lambda: time.monotonic() - upkeep._began_at > 1.5, why="the upkeep does not wait")
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())

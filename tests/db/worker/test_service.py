@@ -1,4 +1,4 @@
-"""A service continues whatever happens in its turns."""
+"""A service continues whatever happens in its passes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def test_a_service_continues_whatever_its_round_raises(worker, eventually, monkeypatch):
-    turns = []
+    passes = []
 
     def leave():
-        turns.append(1)
+        passes.append(1)
         raise SystemExit("a mistake of ours")
 
     process = worker()
-    monkeypatch.setattr(process.upkeep, "turn", leave)
+    monkeypatch.setattr(process.upkeep, "run_once", leave)
     process.upkeep.wake()
-    eventually(lambda: len(turns) > 1)
+    eventually(lambda: len(passes) > 1)
     assert process.health.missing() is None
 
 
@@ -27,7 +27,7 @@ def test_a_refusal_of_the_server_is_not_called_a_lost_connection(worker, eventua
         raise ProgrammingError("permission denied for table django_pglock_task")
 
     process = worker()
-    monkeypatch.setattr(process.upkeep, "turn", refuse)
+    monkeypatch.setattr(process.upkeep, "run_once", refuse)
     process.upkeep.wake()
     eventually(lambda: "The upkeep cannot do its work and tries again: permission denied for table" in caplog.text)
 
@@ -45,7 +45,7 @@ def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker
         cursor.execute("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'serializable'")
     try:
         process = worker()
-        monkeypatch.setattr(process.upkeep, "turn", ask)
+        monkeypatch.setattr(process.upkeep, "run_once", ask)
         process.upkeep.wake()
         eventually(lambda: levels)
         assert set(levels) == {"read committed"}

@@ -71,7 +71,7 @@ def test_it_ends_when_one_of_its_parts_has(monkeypatch):
 
     tasks.nothing.enqueue()
     process = WorkerUnderTest(threads=1, grace=5)
-    monkeypatch.setattr(process.upkeep, "_one_turn", lambda: exec("raise SystemExit"))
+    monkeypatch.setattr(process.upkeep, "_run_once_or_back_off", lambda: exec("raise SystemExit"))
     with pytest.raises(RuntimeError, match=r"The upkeep has ended\. The worker has ended, too\."):
         process.run()
     assert Task.objects.get().status == "SUCCESSFUL"

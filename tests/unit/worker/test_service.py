@@ -8,7 +8,7 @@ from django_pglock.worker.service import Service
 
 
 class Waiting(Service):
-    def turn(self) -> None:
+    def run_once(self) -> None:
         self.stopping.wait()
 
 

@@ -150,7 +150,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
     worker = probed()
     part = getattr(worker, name)
     end = threading.Event()
-    monkeypatch.setattr(part, "turn", lambda: end.wait(FOREVER))
+    monkeypatch.setattr(part, "run_once", lambda: end.wait(FOREVER))
     monkeypatch.setattr(health, "STUCK_AFTER", 0.05)
     part.wake()
     text = rf"The {name} has not responded for \d+ s.\n"
@@ -168,7 +168,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_that_has_ended_is_named(probed, eventually, monkeypatch, name):
     worker = probed()
-    monkeypatch.setattr(getattr(worker, name), "_one_turn", lambda: exec("raise SystemExit"))
+    monkeypatch.setattr(getattr(worker, name), "_run_once_or_back_off", lambda: exec("raise SystemExit"))
     getattr(worker, name).wake()
     eventually(lambda: ask(worker, "/livez")[:2] == (503, f"The {name} has ended.\n"))
 
@@ -190,17 +190,17 @@ def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
     eventually(lambda: worker.settler.counts.total() == 1)
     lookers = (worker.deadlines, worker.session_watch)
     sleepers = [part for part in worker.services if part not in lookers]
-    eventually(lambda: all(part.awake_by > time.monotonic() + 10 for part in sleepers))
+    eventually(lambda: all(part.next_report_by > time.monotonic() + 10 for part in sleepers))
     assert all(part.is_running for part in worker.services)
 
 
 def test_a_part_that_is_too_busy_to_sleep_is_not_stuck(eventually, monkeypatch):
     part = service.Service()
-    monkeypatch.setattr(part, "turn", lambda: None)
+    monkeypatch.setattr(part, "run_once", lambda: None)
     part.start()
     try:
-        first = eventually(lambda: part.awake_by < math.inf and part.awake_by)
-        eventually(lambda: part.awake_by > first)
+        first = eventually(lambda: part.next_report_by < math.inf and part.next_report_by)
+        eventually(lambda: part.next_report_by > first)
     finally:
         part.stop()
     assert part.wait(60)
@@ -223,7 +223,7 @@ def test_who_waits_for_a_server_that_does_not_answer_is_not_stuck(eventually, mo
     monkeypatch.setattr(service, "dedicated_connection", lambda *_, **__: Silent())
     part = service.ConnectedService("default")
     part.start()
-    eventually(lambda: part.awake_by == math.inf)
+    eventually(lambda: part.next_report_by == math.inf)
     part.stop()
     end.set()
     assert part.wait(60)
@@ -256,7 +256,7 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
     worker = probed()
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
     end = threading.Event()
-    monkeypatch.setattr(worker.heartbeat, "turn", lambda: end.wait(FOREVER))
+    monkeypatch.setattr(worker.heartbeat, "run_once", lambda: end.wait(FOREVER))
     eventually(lambda: re.fullmatch(r"The last heartbeat was written \d+ s ago.\n", ask(worker, "/readyz")[1]))
     end.set()
 

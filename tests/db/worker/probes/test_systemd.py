@@ -80,7 +80,7 @@ def test_a_worker_with_a_part_that_has_ended_keeps_silent(heard, worker, eventua
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     running = worker()
     eventually(lambda: "WATCHDOG=1" in heard())
-    monkeypatch.setattr(running.upkeep, "_one_turn", lambda: exec("raise SystemExit"))
+    monkeypatch.setattr(running.upkeep, "_run_once_or_back_off", lambda: exec("raise SystemExit"))
     running.upkeep.wake()
     eventually(lambda: "STATUS=The upkeep has ended." in heard())
     lines = []

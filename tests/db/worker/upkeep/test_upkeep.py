@@ -36,7 +36,7 @@ def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
     eventually(lambda: running.upkeep._older_workers == UPKEEP_WORKERS)
-    eventually(lambda: running.upkeep.awake_by - running.upkeep._began_at > 10_000, why="it does not rest")
+    eventually(lambda: running.upkeep.next_report_by - running.upkeep._began_at > 10_000, why="it does not rest")
     orphan = Task.objects.create(
         queue="default",
         backend="default",
@@ -58,11 +58,11 @@ def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch)
     service.queue_counts._kept_at -= 2 * queue_counts.CHECK_INTERVAL
     service.stop()
     service.set_older_workers(UPKEEP_WORKERS)
-    service.turn()
+    service.run_once()
     assert asked == []
     service.set_older_workers(0)
     service.stop()
-    service.turn()
+    service.run_once()
     assert asked == ["default"]
 
 

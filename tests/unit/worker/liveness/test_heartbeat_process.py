@@ -26,7 +26,7 @@ def test_a_process_follows_old_instructions_while_there_is_no_connection(caplog)
         assert process.needs_instructions
         with pytest.raises(OperationalError):
             process.renew_instructions()
-        assert not process.needs_instructions, "each turn of the service would ask again"
+        assert not process.needs_instructions, "each pass of the service would ask again"
         for _ in range(2):
             process.note_beat()
             assert theirs.recv(10) == b"\n", "it learns of the beat"

@@ -193,6 +193,6 @@ def test_only_the_wait_for_one_answer_adds_up(monkeypatch, caplog, is_pooled, is
     for number in range(CHECKS_BEFORE_REPORT + CHECKS_BEHIND_POOLER):
         if number % 2 == 0:
             waits = [PendingStatement(raw, "default", "thread", 1, first if is_one else object())]
-        watch.turn()
+        watch.run_once()
     assert bool(ended) == (is_one and is_pooled)
     assert ("has had no answer" in caplog.text) == is_one
