@@ -6,11 +6,11 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.advisory_lock_queryset import AdvisoryLockManager
-from django_pglock.models.dumping import LeftOut
+from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 
 
-class _DefaultManager(LeftOut, AdvisoryLockManager):
+class _DefaultManager(NotDumped, AdvisoryLockManager):
     pass
 
 

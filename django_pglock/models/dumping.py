@@ -23,7 +23,7 @@ class Dumped:
         return rows if connections[rows.db].vendor == "postgresql" else rows.none()
 
 
-class LeftOut:
+class NotDumped:
     """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
 
     def using(self, alias: str | None) -> Any:

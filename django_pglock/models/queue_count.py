@@ -5,11 +5,11 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import LeftOut
+from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 
 
-class _DefaultManager(LeftOut, models.Manager):  # type: ignore[type-arg]
+class _DefaultManager(NotDumped, models.Manager):  # type: ignore[type-arg]
     pass
 
 

@@ -6,12 +6,12 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import LeftOut
+from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import WorkerManager
 
 
-class _DefaultManager(LeftOut, WorkerManager):
+class _DefaultManager(NotDumped, WorkerManager):
     pass
 
 

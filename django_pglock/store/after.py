@@ -39,7 +39,7 @@ SELECT * FROM new
 """
 
 # Which of these tasks were enqueued to run after others.
-HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+HAVE_DEPENDENCIES = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
 
 # Makes retried tasks wait again for the tasks of their ``after=`` that have not succeeded, also for those that have
 # ended. ``RELEASE`` runs after the commit and treats those as it does for new tasks. A retried task does not wait for a
@@ -96,7 +96,7 @@ def wait_again(using: str, ids: Sequence[int]) -> None:
     Call it in the transaction that retries them. If a task of its ``after=`` has failed and is not retried as well, the
     retried task is cancelled again after the commit.
     """
-    waiting = [id_ for (id_,) in run(using, HAVE_AWAITED, array_of_numbers(ids))] if ids else []
+    waiting = [id_ for (id_,) in run(using, HAVE_DEPENDENCIES, array_of_numbers(ids))] if ids else []
     for start in range(0, len(waiting), BLOCKED_AT_ONCE):
         some = array_of_numbers(waiting[start : start + BLOCKED_AT_ONCE])
         release_on_commit(using, [awaited for (awaited,) in run(using, WAIT_AGAIN, some)])

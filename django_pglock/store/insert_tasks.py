@@ -68,7 +68,7 @@ SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY
 # The same with ids that were drawn before. So the rows can be written in the order of their unique keys, not in the
 # order of the calls. If two transactions wrote the same keys in different orders, they would deadlock. Returns one row:
 # status, time, and the ids only if some calls were skipped.
-ENQUEUE_DRAWN = (
+ENQUEUE_WITH_IDS = (
     ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
     .replace("    SELECT CASE", "    SELECT call.id, CASE")
     .replace("ROWS FROM (", "ROWS FROM (unnest(%s::bigint[]), ")
@@ -98,7 +98,7 @@ def insert_calls(
     ``ids``: one id for each call, drawn before, if the rows are to be written in another order than the calls.
     """
     if ids:
-        return _insert_drawn(using, task, calls, meta, ids)
+        return _insert_with_ids(using, task, calls, meta, ids)
     if len(calls) == 1 and not task.after:
         return _insert_one(using, task, calls[0], meta)
     return [Enqueued(*row) for row in run(using, ENQUEUE_MANY, *_values_of_many(task, calls, meta))]
@@ -117,9 +117,11 @@ def _insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enq
     return [Enqueued(*row)] if row else []
 
 
-def _insert_drawn(using: str, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int]) -> list[Enqueued]:
+def _insert_with_ids(
+    using: str, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int]
+) -> list[Enqueued]:
     values = _values_of_many(task, calls, meta, array_of_numbers(ids))
-    [(status, enqueued_at, some)] = run(using, ENQUEUE_DRAWN, *values, len(calls))
+    [(status, enqueued_at, some)] = run(using, ENQUEUE_WITH_IDS, *values, len(calls))
     if status is None:
         return []
     written = set(ids if some is None else some)

@@ -33,7 +33,7 @@ HAS_UNIQUE_KEY = (
 
 # Draws ids for calls that are not written in their order. The answer is one text, because each row of an answer costs
 # time in the client. MATERIALIZED, because otherwise the server would look up the name of the sequence for each id.
-DRAW_IDS = """
+ALLOCATE_IDS = """
 WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence)
 SELECT string_agg(nextval(serial.sequence)::text, ',') FROM serial, generate_series(1, %s)
 """
@@ -117,7 +117,7 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
     by_key = _one_per_key(calls, last=on_conflict == "replace")
-    ids = _drawn_ids(using, by_key)
+    ids = _allocated_ids(using, by_key)
     left = _in_order_of_keys(by_key)
     if on_conflict == "raise" and len(by_key) < len(calls):
         raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
@@ -147,11 +147,11 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
     )
 
 
-def _drawn_ids(using: str, keys: Collection[str]) -> dict[str, int]:
+def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
     """Return an id for each key, in the order of the calls, because the rows are written in another order."""
     if len(keys) == 1:
         return {}
-    [(text,)] = run(using, DRAW_IDS, len(keys))
+    [(text,)] = run(using, ALLOCATE_IDS, len(keys))
     return dict(zip(keys, sorted(map(int, text.split(","))), strict=True))
 
 

@@ -83,7 +83,7 @@ def _shown_key(row: Any, field: str, key: str) -> Any:
     """
     hidden = _hidden_of(row)
     # If a name was added to ``redact`` after the enqueue, the key may contain the value of this argument.
-    if hidden is None or hidden != _hidden_then(row) or (hidden and has_digest(key)):
+    if hidden is None or hidden != _hidden_at_enqueue(row) or (hidden and has_digest(key)):
         return REDACTED
     hook = redact_hook()
     value = _make_show(row, hook)(field, key)
@@ -125,14 +125,14 @@ def _hidden_of(row: Any) -> frozenset[str] | None:
     """Return the hidden names, or None for all: those of the present code, and those at the time of the enqueue."""
     definition = registry.find(row.task_path)
     now: tuple[str, ...] | bool = definition.redact if definition is not None else ()
-    then = _hidden_then(row)
+    then = _hidden_at_enqueue(row)
     # Only the function has the names of positional arguments.
     if isinstance(now, bool) or then is None or (then and definition is None):
         return None
     return then.union(now)
 
 
-def _hidden_then(row: Any) -> frozenset[str] | None:
+def _hidden_at_enqueue(row: Any) -> frozenset[str] | None:
     """Return the names that were hidden when the task was enqueued, or None for all."""
     then = row.meta.get("redact", ()) if isinstance(row.meta, dict) else ()
     return frozenset(map(str, then)) if isinstance(then, (list, tuple)) else None

@@ -19,10 +19,10 @@ from django_pglock.tasks.claim import Claim
 
 #: Seconds for which a claim may wait for a thread of this process. With a longer wait, tasks would wait here while
 #: another worker is idle. With a shorter one, threads would wait for the next answer of the database.
-AHEAD = 0.025
+PREFETCH_TIME = 0.025
 #: The largest number of tasks that wait in the process, and that one statement claims: while one half runs, the other
 #: half is claimed. Two thousand no-op tasks are 20 ms of work.
-MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
+MOST_PREFETCHED, MOST_AT_ONCE = 2000, 1000
 #: The costs of two long tasks are added only if at most this number of short tasks end between them.
 LONG_TASKS_WITHIN = 64
 #: The largest number of coroutines that run at once, in addition to the threads.
@@ -58,14 +58,14 @@ class ThreadCapacity:
         # How many claims were put into the inbox, and how many were taken back before they began.
         self._put = self._taken_back = 0
         self._cost: float | None = None
-        self._ahead = 0
+        self._prefetch_limit = 0
         # The seconds that long tasks have taken lately while short tasks were expected, and how many tasks had ended at
         # the last long one. Approximate, because several threads write them.
         self._long, self._long_at = 0.0, 0
         # If at least this number of tasks wait, there are several for each thread.
         self._plenty = 2 * count
-        # The cost in seconds below which ``MOST_AHEAD`` tasks may wait.
-        self._short = count * AHEAD / MOST_AHEAD
+        # The cost in seconds below which ``MOST_PREFETCHED`` tasks may wait.
+        self._short = count * PREFETCH_TIME / MOST_PREFETCHED
 
     # Called by the threads
 
@@ -77,20 +77,20 @@ class ThreadCapacity:
         claim = wait(self.inbox)
         slot.began_at = time.monotonic()
         slot.begun += 1
-        if self._ahead < self._plenty:
+        if self._prefetch_limit < self._plenty:
             # So that the fetcher can claim the next task shortly before this one is expected to end.
             self._changed()
         return claim
 
     def free(self, slot: Slot, cost: float | None = None) -> None:
         """Note that this thread has ended its claim. ``cost``: its seconds; None: it does not change the estimate."""
-        if cost is not None and (cost >= self._short or self._ahead < MOST_AHEAD) and self._counts(cost):
-            # Otherwise the estimate has no effect, because ``MOST_AHEAD`` tasks may wait in any case.
+        if cost is not None and (cost >= self._short or self._prefetch_limit < MOST_PREFETCHED) and self._counts(cost):
+            # Otherwise the estimate has no effect, because ``MOST_PREFETCHED`` tasks may wait in any case.
             self._note_cost(cost)
         slot.ended += 1
         slot.began_at = None
         # Only after the slot is free, so that the fetcher sees it.
-        if self.inbox.qsize() * 2 <= self._ahead:
+        if self.inbox.qsize() * 2 <= self._prefetch_limit:
             self._changed()
 
     # Called by the fetcher
@@ -128,7 +128,7 @@ class ThreadCapacity:
         """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""
         waiting = self.waiting
         free = len(self.slots) - self.running
-        wanted = free + self._ahead if self._ahead >= self._plenty else self._soon_free()
+        wanted = free + self._prefetch_limit if self._prefetch_limit >= self._plenty else self._soon_free()
         if waiting >= free and waiting * 2 > wanted:
             # To claim a few tasks takes about as long as to claim many, so wait until many are needed.
             return 0
@@ -143,17 +143,17 @@ class ThreadCapacity:
         cost = self._cost
         if cost is None:
             return math.inf
-        moments = [began + cost - AHEAD for slot in self.slots if (began := slot.began_at) is not None]
+        moments = [began + cost - PREFETCH_TIME for slot in self.slots if (began := slot.began_at) is not None]
         soonest = min((moment for moment in moments if moment > since), default=math.inf)
         return max(0.0, soonest - time.monotonic())
 
     def expect_cost(self, cost: float) -> None:
         """Set the expected cost of a claim in seconds. Quicker claims lower it again."""
         self._cost = cost
-        self._ahead = int(min(MOST_AHEAD, len(self.slots) * AHEAD / max(cost, 1e-6)))
+        self._prefetch_limit = int(min(MOST_PREFETCHED, len(self.slots) * PREFETCH_TIME / max(cost, 1e-6)))
 
     def _soon_free(self) -> int:
-        """Return how many claims the threads are expected to begin within ``AHEAD`` seconds."""
+        """Return how many claims the threads are expected to begin within ``PREFETCH_TIME`` seconds."""
         cost, now, count = self._cost, time.monotonic(), 0
         for slot in self.slots:
             began = slot.began_at
@@ -163,8 +163,8 @@ class ThreadCapacity:
                 left = began + cost - now
                 # A claim that takes much longer than expected may take any time. Its thread calls ``changed`` at its
                 # end.
-                if -AHEAD < left <= AHEAD:
-                    count += 1 + int((AHEAD - max(0.0, left)) / cost)
+                if -PREFETCH_TIME < left <= PREFETCH_TIME:
+                    count += 1 + int((PREFETCH_TIME - max(0.0, left)) / cost)
         return count
 
     def _counts(self, cost: float) -> bool:
@@ -172,14 +172,14 @@ class ThreadCapacity:
 
         A short task may take some milliseconds because its thread had to wait for the GIL or for a processor. One such
         task delays no other task for long. So its cost counts only if such tasks together have occupied the threads for
-        ``AHEAD`` seconds. Otherwise the next claims would often be too small or too late.
+        ``PREFETCH_TIME`` seconds. Otherwise the next claims would often be too small or too late.
         """
-        if self._ahead < MOST_AHEAD or cost > AHEAD:
+        if self._prefetch_limit < MOST_PREFETCHED or cost > PREFETCH_TIME:
             return True
         ended = self.ended
         self._long = cost + (self._long if ended - self._long_at <= LONG_TASKS_WITHIN else 0.0)
         self._long_at = ended
-        return self._long > AHEAD * len(self.slots)
+        return self._long > PREFETCH_TIME * len(self.slots)
 
     def _note_cost(self, cost: float) -> None:
         known = self._cost

@@ -104,7 +104,7 @@ class Service:
     def close(self) -> None:
         """Close the session that a pass may have opened. Called after each failure."""
 
-    def leave(self) -> None:
+    def close_at_end(self) -> None:
         """Close the session of the passes. Called at the end."""
         self.close()
 
@@ -123,7 +123,7 @@ class Service:
                 self._run_once_or_back_off()
             self.flush()
         finally:
-            self.leave()
+            self.close_at_end()
             self.finish()
 
     def _run_once_or_back_off(self) -> None:
@@ -256,7 +256,7 @@ class ConnectedService(Service):
             connection.close()
             del connections[self.using]
 
-    def leave(self) -> None:
+    def close_at_end(self) -> None:
         self.release_session()
         self.close()
 

@@ -24,7 +24,7 @@ from tests.sample.models import Run
 LAST_WORD = 60.0
 # How many tasks a worker under test claims at once, where many would hide what one claim costs.
 if _claim := os.environ.get("CHAOS_CLAIM"):
-    capacity.MOST_AHEAD = int(_claim)
+    capacity.MOST_PREFETCHED = int(_claim)
 
 
 def identity(context: TaskContext) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time. Without the
 #: wait, the task would begin only after the fetcher has prepared its next poll.
-HEAD_START = 0.00005
+PAUSE_AFTER_CLAIM = 0.00005
 #: Seconds without any progress after which claims that no thread has begun are given back.
 STALLED_AFTER = 0.2
 #: Seconds between two polls of a draining worker that waits for its tasks in flight.
@@ -195,7 +195,7 @@ class Fetcher(ConnectedService):
                 self._progressed_at = self._found_at = time.monotonic()
                 self.in_flight.begin_all(self._exclusive_run.startable(claims))
                 if self._busy_since is None:
-                    time.sleep(HEAD_START)
+                    time.sleep(PAUSE_AFTER_CLAIM)
         finally:
             self.in_flight.is_claiming = False
         return bool(claims)

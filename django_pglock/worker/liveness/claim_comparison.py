@@ -16,7 +16,7 @@ from django_pglock.worker.service import logger
 
 #: After this multiple of HEARTBEAT_LIMIT, a claim whose answer was lost either is committed or will never be, and a
 #: comparison has run since then.
-CERTAIN = 3.0
+CERTAIN_AFTER = 3.0
 
 
 class ClaimComparison:
@@ -41,7 +41,7 @@ class ClaimComparison:
             self._had_claims
             or bool(self.in_flight.claims)
             or self.in_flight.claimed != self._claimed
-            or now - self.in_flight.answer_lost_at < CERTAIN * limit
+            or now - self.in_flight.answer_lost_at < CERTAIN_AFTER * limit
         )
 
     def compare(self) -> None:

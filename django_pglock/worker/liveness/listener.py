@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A new selector is made for each wait. With epoll, the default on Linux, this would take four more system calls.
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 #: Seconds after which a worker that is not woken first polls. A fifth more or less, so that not all poll at once.
-A_MOMENT = 1.0
+POSTPONED_FOR = 1.0
 
 
 CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
@@ -102,7 +102,7 @@ class Listener:
             self.ready(payload, True)
         elif channel == READY_CHANNEL:
             self._postponed.add(payload)
-            moment = random.uniform(0.8, 1.2) * A_MOMENT  # noqa: S311
+            moment = random.uniform(0.8, 1.2) * POSTPONED_FOR  # noqa: S311
             self._pass_on_at = min(self._pass_on_at, time.monotonic() + moment)
         elif channel == CANCEL_CHANNEL:
             self.cancelled(payload)

@@ -100,7 +100,7 @@ class SessionWatch(Service):
         for alias in [alias for alias in self._sessions if alias not in self._questions]:
             self._sessions.pop(alias).close()
 
-    def leave(self) -> None:
+    def close_at_end(self) -> None:
         for question in self._questions.values():
             shut_down_socket(question.session)
         while self._questions:

@@ -27,7 +27,7 @@ LIMITS = {
 }
 
 
-class AfterCall(NamedTuple):
+class SessionAfterCall(NamedTuple):
     """What is known of the session right after the function, before ``atomic()`` or a statement of ours changes it."""
 
     #: The function has closed the session, through Django or through psycopg, while it was in order.
@@ -36,7 +36,7 @@ class AfterCall(NamedTuple):
     last_message: str = ""
 
     @classmethod
-    def of(cls, connection: Any, session: Any) -> AfterCall:
+    def of(cls, connection: Any, session: Any) -> SessionAfterCall:
         """Look at the psycopg connection ``session``, which Django's ``connection`` had before the call.
 
         ``broken`` of psycopg is true for a session that was lost before it was closed, and for the sessions that this
@@ -48,7 +48,9 @@ class AfterCall(NamedTuple):
         return cls(bool(connection.closed_in_transaction or session.closed))
 
 
-def fault_of_function(error: BaseException, session: Any, after_call: AfterCall) -> TransactionManagementError | None:
+def error_if_function_ended_session(
+    error: BaseException, session: Any, after_call: SessionAfterCall
+) -> TransactionManagementError | None:
     """Return the error to record if the function has ended its session; None if it was an outage.
 
     ``session`` is the psycopg connection of the attempt, None if there was none yet. A repetition would end in the same

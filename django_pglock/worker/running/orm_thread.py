@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which one function may delay others before this is logged.
-OCCUPIED = 10.0
+OCCUPIED_FOR = 10.0
 #: Seconds after which it is logged again.
-REPEAT = 60.0
+REPEAT_AFTER = 60.0
 
 #: The attempt that a coroutine runs for.
 current_attempt: ContextVar[Attempt | None] = ContextVar("current_attempt", default=None)
@@ -68,7 +68,7 @@ class OrmThread(ThreadPoolExecutor):
         with self._counting:
             self._waiting += 1
         if self._waiting > 1 and not self._is_watched:
-            self._watch(OCCUPIED)
+            self._watch(OCCUPIED_FOR)
         future = super().submit(self._run, current_attempt.get(), function, args, kwargs)
         future.add_done_callback(self._note_end)
         return future
@@ -149,7 +149,7 @@ class OrmThread(ThreadPoolExecutor):
         attempt, took = self.attempt, time.monotonic() - self.since
         if self._waiting < 2 or attempt is None:
             return
-        if took >= OCCUPIED:
+        if took >= OCCUPIED_FOR:
             logger.warning(
                 "%s has used the thread that runs the ORM for coroutines for %.0f s. %d calls wait for this thread.",
                 attempt.claim,
@@ -157,7 +157,7 @@ class OrmThread(ThreadPoolExecutor):
                 self._waiting - 1,
                 extra=attempt.claim.log_fields(),
             )
-        self._watch(REPEAT if took >= OCCUPIED else OCCUPIED - took)
+        self._watch(REPEAT_AFTER if took >= OCCUPIED_FOR else OCCUPIED_FOR - took)
 
 
 def _cancel(connection: Any, attempt: Attempt) -> None:

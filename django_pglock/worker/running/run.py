@@ -23,7 +23,7 @@ from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.ended_session import AfterCall, fault_of_function
+from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
 from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
 logger = logging.getLogger("django_pglock.worker")
@@ -84,7 +84,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     claim = attempt.claim
     session: Any = None
     has_begun = has_committed = False
-    after_call = AfterCall()
+    after_call = SessionAfterCall()
 
     def note_commit() -> None:
         nonlocal has_committed
@@ -101,7 +101,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             try:
                 outcome = attempt.success(call(attempt))
             finally:
-                after_call = AfterCall.of(connection, session)
+                after_call = SessionAfterCall.of(connection, session)
             if not isinstance(outcome, Succeeded):
                 transaction.set_rollback(True, using=attempt.using)
                 return attempt.ended(outcome)
@@ -118,7 +118,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             return attempt.ended(outcome, is_settled=True)
         if not isinstance(error, DatabaseFailure):
             return attempt.ended(_failure(attempt, error))
-        if fault := fault_of_function(error, session, after_call):
+        if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.

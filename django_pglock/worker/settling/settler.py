@@ -158,7 +158,7 @@ class Settler(ConnectedService):
             logger.warning("%s has ended, but another transaction has locked its row. The task will run again.", claim)
 
     def _gather(self) -> list[EndedClaim]:
-        batch: list[EndedClaim | None] = [*self._freed()]
+        batch: list[EndedClaim | None] = [*self._unlocked()]
         # Under load the outbox is not empty. Then the session is kept, because to take one again has a cost.
         self._take_more(batch)
         if not batch:
@@ -176,7 +176,7 @@ class Settler(ConnectedService):
         # An abandoned claim may already have ended, with its outcome set aside.
         return self._without_locked([ended for ended in batch if ended is not None])
 
-    def _freed(self) -> list[EndedClaim]:
+    def _unlocked(self) -> list[EndedClaim]:
         """Return the ended claims whose rows are no longer locked."""
         if not self._locked or time.monotonic() < self._check_locked_at:
             return []

@@ -124,7 +124,7 @@ def test_a_session_that_has_ended_while_nobody_used_it_is_replaced(sessions, in_
         with connections["default"].cursor() as cursor:
             cursor.execute("SELECT 1")
         assert part.reconnects == 1
-        part.leave()
+        part.close_at_end()
 
     in_threads(look, 1)
 
@@ -176,7 +176,7 @@ def test_a_part_that_has_released_has_no_session_of_others(sessions, in_threads)
         assert connections["default"] is not shared
         part.retake_session()
         assert connections["default"] is shared
-        part.leave()
+        part.close_at_end()
 
     in_threads(look, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as module
-from django_pglock.worker.capacity import AHEAD, LONG_TASKS_WITHIN, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
+from django_pglock.worker.capacity import LONG_TASKS_WITHIN, MOST_ASYNC, MOST_AT_ONCE, MOST_PREFETCHED, PREFETCH_TIME
 from django_pglock.worker.in_flight import InFlight
 
 QUICK, SLOW = 1e-6, 1.0
@@ -48,12 +48,13 @@ def test_before_a_cost_is_known_nothing_waits_for_a_thread():
 
 def test_quick_tasks_are_claimed_in_few_large_bites():
     assert filled(0).threads.room() == MOST_AT_ONCE
-    assert filled(2 + MOST_AHEAD // 2).threads.room() == MOST_AT_ONCE
-    assert filled(3 + MOST_AHEAD // 2).threads.room() == 0
+    assert filled(2 + MOST_PREFETCHED // 2).threads.room() == MOST_AT_ONCE
+    assert filled(3 + MOST_PREFETCHED // 2).threads.room() == 0
 
 
 @pytest.mark.parametrize(
-    ("running_for", "room"), [(0.2, 0), (0.4 - AHEAD * 1.5, 0), (0.4 - AHEAD / 2, 1), (0.4 + AHEAD / 2, 1), (1.0, 0)]
+    ("running_for", "room"),
+    [(0.2, 0), (0.4 - PREFETCH_TIME * 1.5, 0), (0.4 - PREFETCH_TIME / 2, 1), (0.4 + PREFETCH_TIME / 2, 1), (1.0, 0)],
 )
 def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
     """And not for a task that takes longer than was expected: it may take any time."""
@@ -63,15 +64,15 @@ def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running
     assert in_flight.threads.room() == room
     in_flight.begin_all([SimpleNamespace(id=2, attempt=1, task_path="call")])
     assert in_flight.threads.room() == 0
-    if running_for < 0.4 - AHEAD:
-        assert in_flight.threads.next_change_in(slot.began_at) == pytest.approx(0.4 - AHEAD - running_for)
+    if running_for < 0.4 - PREFETCH_TIME:
+        assert in_flight.threads.next_change_in(slot.began_at) == pytest.approx(0.4 - PREFETCH_TIME - running_for)
     else:
         assert in_flight.threads.next_change_in(slot.began_at) == 0, "expected since then"
         assert in_flight.threads.next_change_in(slot.began_at + running_for) == math.inf
 
 
 def test_a_thread_requests_more_tasks_when_half_are_done():
-    in_flight = filled(MOST_AHEAD // 2 + 3)
+    in_flight = filled(MOST_PREFETCHED // 2 + 3)
     (first, _), (second, _) = begun(in_flight, 2)
     assert not in_flight.fetcher_wakeup.is_set()
     in_flight.threads.free(first, cost=QUICK)
@@ -85,11 +86,11 @@ def test_a_long_task_among_quick_ones_is_felt_at_once():
     in_flight = filled(1)
     [(slot, _)] = begun(in_flight, 1)
     in_flight.threads.free(slot, cost=SLOW)
-    assert in_flight.threads._ahead < MOST_AHEAD / 100
+    assert in_flight.threads._prefetch_limit < MOST_PREFETCHED / 100
     for _ in range(1000):
         in_flight.threads._note_cost(QUICK)
-    assert in_flight.threads._ahead == MOST_AHEAD
-    assert in_flight.threads._cost < 4 * AHEAD / MOST_AHEAD
+    assert in_flight.threads._prefetch_limit == MOST_PREFETCHED
+    assert in_flight.threads._cost < 4 * PREFETCH_TIME / MOST_PREFETCHED
 
 
 def end(in_flight, *costs):
@@ -103,27 +104,27 @@ def end(in_flight, *costs):
 
 def test_quick_tasks_whose_threads_had_to_wait_make_no_claim_smaller_or_later():
     """Threads wait for the interpreter and for processors, several of them at the same time."""
-    in_flight = filled(MOST_AHEAD // 2)
-    end(in_flight, QUICK, AHEAD * 0.9, AHEAD * 0.8, AHEAD, QUICK, AHEAD * 0.9)
+    in_flight = filled(MOST_PREFETCHED // 2)
+    end(in_flight, QUICK, PREFETCH_TIME * 0.9, PREFETCH_TIME * 0.8, PREFETCH_TIME, QUICK, PREFETCH_TIME * 0.9)
     for _ in range(3):
-        end(in_flight, *[QUICK] * LONG_TASKS_WITHIN, AHEAD, AHEAD, AHEAD)
+        end(in_flight, *[QUICK] * LONG_TASKS_WITHIN, PREFETCH_TIME, PREFETCH_TIME, PREFETCH_TIME)
     assert in_flight.threads.room() == MOST_AT_ONCE
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("cost", [AHEAD / 10, AHEAD / 2, AHEAD])
+@pytest.mark.parametrize("cost", [PREFETCH_TIME / 10, PREFETCH_TIME / 2, PREFETCH_TIME])
 def test_tasks_that_are_a_little_long_count_once_they_have_kept_the_threads_for_as_long_as_claims_wait(threads, cost):
     in_flight = filled(0, threads=threads)
-    needed = int(threads * AHEAD / cost)
+    needed = int(threads * PREFETCH_TIME / cost)
     end(in_flight, *[cost] * (needed - 1))
     assert in_flight.threads.room() == MOST_AT_ONCE
     end(in_flight, *[cost] * 2)
-    assert in_flight.threads.room() <= 8 * threads * AHEAD / cost
+    assert in_flight.threads.room() <= 8 * threads * PREFETCH_TIME / cost
 
 
 def test_tasks_that_are_a_little_long_count_among_quick_ones_if_they_are_frequent():
     in_flight = filled(0)
-    end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [AHEAD]) * 5)
+    end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [PREFETCH_TIME]) * 5)
     assert in_flight.threads.room() < MOST_AT_ONCE / 10
 
 

@@ -25,7 +25,7 @@ def fill(queue, count):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Let a worker with one thread claim one task at a time, so that each claim statement takes one task."""
-    monkeypatch.setattr("django_pglock.worker.capacity.AHEAD", 0)
+    monkeypatch.setattr("django_pglock.worker.capacity.PREFETCH_TIME", 0)
 
 
 def in_order():

@@ -42,7 +42,7 @@ def looks_of(running, monkeypatch):
 
 
 def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch, finished):
-    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=4)
     looks = looks_of(other, monkeypatch)
     for _ in range(5):
@@ -51,7 +51,7 @@ def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch,
 
 
 def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finished, eventually):
-    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     first, other = two(threads=1)
     running_tasks.wait_for_note.enqueue("the end")
     eventually(lambda: first.in_flight.threads.running == 1)
@@ -64,7 +64,7 @@ def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finishe
 
 
 def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypatch, eventually):
-    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=1)
     running_tasks.wait_for_note.enqueue("the end")
     running_tasks.wait_for_note.enqueue("the end")
@@ -74,7 +74,7 @@ def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypat
 
 def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monkeypatch, finished):
     """Its function is in newer code than theirs, or its backend is not theirs."""
-    monkeypatch.setattr(listener, "A_MOMENT", 0.5)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
     first, other = two(threads=1)
     first.fetcher.claimer.backend = "another"
     first.fetcher.claimer._cursors = {}
@@ -84,7 +84,7 @@ def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monke
 
 def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkeypatch, finished):
     """As when all workers woken first have frozen. Several notifications are one poll."""
-    monkeypatch.setattr(listener, "A_MOMENT", 0.5)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
     first, other = two(threads=1)
     monkeypatch.setattr(first.heartbeat.listener, "ready", lambda queue, is_woken_first: None)
     looks = looks_of(other, monkeypatch)
@@ -98,7 +98,7 @@ def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkey
 
 def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):
     """Otherwise the workers of a fleet that has no room would call each other without end."""
-    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=1)
     other.sleep.has_delayed_workers = True
     called = []

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_pglock.models import Task
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.liveness.claim_comparison import CERTAIN, ClaimComparison
+from django_pglock.worker.liveness.claim_comparison import CERTAIN_AFTER, ClaimComparison
 from tests.sample import tasks
 from tests.settings_slow_beats import DJANGO_PGLOCK
 
@@ -76,7 +76,7 @@ def test_a_claim_whose_answer_was_lost_is_given_back_in_the_end(comparison, in_f
         time.sleep(0.2)
         comparison.compare()
     assert Task.objects.get().status == "READY"
-    in_flight.answer_lost_at -= CERTAIN * LIMIT
+    in_flight.answer_lost_at -= CERTAIN_AFTER * LIMIT
     assert not comparison.is_due
 
 

@@ -126,7 +126,7 @@ def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
 
 
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(orm_thread, "OCCUPIED", 0.3)
+    monkeypatch.setattr(orm_thread, "OCCUPIED_FOR", 0.3)
     worker()
     tasks.occupy.enqueue()
     assert tasks.HAS_BEGUN.wait(60)

@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 from psycopg.errors import IdleInTransactionSessionTimeout
 
-from django_pglock.worker.running.ended_session import AfterCall, fault_of_function
+from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
 
 ENDED = SimpleNamespace(closed=True)
 
@@ -21,11 +21,11 @@ def error_of_limit():
 
 @pytest.mark.parametrize("session", [None, SimpleNamespace(closed=False)], ids=["none", "open"])
 def test_the_limit_of_a_session_to_another_database_does_not_count(session):
-    assert fault_of_function(error_of_limit(), session, AfterCall()) is None
+    assert error_if_function_ended_session(error_of_limit(), session, SessionAfterCall()) is None
 
 
 def test_the_limit_of_the_own_session_counts():
-    fault = fault_of_function(error_of_limit(), ENDED, AfterCall())
+    fault = error_if_function_ended_session(error_of_limit(), ENDED, SessionAfterCall())
     assert "idle_in_transaction_session_timeout" in str(fault)
 
 
@@ -42,9 +42,11 @@ def test_the_limit_of_the_own_session_counts():
     ],
 )
 def test_the_last_message_says_which_limit_was_met_if_the_function_has_caught_the_error(said, limit):
-    fault = fault_of_function(OperationalError("the connection is closed"), ENDED, AfterCall(last_message=said))
+    fault = error_if_function_ended_session(
+        OperationalError("the connection is closed"), ENDED, SessionAfterCall(last_message=said)
+    )
     assert (limit in str(fault)) if limit else fault is None
 
 
 def test_a_session_that_is_lost_in_an_outage_does_not_count():
-    assert fault_of_function(OperationalError("lost"), ENDED, AfterCall()) is None
+    assert error_if_function_ended_session(OperationalError("lost"), ENDED, SessionAfterCall()) is None
