@@ -70,7 +70,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     assert not were_together(path)
 
 
-def test_what_runs_keeps_a_view_out_and_a_kill_lets_it_in(worker_process, eventually, path, tmp_path):
+def test_a_running_task_holds_its_advisory_lock_until_a_kill(worker_process, eventually, path, tmp_path):
     worker = worker_process("--threads", "1")
     tasks.hold_shelf.enqueue(7, path, str(tmp_path / "go on"))
     eventually((tmp_path / "go on.inside").exists)

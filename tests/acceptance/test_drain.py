@@ -79,7 +79,7 @@ def test_it_says_what_it_leaves(drain, options, expected):
     assert Effect.objects.exists()
 
 
-def test_what_it_is_not_asked_for_it_does_not_leave(drain):
+def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
     """What another queue has, what is paused, what is for later."""
     make_unknown(1, queue="another")
     make_unknown(1, queue="paused")

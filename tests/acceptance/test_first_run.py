@@ -86,7 +86,7 @@ def test_it_ends_with_an_owner_that_is_killed(eventually):
     eventually(lambda: not folder.exists() and not processes_of(folder), why="the guard did not clean up")
 
 
-def test_what_was_killed_with_its_guard_is_swept_at_the_next_start(eventually):
+def test_the_next_start_removes_a_server_whose_owner_and_guard_were_killed(eventually):
     owner, folder, guard = start_owner()
     other_owner, living, _ = start_owner()
     try:

@@ -81,7 +81,7 @@ def test_the_demo_does_not_install_what_only_the_tests_need(manage, monkeypatch)
     assert manage.names == [["demo"], ["demo", "test"]]
 
 
-def test_what_was_interrupted_is_taken_up_again(manage, monkeypatch):
+def test_an_interrupted_installation_continues_at_the_next_start(manage, monkeypatch):
     """Ctrl-C while pip is being unpacked must not break .venv for good."""
     make_half(manage)
     assert not manage.has_pip()

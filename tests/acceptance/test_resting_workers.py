@@ -106,7 +106,7 @@ def test_a_busy_worker_does_not_rest(resting, eventually):
     eventually(lambda: rests(rows().get()), why="it does not rest again")
 
 
-def test_one_that_gets_a_task_and_is_cut_off_again_and_again_keeps_it(resting, rescuer, eventually):
+def test_a_resting_worker_that_is_cut_off_repeatedly_keeps_its_task(resting, rescuer, eventually):
     [process] = resting()
     rescuer()
     tasks.note_and_sleep.enqueue("once", 2 * LIMIT)
@@ -136,7 +136,7 @@ def test_when_the_older_ones_die_those_that_rested_rescue_their_tasks(older_work
     eventually(lambda: not any(map(rests, rows())), why="one rests although nobody else beats often")
 
 
-def test_one_that_was_frozen_while_it_rested_claims_nothing_before_it_beats(resting, rescuer, eventually):
+def test_a_worker_frozen_during_its_rest_beats_before_it_claims(resting, rescuer, eventually):
     [process] = resting()
     row = rows().get()
     process.send(signal.SIGSTOP)

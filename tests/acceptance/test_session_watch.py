@@ -119,7 +119,7 @@ def test_a_check_of_a_pool(proxy, quick, worker, eventually, caplog, monkeypatch
         connections["default"].close_pool()
 
 
-def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeypatch):
+def test_an_unreachable_server_ends_the_wait_of_a_thread(member, proxy, eventually, caplog, monkeypatch):
     monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2.0)
     begin(tasks.ask_twice)
     proxy.black_hole()
@@ -199,7 +199,7 @@ def test_a_stop_ends_the_question_in_progress(proxy, quick, eventually, monkeypa
     waiting.join(NEVER)
 
 
-def test_who_does_something_else_or_asks_again_and_again_is_left_alone(member, eventually, caplog):
+def test_the_watch_ignores_slow_reads_and_frequent_queries(member, eventually, caplog):
     tasks.read_slowly.enqueue(1.5)
     tasks.ask_often.enqueue(3)
     eventually(is_done)

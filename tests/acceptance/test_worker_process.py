@@ -44,7 +44,7 @@ def test_kill_9_under_load_loses_nothing(worker_process, eventually):
     assert victim.wait() == -signal.SIGKILL
 
 
-def test_what_a_killed_worker_was_running_runs_elsewhere(worker_process, eventually):
+def test_tasks_of_a_killed_worker_run_on_another_worker(worker_process, eventually):
     """Its tasks are taken back within seconds, counted as a rescue and not as a retry."""
     victim = worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
@@ -117,7 +117,7 @@ def test_the_second_signal_gives_everything_back(worker_process, eventually):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--max-time", "600"), ("--reload",)])
-def test_what_outlasts_the_grace_ends_with_the_process(worker_process, eventually, arguments):
+def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_process, eventually, arguments):
     """It runs elsewhere three seconds later. At its exit Python waits for threads that a task has started."""
     process = worker_process("--grace", "0.5", *arguments)
     running_tasks.wait_in_pool.enqueue(running_tasks.FOREVER)

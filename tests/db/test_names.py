@@ -120,7 +120,7 @@ def test_a_worker_serves_it(name):
 
 
 @refused("empty", "long", "nul", "surrogate")
-def test_what_no_queue_can_be_called(name):
+def test_invalid_names_of_queues_are_refused(name):
     with pytest.raises(InvalidTask, match="A queue's name"):
         sample.nothing.using(queue_name=name).enqueue()
     for ask in (Queue.objects.pause, Queue.objects.resume):
@@ -166,7 +166,7 @@ def test_a_notification_carries_the_whole_name(name):
 
 
 @pytest.mark.parametrize("name", [*HARMLESS.values(), LONG, NUL], ids=[*HARMLESS, "long", "nul"])
-def test_a_lock_and_those_who_ask_for_it(name):
+def test_a_lock_shows_its_name_to_holders_and_waiters(name):
     with lock(name) as handle:
         assert handle.name == name
         held = AdvisoryLock.objects.for_name(name).get()
@@ -195,7 +195,7 @@ def test_a_lock_whose_holder_runs_statements(name):
 
 
 @refused("empty", "surrogate")
-def test_what_no_lock_can_be_called(name):
+def test_invalid_names_of_locks_are_refused(name):
     for ask in (lock, semaphore, Lease):
         with pytest.raises(LockKeyError):
             ask(name, **({"limit": 1} if ask is semaphore else {})).acquire()
@@ -215,7 +215,7 @@ def test_a_lease_and_its_owner(name):
     assert LeaseRow.objects.filter(name=name).exists()
 
 
-def test_what_no_lease_can_be_called():
+def test_invalid_names_and_owners_of_leases_are_refused():
     with pytest.raises(LockKeyError, match="NUL"):
         Lease(NUL, ttl=60).acquire()
     for owner in (NUL, SURROGATE, 5, None):
@@ -255,7 +255,7 @@ def test_a_key_that_is_made_of_an_argument(kind, claim):
 
 @pytest.mark.parametrize("kind", KEYED)
 @refused("empty", "nul", "surrogate")
-def test_what_no_key_can_be_made_of(kind, name):
+def test_invalid_values_for_keys_are_refused(kind, name):
     with pytest.raises((TaskArgumentsError, LockKeyError)):
         KEYED[kind][0](name)
     assert not Task.objects.exists()
@@ -265,7 +265,7 @@ def test_what_no_key_can_be_made_of(kind, name):
 
 
 @harmless
-def test_a_path_that_nobody_knows(name, eventually, worker, caplog):
+def test_an_unknown_task_path_is_rescued_and_reported(name, eventually, worker, caplog):
     """Rescued and reported, but never as a line of its own in the log."""
     dates = {"last_attempted_at": Now() - timedelta(hours=1), "started_at": Now()}
     Task.objects.create(

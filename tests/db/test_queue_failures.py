@@ -163,7 +163,7 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(heard, is_sleeping, 
     assert sorted(heard()) == expected
 
 
-def test_who_falls_asleep_during_a_transaction_is_told_at_its_commit(heard):
+def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(heard):
     worker = uuid4()
     beat_of(worker)
     with transaction.atomic():
@@ -187,7 +187,7 @@ def test_hundreds_of_queues_are_told_in_one_message(heard):
     assert heard() == sorted(names)
 
 
-def test_what_was_rolled_back_takes_no_notification_along(heard):
+def test_a_rollback_sends_no_notification(heard):
     worker = uuid4()
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=True)

@@ -43,7 +43,7 @@ def numbers():
     return sorted(Effect.objects.values_list("number", flat=True))
 
 
-def test_what_is_inserted_runs(other_program, worker, eventually):
+def test_a_plainly_inserted_task_runs(other_program, worker, eventually):
     running = worker()
     eventually(lambda: running.sleep.since)
     other_program(AT_ONCE)

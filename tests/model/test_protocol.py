@@ -28,7 +28,7 @@ def name_of(value: object) -> str | None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=name_of)
-def test_what_must_never_be_is_not_in_any_state(model):
+def test_no_state_violates_a_safety_property(model):
     """And every step of every transition is in some run: one that is never taken would prove nothing."""
     verdict = model.never()
     assert verdict.violation is None, verdict.output
@@ -36,7 +36,7 @@ def test_what_must_never_be_is_not_in_any_state(model):
 
 
 @pytest.mark.parametrize(("model", "wanted"), PROPERTIES, ids=name_of)
-def test_what_must_come_comes_in_every_run(model, wanted):
+def test_every_run_reaches_the_liveness_property(model, wanted):
     verdict = model.always(wanted)
     assert verdict.violation is None, verdict.output
 

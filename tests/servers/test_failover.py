@@ -99,7 +99,7 @@ def test_ids_of_lost_tasks_come_again(servers, cut_off, is_moved):
     assert settle("new", outcomes, uuid4()).keys() == twice
 
 
-def test_what_the_standby_had_not_got_is_gone_or_runs_again(servers, cut_off):
+def test_transactions_that_the_standby_lacked_are_lost_or_run_again(servers, cut_off):
     enqueue("done before")
     work("old")
     enqueue("done afterwards")

@@ -40,7 +40,7 @@ def verdicts(tasks, runs, absences=(), **exceptions):
     return {finding.verdict for finding in evidence.findings(**exceptions)}
 
 
-def test_nothing_is_wrong_with_what_went_well():
+def test_runs_without_faults_get_no_verdict():
     rescued = [run(2, 1, ended=None), run(2, 2, OTHER, started=5.0, ended=6.0)]
     atomic = run(3, is_atomic=True)
     assert verdicts([done(), done(2, 2), done(3)], [run(), *rescued, atomic], [Absence(ONE, 4.0)]) == set()
@@ -118,7 +118,7 @@ def test_recovery_counts_from_the_blow_and_only_what_runs_elsewhere():
     assert Evidence((), (), runs[:3]).recovery({1, 2}, ONE, since=10.0).first == math.inf
 
 
-def test_what_the_victim_had_finished_need_not_run_again():
+def test_recovery_ignores_tasks_that_the_victim_had_finished():
     runs = [run(1), run(2, ended=None), run(2, 2, OTHER, started=13.0, ended=14.0)]
     recovery = Evidence({1, 2}, [done(1), done(2, 2)], runs).recovery({1, 2}, ONE, since=10.0)
     assert (recovery.first, recovery.last) == (3.0, 3.0)

@@ -177,7 +177,7 @@ CHECK = models.CheckConstraint(condition=models.Q(queue="x"), name="later")
         Later(ChangeRows("task", "UPDATE"), ValidateConstraint("task", "later")),
     ],
 )
-def test_what_is_online(migration):
+def test_online_migrations_have_no_obstacles(migration):
     assert not obstacles(migration)
 
 
@@ -206,5 +206,5 @@ def test_what_is_online(migration):
         Later(PartitionTable("task", "finished_at")),
     ],
 )
-def test_what_is_not_online(migration):
+def test_migrations_that_are_not_online_have_obstacles(migration):
     assert obstacles(migration)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_the_number_of_sessions_makes_nobody_fail_or_wait(timeout, somebody):
+def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody):
     """Ten streams that take their time must not take every other locked view down."""
 
     async def main():
@@ -115,7 +115,7 @@ def test_a_lock_that_needs_a_session_to_itself_gets_one_more(options):
 
 
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
-def test_cancels_in_a_shared_session_cost_nobody_a_lock():
+def test_a_cancel_in_a_shared_session_loses_no_lock_of_others():
     async def visit(name):
         async with lock(name, shared=True):
             await asyncio.sleep(0.0005)

@@ -71,7 +71,7 @@ def everything():
     return here, set(there)
 
 
-def test_two_who_move_at_once_move_each_task_once(in_threads):
+def test_two_concurrent_moves_archive_each_task_once(in_threads):
     fill(2000)
     before, _ = everything()
     counts = in_threads(lambda _number: walk(batch=50), 2)
@@ -175,7 +175,7 @@ def moved_ids():
     return everything()[1]
 
 
-def test_what_is_turned_off_in_the_middle_stays_where_it_is(monkeypatch):
+def test_turning_the_archive_off_during_a_move_leaves_the_remaining_tasks(monkeypatch):
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
     monkeypatch.setattr(archive_keeping, "TIME_TO_MOVE", 0.0)
     monkeypatch.setattr(archive_keeping, "MOVED_AT_ONCE", 50)

@@ -47,7 +47,7 @@ def test_an_action_does_its_one_thing_with_its_own_permission(client, action, pe
     assert LogEntry.objects.count() == 1
 
 
-def test_what_runs_is_asked_to_end_and_the_pages_say_so(client):
+def test_a_cancel_of_a_running_task_is_requested_and_shown(client):
     person(client, "view_task", "cancel_task")
     row = make("RUNNING", progress={"done": 3, "total": 12})
     response = act(client, "cancel", row)
@@ -159,7 +159,7 @@ def test_an_action_that_cannot_be_audited_is_not_done(client, monkeypatch):
     assert row.status == "FAILED"
 
 
-def test_only_what_is_stuck_is_reset(client, slow_beats):
+def test_reset_changes_only_stuck_tasks(client, slow_beats):
     """Of two running tasks, one has a living worker."""
     person(client, "view_task", "reset_task")
     living = uuid4()

@@ -145,7 +145,7 @@ def test_attempts_need_the_permission_to_see_the_task(client, page):
     assert client.post(url).status_code == 405
 
 
-def test_who_does_not_see_a_task_does_not_see_its_attempts(rf):
+def test_attempts_of_a_hidden_task_are_hidden(rf):
     class Own(TaskAdmin):
         def get_queryset(self, request):
             return super().get_queryset(request).filter(queue="mine")
@@ -162,7 +162,7 @@ def test_who_does_not_see_a_task_does_not_see_its_attempts(rf):
 
 
 @pytest.mark.parametrize("key", [2**63 - 1, 10**30])
-def test_what_is_not_there_is_not_found(client, key):
+def test_an_unknown_task_or_attempt_is_404(client, key):
     person(client, "view_task")
     row = failed(1)
     for url in (address("attempts", key), address("attempt", key, 1), address("attempt", row.pk, key)):

@@ -133,7 +133,7 @@ def test_an_action_on_all_that_match_refuses_the_same(client):
 
 
 @pytest.mark.parametrize("extra", ["e=1", "o=1", "q=1", "_popup=1", "_facets=True", "all=", "_to_field=id", "p=2"])
-def test_what_else_is_in_the_address_opens_nothing(client, extra):
+def test_other_query_parameters_do_not_allow_a_forbidden_lookup(client, extra):
     person(client, "view_task")
     response, queries = asked(client, f"{address(Task)}?kwargs__email__startswith=u&{extra}")
     assert (response.status_code, queries) == (400, [])

@@ -100,7 +100,7 @@ def test_sections_hide_what_one_may_not_see(client, permissions, shown):
     assert "has been paused" not in page.content.decode()
 
 
-def test_one_who_may_view_workers_only_sees_no_tasks(client):
+def test_a_user_with_the_right_to_view_workers_sees_no_tasks(client):
     make("RUNNING", worker=start_worker())
     person(client, "view_worker")
     assert "nothing #" not in client.get(PAGE).content.decode()

@@ -124,7 +124,7 @@ def test_a_prefix_is_no_queue(client):
     assert not Queue.objects.exists()
 
 
-def test_what_is_paused_is_not_deleted(client, queue):
+def test_a_paused_queue_cannot_be_deleted(client, queue):
     person(client, "view_queue", "delete_queue")
     url = reverse("admin:django_pglock_queue_delete", args=["mail"])
     Queue.objects.pause("mail")
@@ -205,7 +205,7 @@ def test_with_young_counts_the_list_is_read_from_these_and_says_so(client, queue
     assert "A worker has counted the queues" not in page.content.decode()
 
 
-def test_who_may_not_pause_sees_no_form_and_who_may_not_see_tasks_no_link(client):
+def test_the_pause_form_and_the_link_to_tasks_need_their_rights(client):
     person(client, "view_queue")
     make(queue="bulk")
     page = client.get(LIST).content.decode()

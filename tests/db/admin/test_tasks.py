@@ -25,7 +25,7 @@ def test_list_and_page_of_each_status_can_be_looked_at(client, status):
     assert "_save" not in page.content.decode(), "nothing is edited by hand"
 
 
-def test_what_tasks_carry_is_escaped(client):
+def test_values_of_tasks_are_escaped(client):
     person(client, "view_task")
     evil = "<script>alert('x')</script>"
     row = make("FAILED", args=[evil], queue=evil, task_path=f"x.{evil}")
@@ -85,7 +85,7 @@ def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
     assert client.post(page, {"status": "READY"}).status_code == 403
 
 
-def test_who_may_not_look_may_not_press(client):
+def test_a_verb_needs_the_right_to_view_tasks(client):
     person(client, "retry_task")
     row = make("FAILED")
     assert client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, "retry"])).status_code == 403

@@ -82,7 +82,7 @@ def test_they_are_in_the_space_of_two_ints(worker, holding_upkeep_lock):
         assert {space for _, space in held()} == {1}
 
 
-def test_nobody_who_holds_the_same_64_bits_keeps_a_worker_from_its_work(worker, holding_upkeep_lock, eventually):
+def test_a_lock_with_the_same_64_bits_does_not_block_a_worker(worker, holding_upkeep_lock, eventually):
     """A project may lock any number: the worker shows life, does its upkeep and admits tasks to their keys."""
     first = worker()
     [(of_worker, _)] = held("lockworker heartbeat")

@@ -118,7 +118,7 @@ def test_what_a_busy_call_answers_can_be_chosen(somebody):
         lock("a", timeout=0)(lambda: "ran")()
 
 
-def test_what_outlives_its_call_is_refused_at_decoration():
+def test_generator_functions_are_refused_at_decoration():
     async def async_generator():
         yield
 

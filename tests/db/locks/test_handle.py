@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("make", [lock, try_lock, Lease])
-def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
+def test_a_released_or_never_acquired_lock_is_not_reported_as_lost(make, somebody):
     with make("a") as handle:
         pass
     with pytest.raises(LockLost, match="'a' is not held: it was released"):
@@ -22,7 +22,7 @@ def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
         try_lock("busy").acquire().assert_held()
 
 
-def test_what_was_lost_is_called_so_afterwards(somebody):
+def test_a_lost_lock_is_reported_as_lost_afterwards(somebody):
     with pytest.raises(LockLost, match="session has ended"), lock("a") as handle:
         somebody.ends_session(my_pid())
     with pytest.raises(LockLost, match=r"session has ended.*Another session may have held it"):
@@ -53,7 +53,7 @@ def test_the_bodys_own_exception_is_kept_when_the_lock_was_lost(somebody):
         1 / 0  # noqa: B018
 
 
-def test_somebody_who_frees_our_lock_is_noticed():
+def test_a_handle_notices_that_its_lock_was_freed_by_other_code():
     with pytest.raises(LockLost, match="did not hold"), lock("a"), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_unlock_all()")
 

@@ -38,7 +38,7 @@ def test_max_hold_is_in_force_while_the_lock_is_held_and_then_as_it_was(timeout,
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])
-def test_who_does_not_get_the_lock_keeps_the_settings(somebody, timeout):
+def test_a_failed_acquire_leaves_the_session_settings(somebody, timeout):
     somebody.holds("a")
     with pytest.raises(LockNotAvailable), lock("a", timeout=timeout, max_hold=30):
         pass

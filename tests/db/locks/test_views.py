@@ -172,7 +172,7 @@ def test_an_anonymous_user_shares_no_lock_with_all_others():
         checkout(request_of(pk=None))
 
 
-def test_what_cannot_work_is_refused_at_decoration():
+def test_invalid_views_are_refused_at_decoration():
     def generator(request):
         yield
 

@@ -76,7 +76,7 @@ def test_spans():
 
 
 @pytest.mark.parametrize("text", ["0m", "1", "h", "-1h", "1.5h", "1w"])
-def test_what_is_no_span(text):
+def test_an_invalid_span_is_refused(text):
     with pytest.raises(CommandError, match=r"is not a span of time such as 15m, 1h or 7d"):
         stats(f"--since={text}")
 

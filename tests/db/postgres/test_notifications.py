@@ -46,7 +46,7 @@ def test_a_rollback_sends_no_notification(letters):
     assert next(letters) == ["committed"]
 
 
-def test_what_was_sent_while_the_loop_was_busy_is_one_turn(letters):
+def test_notifications_during_a_pass_arrive_together_in_the_next_pass(letters):
     with transaction.atomic():
         for number in range(3):
             notify("letters", str(number))

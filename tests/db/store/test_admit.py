@@ -91,7 +91,7 @@ def test_keys_of_other_orders_are_not_in_the_way():
         (Failed(FAILURE), ["FAILED", "READY"]),
     ],
 )
-def test_who_has_begun_keeps_the_key_until_it_has_finished(claim, outcome, after):
+def test_a_started_task_keeps_its_lock_key_until_it_has_finished(claim, outcome, after):
     keyed.step.enqueue(1)
     keyed.step.enqueue(1)
     [mine] = claim()
@@ -99,7 +99,7 @@ def test_who_has_begun_keeps_the_key_until_it_has_finished(claim, outcome, after
     assert statuses() == after
 
 
-def test_of_several_at_once_who_waits_for_a_retry_leaves_the_place_to_others(claim):
+def test_with_concurrency_a_task_that_waits_for_its_retry_frees_its_slot(claim):
     for _ in range(4):
         keyed.call.enqueue("bank")
     assert statuses() == ["READY"] * 3 + ["BLOCKED"]
@@ -200,7 +200,7 @@ def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
 
 
 @pytest.mark.parametrize("verb", ["cancel", "retry"])
-def test_what_a_person_does_respects_the_key(claim, verb):
+def test_manual_verbs_respect_the_lock_key(claim, verb):
     first = keyed.step.enqueue(1)
     keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
     third = keyed.step.enqueue(1)
@@ -222,7 +222,7 @@ def test_a_rescue_keeps_the_order(claim):
     assert statuses() == ["READY", "BLOCKED"]
 
 
-def test_what_a_crash_between_commit_and_admission_left_is_let_through():
+def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission():
     """Blocked forever is what other queues have here. Upkeep finds it, key by key, from where it was."""
     for order in range(5):
         keyed.step.enqueue(order)

@@ -42,7 +42,7 @@ def test_a_retry_is_no_end(claim):
 
 
 @pytest.mark.parametrize("outcome", [Failed(FAILURE), Cancelled(FAILURE)])
-def test_what_comes_after_a_failure_is_cancelled_to_the_last(claim, outcome):
+def test_a_failure_cancels_all_direct_and_indirect_dependents(claim, outcome):
     first = tasks.echo.enqueue(1)
     second = tasks.nothing.using(after=[first]).enqueue()
     third = tasks.nothing.using(after=[second]).enqueue()
@@ -65,7 +65,7 @@ def test_ending_a_task_by_hand_cancels_the_tasks_after_it(verb):
     assert statuses()[-1] == "CANCELLED"
 
 
-def test_one_that_is_finished_already_is_not_waited_for(claim):
+def test_a_task_does_not_wait_for_a_finished_task(claim):
     first = tasks.echo.enqueue(1)
     settle_one(claim()[0], Succeeded())
     tasks.nothing.using(after=[first]).enqueue()
@@ -73,7 +73,7 @@ def test_one_that_is_finished_already_is_not_waited_for(claim):
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_one_that_is_finished_is_kept_until_what_comes_after_it_is_committed(claim, in_threads, is_finished):
+def test_a_finished_task_is_kept_until_its_dependent_is_committed(claim, in_threads, is_finished):
     """Nobody else sees before that it is needed. Neither its claim nor its end waits for that."""
     first = tasks.echo.using(keep_result=0).enqueue(1)
 
@@ -132,7 +132,7 @@ def test_a_key_and_a_date_are_waited_for_as_well(claim):
     assert statuses()[1:] == ["BLOCKED", "READY", "BLOCKED"]
 
 
-def test_it_has_its_turn_at_its_key_when_what_it_waited_for_has_the_same(worker, eventually):
+def test_a_dependent_with_the_lock_key_of_its_dependency_keeps_its_order(worker, eventually):
     first = keyed.step.enqueue("a", 1)
     keyed.step.using(after=[first]).enqueue("a", 2)
     keyed.step.enqueue("a", 3)
@@ -148,7 +148,7 @@ def test_a_waiting_task_does_not_block_others_of_its_key():
     assert statuses()[1:] == ["BLOCKED", "READY"]
 
 
-def test_one_that_does_not_exist_is_refused():
+def test_after_refuses_a_task_that_does_not_exist():
     with pytest.raises(TaskOptionError, match="999999999"):
         tasks.nothing.using(after=["999999999"]).enqueue()
     with pytest.raises(TaskOptionError, match="does not exist: 0"):

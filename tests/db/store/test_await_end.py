@@ -101,7 +101,7 @@ def test_in_a_coroutine_and_called_off(worker, eventually):
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_one_that_is_cancelled_leaves_the_others_waiting(nothing_is_left):
+def test_a_cancelled_wait_leaves_the_other_waits(nothing_is_left):
     first, second = results_of(2)
 
     async def work():
@@ -156,7 +156,7 @@ def test_a_loop_that_is_closed_with_waiters_does_not_disturb_others(in_threads, 
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_one_that_is_retried_before_anybody_has_looked_is_waited_for_again(in_threads, eventually, monkeypatch):
+def test_the_wait_continues_if_the_task_is_retried_before_its_end_is_read(in_threads, eventually, monkeypatch):
     [result] = results_of(1)
     refresh, count = type(result).refresh, []
 

@@ -47,7 +47,7 @@ def ends(result, eventually):
 # The verb
 
 
-def test_what_waits_is_cancelled_and_what_runs_is_asked(claim):
+def test_cancel_ends_waiting_tasks_and_requests_the_end_of_running_tasks(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     tasks.nothing.enqueue()
@@ -114,7 +114,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         (Abandoned(60), "CANCELLED"),
     ],
 )
-def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
+def test_a_task_with_a_requested_cancel_does_not_run_again(claim, outcome, status):
     tasks.nothing.enqueue()
     [mine] = claim()
     Task.objects.cancel()
@@ -164,7 +164,7 @@ def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker
     assert row.started_at >= Task.objects.get(pk=first.id).finished_at
 
 
-def test_what_comes_after_a_cancelled_task_is_cancelled(worker, eventually):
+def test_a_cancel_also_cancels_the_dependents(worker, eventually):
     first = running.ask.enqueue()
     after = tasks.nothing.using(after=[first]).enqueue()
     worker()
@@ -200,7 +200,7 @@ def test_the_reason_keeps_what_the_function_raised(worker, eventually):
     assert "ValueError: in the middle of stopping" in Attempt.objects.get().traceback
 
 
-def test_who_finishes_anyway_has_finished(worker, eventually):
+def test_a_task_that_ignores_its_cancel_can_succeed(worker, eventually):
     worker()
     result = running.finish_anyway.enqueue()
     begun(eventually)
@@ -226,7 +226,7 @@ def test_an_atomic_task_rolls_back(worker, eventually):
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_the_next_look_finds_what_the_notification_did_not_tell(worker, eventually, monkeypatch, listens):
+def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monkeypatch, listens):
     monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()

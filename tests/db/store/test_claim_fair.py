@@ -87,7 +87,7 @@ def test_within_a_key_priority_holds_in_a_worker(worker, eventually):
         assert numbers == in_order(numbers, priorities)
 
 
-def test_what_becomes_urgent_later_is_the_next_of_its_key():
+def test_a_later_urgent_task_is_the_next_of_its_key():
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 20)
     enqueue_many(keyed.serve, [{"tenant": "b"}] * 20)
     claims = claims_of()

@@ -102,7 +102,7 @@ def test_at_a_lock_key_those_right_behind_the_first_are_taken_and_no_more_than_t
         lambda: Task.objects.filter(pk=enqueue_notes("of another backend")[0].id).update(backend="other"),
     ],
 )
-def test_at_a_lock_key_nobody_is_taken_past_another_task_of_the_key(claim, between):
+def test_a_group_takes_no_task_past_another_task_of_its_lock_key(claim, between):
     """Tasks of one lock key begin in the order in which they were enqueued."""
     enqueue_notes("a", "b")
     between()
@@ -110,7 +110,7 @@ def test_at_a_lock_key_nobody_is_taken_past_another_task_of_the_key(claim, betwe
     assert take_notes(claim) == ["b"]
 
 
-def test_at_a_lock_key_nobody_is_taken_past_one_that_somebody_has_locked(claim, locked):
+def test_a_group_takes_no_task_past_a_locked_row_of_its_lock_key(claim, locked):
     rows = enqueue_notes(*"abcd")
     with locked(rows[2].id):
         assert take_notes(claim) == ["b"]

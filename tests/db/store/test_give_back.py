@@ -31,7 +31,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
     Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
-def test_what_a_worker_owns_without_knowing_is_given_back(claim):
+def test_claims_that_their_worker_does_not_know_are_given_back(claim):
     """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive forever."""
     worker = uuid4()
     register(worker)

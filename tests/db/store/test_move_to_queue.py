@@ -20,7 +20,7 @@ def test_only_waiting_tasks_are_moved(status):
     assert (row.queue, row.status) == ("other" if status in WAITING else "default", status)
 
 
-def test_what_is_in_the_queue_already_is_not_counted():
+def test_tasks_that_are_already_in_the_queue_are_not_counted():
     make(queue="other")
     assert Task.objects.all().move_to_queue("other") == 0
 

@@ -17,7 +17,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_what_is_due_is_promoted_and_the_next_date_is_told():
+def test_due_tasks_are_promoted_and_the_next_due_date_is_returned():
     tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
     tasks.nothing.using(run_after=timedelta(hours=2)).enqueue()
     assert promote("default") == 0
@@ -65,7 +65,7 @@ def test_the_next_date_is_that_of_a_task_or_of_a_token_whichever_is_first():
 
 
 @pytest.mark.parametrize("model", [Task, RateLimit])
-def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, model):
+def test_locked_due_rows_are_tried_again_with_growing_pauses(session, model):
     """It is still due after each round, and hundreds of rounds a second would move it no sooner."""
     if model is Task:
         tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()

@@ -81,14 +81,14 @@ def test_the_setting_says_which_age():
 
 
 @pytest.mark.parametrize("status", sorted(set(TaskStatus.values) - FINISHED))
-def test_what_is_unfinished_is_never_touched(status):
+def test_prune_keeps_unfinished_tasks(status):
     row = make(status, expires_at=ago(EVER), keep_result=1)
     make()
     assert Task.objects.prune(older_than=0, statuses=FINISHED) == 1
     assert left() == {row.pk}
 
 
-def test_what_was_enqueued_long_ago_and_finished_just_now_stays():
+def test_prune_keeps_an_old_task_that_has_just_finished():
     row = make(finished_at=Now())
     assert Task.objects.prune() == 0
     assert keep(row)
@@ -225,7 +225,7 @@ def test_a_unique_key_stays_taken_for_its_period(claim):
     assert keyed.remind.enqueue(1).id != first.id
 
 
-def test_what_others_wait_for_stays_until_they_know():
+def test_prune_keeps_awaited_tasks_until_their_waiters_know():
     """A crash between its end and the release: upkeep makes good for it, and must find that it succeeded."""
     awaited, waiting = make(), make("BLOCKED", waits_for=1)
     Waiter.objects.create(awaited=awaited.pk, task=waiting)
@@ -236,7 +236,7 @@ def test_what_others_wait_for_stays_until_they_know():
     assert Task.objects.get().status == "READY", "not cancelled"
 
 
-def test_what_was_cancelled_while_it_waited_goes_with_its_wait():
+def test_prune_deletes_a_cancelled_task_with_its_waiter_rows():
     cancelled, awaited = make("CANCELLED", waits_for=1), make("READY")
     Waiter.objects.create(awaited=awaited.pk, task=cancelled)
     assert Task.objects.prune() == 1
@@ -314,7 +314,7 @@ def test_the_filters_of_the_queryset_hold():
 # Others at the same time
 
 
-def test_what_somebody_has_locked_is_left_for_the_next_time(in_threads):
+def test_prune_leaves_locked_rows_for_the_next_round(in_threads):
     held, _ = make(), make()
     is_held, is_pruned = threading.Event(), threading.Event()
 

@@ -53,7 +53,7 @@ def test_each_step_retries_the_next_and_the_last_says_so(step):
     assert step.own.progress == {"done": 5, "total": 5, "last_id": rows[-1].pk}
 
 
-def test_what_has_failed_again_meanwhile_is_not_retried_again(step):
+def test_a_redrive_does_not_retry_a_task_that_has_failed_again(step):
     """Else a redrive of tasks that always fail would never end."""
     rows = [fail(fingerprint=7) for _ in range(3)]
     step()
@@ -64,7 +64,7 @@ def test_what_has_failed_again_meanwhile_is_not_retried_again(step):
     assert statuses([*rows, late]) == ["FAILED", "READY", "READY", "FAILED"]
 
 
-def test_what_was_discarded_since_it_was_found_is_not_retried(step, monkeypatch):
+def test_a_redrive_does_not_retry_a_discarded_task(step, monkeypatch):
     rows = [fail(fingerprint=7) for _ in range(2)]
 
     def find(*values, **options):

@@ -78,7 +78,7 @@ def test_each_is_told_of_the_end_of_its_own(claim):
     assert statuses() == ["FAILED", "CANCELLED", "SUCCESSFUL", "READY"]
 
 
-def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
+def test_a_locked_row_does_not_delay_other_waiters(claim, locked):
     """Nor does the process that promotes them: upkeep repeats it."""
     first = tasks.echo.enqueue(1)
     held = tasks.nothing.using(after=[first]).enqueue()

@@ -251,7 +251,7 @@ def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
     assert Task.objects.filter(status="READY").count() == count
 
 
-def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, eventually):
+def test_a_new_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
     """After an outage everybody has been silent, and one of them is the first to be connected again."""
     silent = uuid4()
     register(silent, silent_for=60)
@@ -263,7 +263,7 @@ def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, ev
     assert attempt.finished_at - started > timedelta(seconds=WITNESS_AFTER * 0.5)
 
 
-def test_who_was_held_up_lets_silent_workers_come_back_first(claim, worker, eventually):
+def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
     """They waited for the same lock. Here that of a migration, for longer than a third of the hard limit."""
 
     def lose_task():

@@ -16,7 +16,7 @@ from tests.db.store.waiting import results_of
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_what_a_thousand_wait_for_is_looked_up_by_one_statement():
+def test_one_statement_looks_up_the_tasks_of_a_thousand_waiters():
     ids = [int(result.id) for result in results_of(1000)]
     with CaptureQueriesContext(connection) as queries:
         assert ended("default", [*ids, 10**15]) == [(10**15, False)]

@@ -132,7 +132,7 @@ def test_one_by_one_in_their_order_a_chain_is_retried_as_well(claim):
     assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
 
 
-def test_one_that_is_retried_alone_is_cancelled_again_with_the_reason(claim):
+def test_a_dependent_retried_without_its_dependency_is_cancelled_again(claim):
     """As a task that is enqueued after a failed one: it was to run after the success of the other."""
     _, second, third = failed_chain(claim)
     assert Task.objects.filter(pk=second.id).retry() == 1
@@ -142,7 +142,7 @@ def test_one_that_is_retried_alone_is_cancelled_again_with_the_reason(claim):
     assert not Waiter.objects.exists()
 
 
-def test_what_has_succeeded_or_is_gone_is_not_waited_for_again(claim):
+def test_a_retried_task_does_not_wait_again_for_succeeded_or_deleted_tasks(claim):
     """Once it ran, so what it was to run after had succeeded, and may have been pruned."""
     first, second, third = (tasks.echo.enqueue(number) for number in range(3))
     child = tasks.nothing.using(after=[first, second, third]).enqueue()
@@ -161,7 +161,7 @@ def test_what_has_succeeded_or_is_gone_is_not_waited_for_again(claim):
     assert statuses() == ["READY"]
 
 
-def test_one_that_was_cancelled_while_it_waited_waits_for_each_once(claim):
+def test_a_retried_task_that_was_cancelled_during_its_wait_waits_for_each_once(claim):
     """Its waiters from before are still there when it is retried."""
     first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     child = keyed.step.using(after=[first, second]).enqueue("a")

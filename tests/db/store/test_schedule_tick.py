@@ -35,7 +35,7 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it():
 
 
 @pytest.mark.parametrize("options", [{"every": HOUR}, {"every": None, "cron": "0 * * * *"}], ids=["every", "cron"])
-def test_what_was_missed_is_made_up_for_by_one_run(options):
+def test_missed_ticks_are_replaced_by_one_run(options):
     schedule(**options)
     Schedule.objects.update(next_at=F("next_at") - 24 * HOUR)
     missed = Schedule.objects.get().next_at

@@ -144,7 +144,7 @@ def columns(row):
     "first", [{}, {"lock": "a", "concurrency": 2, "keep_result": 5, "fair": "b", "max_attempts": 3}]
 )
 @pytest.mark.parametrize("then", [{}, ANEW, {"rate": "10/s"}], ids=["none", "all", "rate"])
-def test_what_is_replaced_is_in_all_its_options_as_the_new_call(settings, first, then):
+def test_a_replaced_task_has_all_options_of_the_new_call(settings, first, then):
     """An option that was left as it was would be the first call's, and nobody could see why."""
     settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
     assert set(ANEW) == set(fields._CHANGEABLE) - {"after"}
@@ -161,7 +161,7 @@ def test_what_is_replaced_is_in_all_its_options_as_the_new_call(settings, first,
     assert columns(row) == columns(fresh)
 
 
-def test_what_is_replaced_waits_no_more_for_what_the_first_call_named(claim):
+def test_a_replaced_task_drops_the_dependencies_of_the_first_call(claim):
     awaited = keyed.refresh.enqueue(1)
     keyed.save.using(after=[awaited], unique=Unique("{number}")).enqueue(1, text="old")
     keyed.save.enqueue(1, text="new")
@@ -185,7 +185,7 @@ def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
     assert len(queries) < 10
 
 
-def test_what_waits_for_others_is_not_replaced():
+def test_replace_refuses_a_call_with_dependencies():
     """It would wait for what the first call named, or for nothing."""
     awaited = keyed.refresh.enqueue(1)
     with pytest.raises(TaskOptionError, match="after"):
@@ -193,7 +193,7 @@ def test_what_waits_for_others_is_not_replaced():
 
 
 @pytest.mark.parametrize("lock", [None, "order:{text}"])
-def test_one_that_is_replaced_leaves_its_place_at_its_old_key(lock):
+def test_a_replaced_task_leaves_the_queue_of_its_old_lock_key(lock):
     keyed.save.using(lock="order:{text}").enqueue(1, text="a")
     keyed.step.enqueue("a")
     keyed.save.using(lock=lock).enqueue(1, text="b")

@@ -60,7 +60,7 @@ def test_snoozes_beyond_their_limit_end_the_task(worker, eventually, after):
     assert "Snooze" in failure.traceback
 
 
-def test_one_that_is_retried_may_snooze_anew(worker, eventually):
+def test_a_retried_task_may_snooze_again(worker, eventually):
     worker()
     result = tasks.say.using(max_snoozes=1, meta={"trace": "kept"}).enqueue("snooze", times=9, after=0)
     assert finished(result, eventually).attempts == 2

@@ -83,7 +83,7 @@ def test_functions_that_hide_a_value_are_known():
     assert shows.module_path not in found
 
 
-def test_what_is_named_is_shown_nowhere_and_stays_in_the_row(admin_client, worker, eventually, caplog):
+def test_a_redacted_argument_is_not_shown_and_stays_in_the_row(admin_client, worker, eventually, caplog):
     caplog.set_level(logging.DEBUG)
     function = task(redact=("card",), max_attempts=2)(pay)
     nested = {"card": SECRET, "pin": [{"card": SECRET}]}
@@ -215,7 +215,7 @@ def test_the_digest_of_hidden_arguments_is_shown_nowhere(admin_client, is_hook, 
 
 
 @pytest.mark.parametrize("length", [1, 300, 500])
-def test_nor_what_is_left_of_it_in_a_key_that_was_too_long(length):
+def test_a_shortened_key_does_not_show_a_hidden_argument(length):
     """Of a long path and a digest the key ends in the digest of both."""
     function = task(unique=True, redact=("card",))(buy)
     row = row_of(function, 7, SECRET)

@@ -43,7 +43,7 @@ def test_a_session_is_used_by_one_at_a_time_and_the_last_one_first(sessions):
     sessions.give_back(second)
 
 
-def test_one_who_can_wait_takes_the_next_that_is_given_back(sessions, in_threads):
+def test_a_waiting_service_takes_the_next_released_session(sessions, in_threads):
     first = opened(sessions)
 
     def take_or_give_back(number):
@@ -57,7 +57,7 @@ def test_one_who_can_wait_takes_the_next_that_is_given_back(sessions, in_threads
     sessions.give_back(first)
 
 
-def test_what_is_not_needed_is_closed_but_for_one(sessions, monkeypatch):
+def test_surplus_sessions_are_closed_except_one(sessions, monkeypatch):
     first, second = opened(sessions), opened(sessions)
     sessions.give_back(first)
     monkeypatch.setattr(shared_sessions.time, "monotonic", lambda: 1e12)

@@ -28,7 +28,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
     assert AttemptRow.objects.count() == 0
 
 
-def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):
+def test_a_shutdown_gives_back_claims_that_have_not_begun(worker, eventually):
     """One thread, one long task: the others were at most claimed, and are free again at once."""
     running = worker(threads=1, grace=60)
     for _ in range(50):
@@ -43,7 +43,7 @@ def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):
     assert Task.objects.filter(task_path__endswith="note_and_sleep", status="SUCCESSFUL").exists()
 
 
-def test_what_outlasts_the_grace_is_given_back(worker, eventually, gate):
+def test_a_task_longer_than_the_grace_period_is_given_back(worker, eventually, gate):
     running = worker(threads=1, grace=0.2)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())

@@ -112,7 +112,9 @@ def test_a_list_of_one_status_reads_no_other(admin_client, old_ones):
         ("queue=rare&status__exact=BLOCKED", 3000, [1]),
     ],
 )
-def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones, monkeypatch, query, most, counts):
+def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(
+    admin_client, old_ones, monkeypatch, query, most, counts
+):
     """The matching task is an old one, so the first pages search and find nothing."""
     monkeypatch.setattr(task_filters, "FIRST_SEARCHED", most)
     monkeypatch.setattr(task_list, "MOST_SEARCHED", most)

@@ -38,7 +38,7 @@ def test_one_acquires_and_others_cannot_until_it_is_released(row):
     assert acquire("bert").owner == "bert"
 
 
-def test_nobody_but_the_owner_releases(row):
+def test_only_the_owner_releases(row):
     ours = acquire("anna")
     assert ours.release()
     theirs = acquire("bert")

@@ -137,7 +137,7 @@ def test_a_proxy_and_its_concrete_model_name_one_lock():
         *(SimpleNamespace(pk=None, _meta=1), SimpleNamespace(_meta=1), SimpleNamespace(pk=1)),
     ],
 )
-def test_what_cannot_name_a_lock_is_refused(bad):
+def test_invalid_names_of_locks_are_refused(bad):
     with pytest.raises(LockKeyError):
         make_key(bad)
 

@@ -51,6 +51,6 @@ def test_wrong_backends_are_refused(backends):
         backend_for(1, backends=backends)
 
 
-def test_what_cannot_name_a_lock_is_refused():
+def test_invalid_names_of_locks_are_refused():
     with pytest.raises(LockKeyError):
         backend_for(None, backends=["a"])

@@ -10,7 +10,7 @@ from tests.conftest import NEVER
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
-def test_who_reads_may_have_enough():
+def test_the_command_ends_quietly_when_its_reader_closes_the_pipe():
     """As in "locks --watch | head -1", which ends with its first line, and not with a traceback."""
     with manage("locks", "--watch", "0.1") as process:
         assert "No advisory lock" in process.stdout.readline()

@@ -46,7 +46,7 @@ def test_extend_puts_the_end_off():
         lease.extend(5)
 
 
-def test_one_that_is_to_last_for_less_is_renewed_sooner(eventually):
+def test_a_shortened_lease_is_renewed_sooner(eventually):
     with Lease("long", ttl=60) as lease:
         lease.extend(6)
         with pytest.raises(ValueError, match=r"0\.3"):
@@ -90,7 +90,7 @@ def test_a_revoked_lease_is_noticed(eventually):
         Row.objects.all().free()
 
 
-def test_what_can_not_be_renewed_is_lost_when_its_time_is_over(somebody):
+def test_a_lease_that_cannot_be_renewed_is_lost_when_it_expires(somebody):
     """The row is locked by somebody, so that renewals hang: the holder does not wait for them."""
     with pytest.raises(LockLost, match=r"could not be renewed for 2 s"), Lease("a", ttl=2) as lease:
         with somebody.connection.cursor() as cursor:

@@ -14,7 +14,7 @@ from tests.db.locks.sessions import sessions_of_leases
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
+def test_a_waiting_candidate_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
     """By a notification: the next look would come when the lease ends."""
     monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     elected, entered = threading.Event(), []

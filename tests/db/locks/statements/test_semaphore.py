@@ -32,7 +32,7 @@ def test_a_waiter_of_a_semaphore_sends_one_statement_and_no_error(somebody):
         statements.clear()
 
 
-def test_who_waits_for_a_slot_gets_the_first_that_is_free(somebody, in_threads, eventually):
+def test_a_waiter_gets_the_first_free_slot(somebody, in_threads, eventually):
     somebody.holds("s#1")
     somebody.holds("s#2")
 

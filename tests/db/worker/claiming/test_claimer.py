@@ -79,7 +79,7 @@ def claim(fetcher, count):
     return fetcher.claimer.claim([("both", count)])
 
 
-def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
+def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     """It believes that only one queue has something ready, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
     monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)

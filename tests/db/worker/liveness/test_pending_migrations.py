@@ -54,7 +54,7 @@ def test_nothing_is_pending_here():
 
 
 @override_settings(MIGRATION_MODULES={"django_pglock": "tests.sample.later_version"})
-def test_what_is_not_recorded_is_pending():
+def test_a_migration_without_a_record_is_pending():
     assert pending_migrations("default") == ["9999_later"]
 
 

@@ -206,7 +206,7 @@ def test_a_part_that_is_too_busy_to_sleep_is_not_stuck(eventually, monkeypatch):
     assert part.wait(60)
 
 
-def test_who_waits_for_a_server_that_does_not_answer_is_not_stuck(eventually, monkeypatch):
+def test_a_service_that_waits_for_a_silent_server_is_not_stuck(eventually, monkeypatch):
     """Connecting takes as long as the client's settings say. To start the process again would not shorten that."""
     end = threading.Event()
 
@@ -261,7 +261,7 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
     end.set()
 
 
-def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
+def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
     # Otherwise a claim that waits for long counts twice.
     monkeypatch.setattr("django_pglock.worker.claiming.fetcher.STALLED_AFTER", FOREVER)
     worker = probed()

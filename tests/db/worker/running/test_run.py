@@ -100,9 +100,7 @@ def test_a_task_that_closes_a_lost_connection_has_not_failed(worker, finished):
 
 
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
-def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
-    worker, finished, eventually, monkeypatch, task
-):
+def test_an_error_around_a_function_fails_only_its_task(worker, finished, eventually, monkeypatch, task):
     """A thread, or a coroutine, that ended without an outcome would leave the task running, kept by the heartbeat."""
     running = worker(threads=1)
     with monkeypatch.context() as patch:

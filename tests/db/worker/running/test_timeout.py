@@ -55,7 +55,9 @@ def test_an_atomic_task_rolls_back(worker, eventually):
 
 
 @pytest.mark.parametrize(("kind", "status"), [("sql", "FAILED"), ("python", "SUCCESSFUL")])
-def test_who_swallows_the_error_of_the_database_is_struck_a_moment_later(worker, eventually, kind, status, monkeypatch):
+def test_a_function_that_catches_the_database_error_gets_the_timeout_next(
+    worker, eventually, kind, status, monkeypatch
+):
     """The exception itself comes once: who catches it may go on."""
     monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
     worker()
@@ -64,7 +66,7 @@ def test_who_swallows_the_error_of_the_database_is_struck_a_moment_later(worker,
     assert [each.exception_path for each in Attempt.objects.all()] == ([TIMEOUT] if kind == "sql" else [])
 
 
-def test_what_blocks_in_c_fails_when_it_comes_back(worker, eventually):
+def test_a_function_that_blocks_in_c_times_out_when_it_returns(worker, eventually):
     worker()
     row = ends(running.sleep_in_c.enqueue(0.6), eventually)
     attempt = Attempt.objects.get()
@@ -79,7 +81,7 @@ def gate():
     running.gate.set()
 
 
-def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, eventually, caplog, gate):
+def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, eventually, caplog, gate):
     """Nobody else may run it while this thread does: it is not twice at once."""
     process = worker(grace=0.1)
     result = running.block_in_c.enqueue()
@@ -94,7 +96,7 @@ def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, e
     assert process.executor.stuck() == []
 
 
-def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, monkeypatch):
+def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventually, gate, monkeypatch):
     """The attempt ends as timed out, not as given back; others get the grace."""
     monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
     process = worker(grace=0.0)

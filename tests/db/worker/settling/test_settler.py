@@ -69,7 +69,7 @@ def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkey
 
 @pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("outcome", [Succeeded(), FAILED], ids=["success", "failure"])
-def test_a_row_that_somebody_has_locked_holds_up_no_other(in_flight, eventually, locked, outcome, tells):
+def test_a_locked_row_does_not_delay_other_outcomes(in_flight, eventually, locked, outcome, tells):
     """As by a cancel in a long transaction. What the task tells last comes with its end."""
     running, claims = in_flight(6)
     held, *others = claims

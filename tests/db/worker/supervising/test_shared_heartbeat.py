@@ -320,7 +320,7 @@ def test_nothing_is_sent_when_the_exchange_has_ended(monkeypatch):
 
 
 @pytest.mark.parametrize("sent", [b"garbage\n", b"[]\n", b"{}\n", {"new_field": 1}, {"id": "?"}, {"asked_at": None}])
-def test_what_a_process_sends_of_another_version_ends_only_its_own_exchange(sent, end, supervised, shared, eventually):
+def test_a_message_of_another_version_ends_only_its_own_exchange(sent, end, supervised, shared, eventually):
     running = supervised()
     eventually(lambda: holder(running.identity.id) == SHARED)
     if isinstance(sent, bytes):
@@ -333,7 +333,7 @@ def test_what_a_process_sends_of_another_version_ends_only_its_own_exchange(sent
 
 
 @override_settings(DJANGO_PGLOCK=SLOW_BEATS)
-def test_one_that_asks_alone_waits_for_the_others_for_a_moment_only(end, shared, eventually, monkeypatch):
+def test_a_single_request_waits_only_briefly_for_others(end, shared, eventually, monkeypatch):
     monkeypatch.setattr(shared_heartbeat, "GATHER", 0.0)
     other, its_end = socket.socketpair()
     shared.add(other)
@@ -363,7 +363,7 @@ def test_beats_in_one_session_are_continuous(end, eventually):
     assert WorkerRow.objects.get().beating_since not in since, "the beats before came from another session"
 
 
-def test_one_that_asks_in_vain_is_told_at_once(end, eventually, monkeypatch):
+def test_a_failed_beat_is_answered_at_once(end, eventually, monkeypatch):
     def fail(using, beats):
         raise OperationalError("as without a network")
 

@@ -84,7 +84,7 @@ def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
     assert len(warnings(caplog)) == 1
 
 
-def test_who_waits_for_longest_comes_first_with_how_many_and_since_when():
+def test_the_longest_waiting_function_is_first_with_count_and_date():
     later = wait_for_somebody(3, "shop.later")[0]
     first = wait_for_somebody(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
     wait_for_somebody(1, "shop.known")
@@ -99,7 +99,7 @@ def test_who_waits_for_longest_comes_first_with_how_many_and_since_when():
     assert [each.waiting for each in Task.objects.all().unknown(limit=1)] == [1, 1]
 
 
-def test_what_only_the_dead_knew_is_unknown():
+def test_a_function_that_only_dead_workers_knew_is_unknown():
     wait_for_somebody(1, "shop.gone")
     worker = beat_of("shop.gone")
     assert Task.objects.all().unknown() == []

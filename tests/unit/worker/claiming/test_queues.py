@@ -70,7 +70,7 @@ def test_none_starves_whatever_comes_and_goes_beside_it(seed):
     assert longest <= 2 * (1 + 7 + 7 + 20 + 20 + 20)
 
 
-def test_what_was_gained_beside_others_is_not_spent_on_a_stranger():
+def test_credit_of_a_queue_does_not_count_against_other_queues():
     """A queue that a heavy one kept waiting must not keep the next one waiting for as long."""
     queues = Queues(["a", "heavy=1000", "b"])
     firsts(queues, ["a", "heavy"], 500)
@@ -111,7 +111,7 @@ def test_one_name_alone_needs_no_look_at_what_is_ready(queues, only):
     assert queues.only == only
 
 
-def test_what_was_asked_is_kept_for_people():
+def test_the_given_options_are_kept_for_display():
     assert Queues().given == []
     asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).given
     assert asked == ["high=3", "m*", "--exclude mail-bulk"]

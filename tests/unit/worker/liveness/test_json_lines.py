@@ -39,7 +39,7 @@ def test_half_a_message_waits_for_its_rest():
         assert lines.receive() == [{"b": 2}]
 
 
-def test_what_came_before_the_end_is_received(ends):
+def test_messages_sent_before_the_end_are_received(ends):
     here, there = ends
     here.send({"last": True})
     here.close()
@@ -48,7 +48,7 @@ def test_what_came_before_the_end_is_received(ends):
     there.send({"too": "late"})
 
 
-def test_one_that_is_not_read_ends(ends, monkeypatch):
+def test_a_channel_that_is_not_read_ends(ends, monkeypatch):
     monkeypatch.setattr(json_lines, "READ_WITHIN", 0.01)
     here, _ = ends
     for _ in range(1000):

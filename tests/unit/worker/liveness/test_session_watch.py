@@ -52,7 +52,7 @@ def view(state=None, since=60.0, *, waits_for_client=False, is_standby=False):
         (view("idle", is_standby=True), ""),  # and this number may be that of another session
     ],
 )
-def test_what_the_server_says_decides(seen, verdict):
+def test_the_answer_of_the_server_decides(seen, verdict):
     asked = silence()
     asked.note(seen)
     assert asked.verdict == verdict
@@ -109,7 +109,7 @@ def test_silence_of_the_server_is_believed_the_third_time():
     assert asked.verdict == "the server cannot be reached"
 
 
-def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeypatch):
+def test_a_session_with_answers_is_kept_although_new_connections_fail(monkeypatch):
     """A thread that sends one quick statement after the other waits at every check."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: False)
     asked = silence()
@@ -128,7 +128,7 @@ def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeyp
         (True, psycopg.errors.AdminShutdown(), True),
     ],
 )
-def test_who_refuses_has_answered(is_open, cause, has_answered):
+def test_a_refusal_counts_as_an_answer(is_open, cause, has_answered):
     error = OperationalError()
     error.__cause__ = cause
     session = SimpleNamespace(connection=object() if is_open else None)

@@ -85,7 +85,7 @@ def test_a_silent_supervisor_gets_no_second_request_before_it_answers(ends):
     assert heartbeat.is_up
 
 
-def test_one_that_can_beat_again_may_have_missed_notifications(ends, told):
+def test_a_supervisor_that_beats_again_may_have_missed_notifications(ends, told):
     heartbeat, supervisor = ends
     supervisor.send({"can_beat": False})
     supervisor.send({"heard": ["channel", "payload"]})

@@ -55,7 +55,7 @@ def test_each_process_has_its_number_and_a_session_of_its_own(supervise):
     assert sorted(line.split()[::2] for line in starts) == [["1", "True"], ["2", "True"], ["3", "True"]]
 
 
-def test_what_ends_unexpectedly_is_started_again_and_the_others_go_on(supervise, caplog):
+def test_an_unexpected_end_restarts_the_process_and_no_other(supervise, caplog):
     script = "sys.exit(7 if os.environ['DJANGO_PGLOCK_PROCESS'] == '1' and start < 5 else 0)"
     code, starts = supervise(script, processes=2)
     assert code == 0
@@ -92,7 +92,7 @@ def test_without_drain_an_end_in_order_is_unexpected_too(supervise, monkeypatch)
     assert (code, len(starts)) == (0, 3), "one that SIGTERM ends before it waits for it has ended in order"
 
 
-def test_who_asks_is_replaced_before_it_ends_and_without_a_pause(supervise, monkeypatch):
+def test_a_process_that_requests_it_is_replaced_without_a_pause(supervise, monkeypatch):
     """The first ends only when it sees that the second has begun."""
     monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
     script = """
@@ -110,7 +110,7 @@ def test_the_last_message_of_a_process_is_received(supervise, monkeypatch):
     assert len(supervise("start > 1 or channel.send(b'r')")[1]) == 2
 
 
-def test_what_is_frozen_is_killed(supervise, caplog):
+def test_a_frozen_process_is_killed(supervise, caplog):
     began = time.monotonic()
     code, starts = supervise("start > 1 or channel.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
     assert (code, len(starts)) == (0, 2)
@@ -119,14 +119,12 @@ def test_what_is_frozen_is_killed(supervise, caplog):
     assert 0.3 <= time.monotonic() - began < NEVER
 
 
-def test_who_takes_long_to_start_is_not_frozen(supervise):
+def test_a_process_that_starts_slowly_is_not_frozen(supervise):
     assert len(supervise("time.sleep(0.5)", silence=0.1)[1]) == 1
 
 
 @pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 600, 2)])
-def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
-    supervise, monkeypatch, longest, seconds, count
-):
+def test_a_process_whose_heartbeat_process_beats_is_not_frozen(supervise, monkeypatch, longest, seconds, count):
     monkeypatch.setattr(supervisor, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(supervisor, "LONGEST", longest)
     assert len(supervise(f"start > 1 or channel.send(b'.') and time.sleep({seconds})", silence=0.1)[1]) == count
@@ -139,14 +137,14 @@ os.kill(os.getppid(), signal.SIGTERM)
 """
 
 
-def test_who_outlives_grace_and_margin_is_killed(supervise, monkeypatch, caplog):
+def test_a_process_that_exceeds_grace_period_and_margin_is_killed(supervise, monkeypatch, caplog):
     monkeypatch.setattr(supervisor, "MARGIN", 0.2)
     code, starts = supervise(f"{IGNORES}\nwhile True: time.sleep(600)", grace=0.3)
     assert (code, len(starts)) == (1, 1)
     assert "has not ended in time" in caplog.text
 
 
-def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
+def test_a_process_that_announces_its_end_has_the_same_time_limit(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "MARGIN", 0.2)
     code, starts = supervise("start > 1 or channel.send(b're') and time.sleep(600)")
     assert (code, len(starts)) == (0, 2)
@@ -165,7 +163,7 @@ sys.exit(0 if channel.recv(1) == b"h" and len(heard) == 1 else 5)
     assert supervise(script, grace=60)[0] == 0
 
 
-def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
+def test_a_failure_during_the_shutdown_sets_the_exit_code(supervise):
     assert (
         supervise(
             "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + IGNORES.splitlines()[-1] + "\ntime.sleep(600)"
