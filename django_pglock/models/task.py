@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from django.db import models
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -163,7 +163,13 @@ class Task(models.Model):
                 name="pglock_task_unique_has_scope",
                 condition=Q(unique_key__isnull=True) | Q(unique_scope__isnull=False),
             ),
-            models.CheckConstraint(name="pglock_task_priority", condition=Q(priority__range=(-100, 100))),
+            # What a plain INSERT may not write: such a task would never run, or each statement that counts the attempts
+            # of several tasks would fail. One constraint, because each one costs each statement.
+            models.CheckConstraint(
+                name="pglock_task_bounds",
+                condition=Q(priority__range=(-100, 100))
+                & Q(concurrency__gt=0, fair_key__gt="", uncounted__gte=0, attempts__gte=F("uncounted")),
+            ),
             # Other programs write this column. One date that cannot be read would break each page that shows the task.
             # A name of its own, which the error quotes: for PostgreSQL as fast as a part of another constraint.
             models.CheckConstraint(name="pglock_task_run_after", condition=Q(run_after__range=_READABLE)),

@@ -13,12 +13,12 @@ from uuid import UUID
 
 from django.db import connections, models
 from django.db.models import Exists, F
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Coalesce, Least, Now
 from psycopg import ClientCursor
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
-from django_pglock.store.claim_columns import claim_columns
+from django_pglock.store.claim_columns import MOST_ATTEMPTS, claim_columns
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.plans import prepared
@@ -94,7 +94,7 @@ def claim_statement(
         claimable = claimable.filter(backend=backend)
     changes = {
         "status": TaskStatus.RUNNING,
-        "attempts": F("attempts") + 1,
+        "attempts": Least(F("attempts"), MOST_ATTEMPTS) + 1,
         "worker": worker,
         "started_at": Coalesce("started_at", Now()),
         "last_attempted_at": Now(),

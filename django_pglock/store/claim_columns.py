@@ -29,6 +29,10 @@ CLAIM_COLUMNS = (
 #: double is exact to the microsecond for the next two centuries. Python gets the double as text, because few of these
 #: dates are ever read, and psycopg needs five times as long to convert it to a number.
 DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
+#: The largest ``attempts`` that a claim increases. A plain INSERT may write any number. If the claim of such a row
+#: exceeded the type, the statement would fail again and again, and no other row of the queue could be claimed.
+MOST_ATTEMPTS = 2**31 - 2
+NEXT_ATTEMPT = f"LEAST(attempts, {MOST_ATTEMPTS}) + 1"
 #: NULL for the first claim of a task, which most claims are.
 STARTED_AT = "NULLIF({started_at}, {last_attempted_at})"
 

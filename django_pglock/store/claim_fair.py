@@ -47,7 +47,7 @@ WITH RECURSIVE keys AS (
     ORDER BY next.rank, keys.fair_key LIMIT %s
 ), claimed AS (
     UPDATE {task} AS task
-    SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+    SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
         started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
     FROM chosen WHERE task.id = chosen.id AND task.id = ANY (ARRAY(SELECT id FROM chosen))
     RETURNING chosen.place, {claim_columns}

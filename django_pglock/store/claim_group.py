@@ -32,7 +32,7 @@ WITH leader AS MATERIALIZED (
     SELECT id FROM (SELECT id FROM waiting UNION ALL SELECT id FROM gathering) AS either ORDER BY id LIMIT %s
 )
 UPDATE {task} AS task
-SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
 WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
 RETURNING {claim_columns}
@@ -71,7 +71,7 @@ WITH leader AS MATERIALIZED (
     WHERE is_next ORDER BY id LIMIT %s
 )
 UPDATE {task} AS task
-SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
 WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
 RETURNING {claim_columns}

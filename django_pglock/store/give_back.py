@@ -27,7 +27,7 @@ UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                   WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
     finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
-    uncounted = uncounted + 1,
+    uncounted = LEAST(uncounted, attempts - 1) + 1,
     expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.id = ANY (ARRAY(SELECT id FROM mine)) AND task.status || '' = 'RUNNING'

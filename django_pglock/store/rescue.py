@@ -69,7 +69,7 @@ WITH RECURSIVE {WITNESS}, alive AS MATERIALIZED (
 ), rescued AS (
     UPDATE {{task}} AS task
     SET status = mine.status,
-        rescues = task.rescues + 1,
+        rescues = LEAST(task.rescues, 32766) + 1,
         finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
         expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END

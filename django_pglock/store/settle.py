@@ -82,7 +82,7 @@ WITH outcome AS MATERIALIZED (
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
         fingerprint = outcome.fingerprint, log = outcome.log,
-        uncounted = task.uncounted
+        uncounted = LEAST(task.uncounted, task.attempts - 1)
             + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,

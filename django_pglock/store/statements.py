@@ -3,8 +3,8 @@
 Rules for all statements:
 
 - ``{task}``, ``{attempt}`` and so on are placeholders for quoted table names. ``{expires_at}``, ``{by_index}``,
-  ``{claim_columns}`` and ``{in_order_of_keys}`` are placeholders for the fragments of these names. All values are
-  parameters.
+  ``{claim_columns}``, ``{next_attempt}`` and ``{in_order_of_keys}`` are placeholders for the fragments of these names.
+  All values are parameters.
 - Statuses are literals, so that a generic plan can use the partial indexes, too.
 - Rows whose ids are known are selected by an array of the ids, also if there is a join. If a table was empty at its
   last VACUUM, the planner expects one row in it, and a join alone may then read the whole table.
@@ -27,7 +27,7 @@ from django.apps import apps
 from django.db import connections
 from psycopg import ClientCursor
 
-from django_pglock.store.claim_columns import claim_columns
+from django_pglock.store.claim_columns import NEXT_ATTEMPT, claim_columns
 
 #: The expiry date of a task that finishes now: ``keep_result`` seconds after its end, but not before the period of its
 #: unique key is over. NULL without ``keep_result``.
@@ -106,9 +106,13 @@ def bound(using: str, statement: str, values: Sequence[Any]) -> str:
 def filled(statement: str) -> str:
     """Return a statement with the names of its tables. PostgreSQL quotes them the same on each connection."""
     tables = {name: _QUOTED % _table_of(name.replace("_", "")) for name in ("task", *_OTHERS)}
-    columns = claim_columns(_QUOTED.__mod__, "task.")
     return statement.format(
-        **tables, claim_columns=columns, expires_at=EXPIRES_AT, by_index=BY_INDEX, in_order_of_keys=IN_ORDER_OF_KEYS
+        **tables,
+        claim_columns=claim_columns(_QUOTED.__mod__, "task."),
+        next_attempt=NEXT_ATTEMPT,
+        expires_at=EXPIRES_AT,
+        by_index=BY_INDEX,
+        in_order_of_keys=IN_ORDER_OF_KEYS,
     )
 
 

@@ -184,27 +184,27 @@ def test_the_class_of_an_exception_is_not_imported_for_a_row(nothing_runs):
             _ = error.exception_class
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"backend": "no such backend"},
-        {"meta": '["no object"]'},
-        {"meta": '{"options": 5}'},
-        {"meta": '{"options": {"timeout": "x"}}'},
-        {"kwargs": "[1]"},
-        {"kwargs": "null"},
-    ],
-    ids=str,
-)
-def test_a_row_that_makes_no_sense_harms_no_other(fields, worker, eventually, monkeypatch):
+INVALID_ROWS = [
+    {"backend": "no such backend"},
+    {"meta": '["no object"]'},
+    {"meta": '{"options": 5}'},
+    {"meta": '{"options": {"timeout": "x"}}'},
+    {"kwargs": "[1]"},
+    {"kwargs": "null"},
+    {"attempts": 2**31 - 1, "uncounted": 2**31 - 1, "rescues": 2**15 - 1},
+    {"attempts": 2**31 - 1, "fair_key": "x"},
+]
+
+
+@pytest.mark.parametrize("fields", INVALID_ROWS, ids=str)
+def test_a_row_that_makes_no_sense_harms_no_other(fields, worker, eventually):
     heard = []
     receiver = lambda **kwargs: heard.append(kwargs["task_result"].id)  # noqa: E731 - kept by this name
     task_finished.connect(receiver)
     try:
         ids = [write_row("tests.sample.tasks.nothing", **each) for each in (fields, {}, fields, {})]
         worker()
-        done = Task.objects.filter(pk__in=ids, finished_at__isnull=False)
-        eventually(lambda: done.count() == 4)
+        eventually(lambda: Task.objects.filter(pk__in=ids, finished_at__isnull=False).count() == 4)
         eventually(lambda: {str(ids[1]), str(ids[3])} <= set(heard))
     finally:
         task_finished.disconnect(receiver)

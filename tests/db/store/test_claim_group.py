@@ -33,6 +33,15 @@ def test_the_others_are_claimed_for_the_same_worker_in_their_order(claim):
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
+@pytest.mark.parametrize("add", [enqueue, lambda *texts: enqueue_notes(*texts)], ids=["alone", "at a lock key"])
+def test_a_task_with_the_largest_number_of_claims_is_taken_with_the_others(claim, add):
+    """A plain INSERT may write it. A statement that fails would leave all tasks of the group where they are."""
+    ids = [int(result.id) for result in add(*"abc")]
+    Task.objects.filter(pk=ids[1]).update(attempts=2**31 - 1)
+    [leader] = claim()
+    assert [each.id for each in claim_group("default", leader, limit=10, gather=0)] == ids[1:]
+
+
 def test_the_oldest_are_taken_and_no_more_than_the_limit(claim):
     enqueue(*"abcd")
     [leader] = claim()

@@ -53,6 +53,16 @@ def test_a_task_that_is_given_back_looks_unclaimed(claim):
     assert (row.attempts, row.uncounted, row.attempts_made) == (1, 1, 0)
 
 
+def test_a_task_with_the_largest_numbers_is_given_back(claim):
+    """A plain INSERT may write them. A statement that fails would leave all other claims where they are."""
+    tasks.nothing.enqueue()
+    Task.objects.update(attempts=2**31 - 1, uncounted=2**31 - 1)
+    [mine] = claim()
+    assert give_back("default", mine.worker, []) == 1
+    row = Task.objects.get()
+    assert (row.status, row.attempts, row.uncounted) == ("READY", 2**31 - 1, 2**31 - 1)
+
+
 def test_a_second_attempt_keeps_the_date_of_the_first(claim):
     tasks.nothing.enqueue()
     claim()

@@ -138,6 +138,15 @@ def test_a_worker_without_a_row_is_dead(claim):
     assert attempt.worker_name is None, "nobody knows it any more"
 
 
+def test_a_task_with_the_largest_numbers_is_rescued_with_the_others(claim):
+    """A plain INSERT may write them. A statement that fails would leave all tasks of dead workers where they are."""
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(2)]
+    Task.objects.filter(pk=ids[0]).update(attempts=2**31 - 1, rescues=2**15 - 1)
+    claim(2)
+    assert {each.id: each.status for each in rescue("default")} == {ids[0]: "FAILED", ids[1]: "READY"}
+    assert Task.objects.get(pk=ids[0]).rescues == 2**15 - 1
+
+
 def test_the_attempt_of_a_worker_that_died_keeps_its_name(claim, settings):
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     tasks.nothing.enqueue()

@@ -143,6 +143,14 @@ def test_a_claim_given_back_unused_has_never_started(claim):
     assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
 
 
+def test_a_claim_of_a_task_with_the_largest_numbers_is_given_back(claim):
+    tasks.nothing.enqueue()
+    Task.objects.update(attempts=2**31 - 1, uncounted=2**31 - 1)
+    settle_one(claim()[0], GivenBack())
+    row = Task.objects.get()
+    assert (row.status, row.attempts, row.uncounted) == ("READY", 2**31 - 1, 2**31 - 1)
+
+
 def test_a_claim_given_back_unused_leaves_the_start_of_an_earlier_attempt(claim):
     tasks.nothing.enqueue()
     settle_one(claim()[0], Retried(FAILURE, 0))
@@ -238,6 +246,11 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb, claim):
         {"status": "SCHEDULED"},
         {"status": "UNHEARD_OF"},
         {"priority": 101},
+        {"concurrency": 0},
+        {"fair_key": ""},
+        {"attempts": -1},
+        {"uncounted": -1},
+        {"attempts": 1, "uncounted": 2},
     ],
 )
 def test_the_database_refuses_invalid_rows(broken):
