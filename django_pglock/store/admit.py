@@ -11,7 +11,7 @@ what the earlier one has committed. If a process crashes between its commit and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError, connections
 from psycopg.errors import LockNotAvailable
@@ -19,8 +19,11 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.statements import run_together
-from django_pglock.store.wake import wake
+from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.options import Rate
 
 #: The number of keys that one transaction admits tasks to.
 KEYS_AT_ONCE = 1000
@@ -206,6 +209,37 @@ WITH other AS MATERIALIZED (
 SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 """
 
+# Does the same for one task that has a rate and no lock. It takes a token from the bucket of its key, on the conditions
+# of ``ENQUEUE_AT_RATE`` (insert_at_key.py): no other task waits for a token, and fewer tasks than the burst are READY.
+# Only the task itself may be BLOCKED, so its range of the index has at most as many rows as the burst. Also returns
+# whether ``opens_at`` is set for the next token.
+ADMIT_OWN_AT_RATE = """
+WITH own AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = %s AND task.status || '' = 'BLOCKED' AND task.waits_for = 0
+      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+    FOR NO KEY UPDATE
+), token AS (
+    INSERT INTO {rate_limit} AS bucket (key, arrives_at)
+    SELECT %s, clock_timestamp() + make_interval(secs => %s)
+    FROM (SELECT task.id, task.status FROM {task} AS task
+          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'READY')
+            AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS here
+    HAVING count(*) <= %s AND count(*) FILTER (WHERE here.status = 'BLOCKED' AND here.id <> %s) = 0
+       AND EXISTS (SELECT FROM own)
+    ON CONFLICT (key) DO UPDATE
+    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
+    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
+    RETURNING key
+), admitted AS (
+    UPDATE {task} AS task SET status = 'READY'
+    WHERE task.id = ANY (ARRAY(SELECT id FROM own)) AND EXISTS (SELECT FROM token)
+    RETURNING task.queue
+)
+SELECT (SELECT queue FROM admitted), (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+"""
+
 
 def admit(using: str, keys: Iterable[str | None]) -> int:
     """Make tasks of these keys READY, in the order of enqueueing, up to the capacity of each key. Returns how many."""
@@ -223,24 +257,45 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
     ``is_alone``: no other task of the key may run at the same time. The statement is cheaper than those of ``admit``,
     and is enough in most cases.
     """
-    values = (key, key, id_, id_)
-    try:
-        [(queue, other)] = _admit_by(using, ADMIT_OWN, [key], values)
-    except OperationalError as error:
-        if not isinstance(error.__cause__, LockNotAvailable):
-            raise
-        # Another transaction has already locked the row, for example to cancel the task.
-        queue, other = None, None
+    queue, other = _admit_own(using, ADMIT_OWN, key, (key, key, id_, id_))
     if queue is not None:
         wake(using, [queue])
     elif not (is_alone and other in ADMITTED):
         admit(using, [key])
 
 
+def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str) -> None:
+    """Give the next token of its key to one task with a rate, right after the commit that enqueued it.
+
+    ``queue`` is the queue of the task. The statement is cheaper than those of ``admit``, and is enough in most cases.
+    """
+    interval, most = rate.interval, rate.portion
+    values = (id_, key, interval, key, key, most + 1, most, id_, interval, (most - 1) * interval, key)
+    admitted, has_alarm = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
+    if admitted is not None:
+        wake(using, [queue])
+    elif not has_alarm:
+        admit(using, [key])
+        # Admission may have set the date of the next token. A sleeping worker has to read this date.
+        wake(using, [queue], SCHEDULED_CHANNEL)
+
+
 def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
     """Admit once the current transaction is committed."""
     if any(key is not None for key in keys):
         after_commit(using, admit, using, keys)
+
+
+def _admit_own(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the queue of the task if it was admitted, and what the statement says of the key."""
+    try:
+        [row] = _admit_by(using, statement, [key], values)
+    except OperationalError as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        # Another transaction has already locked the row, for example to cancel the task.
+        return None, None
+    return row
 
 
 def _admit(using: str, keys: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import connection_for, in_transaction
-from django_pglock.store.admit import admit_on_commit, admit_own
+from django_pglock.store.admit import admit_on_commit, admit_own, admit_own_at_rate
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.archived import archived_among
@@ -101,10 +101,12 @@ def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[
 
 def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
     key = calls[0].lock
-    if len(rows) > 1 or key is None or task.rate is not None:
+    if len(rows) == 1 and key is not None and task.rate is None:
+        after_commit(using, admit_own, using, rows[0].id, key, is_alone=is_alone(task))
+    elif len(rows) == 1 and key is not None and task.rate is not None and task.lock is None:
+        after_commit(using, admit_own_at_rate, using, rows[0].id, key, task.rate, task.queue_name)
+    else:
         admit_on_commit(using, {call.lock for call in calls})
         if task.rate is not None:
             # Admission may have set the date of the next token. A sleeping worker has to read this date.
             wake(using, [task.queue_name], SCHEDULED_CHANNEL)
-    else:
-        after_commit(using, admit_own, using, rows[0].id, key, is_alone=is_alone(task))

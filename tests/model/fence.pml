@@ -96,7 +96,7 @@ inline choose(me) {
     does[me] = CHOSE
 }
 
-/* store/claim.py: claim_statement `F("attempts") + 1`; store/marking.py: marking_sql */
+/* store/claim.py: claim_statement `Least(F("attempts"), MOST_ATTEMPTS) + 1`; store/marking.py: marking_sql */
 inline claim(me) {
     does[me] == CHOSE;
     if

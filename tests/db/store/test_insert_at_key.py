@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from django_pglock.backend import _call_of
 from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
-from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
+from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own, admit_own_at_rate
 from django_pglock.store.call import meta_of
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from django_pglock.store.insert_tasks import _insert_one
@@ -78,6 +78,21 @@ def test_a_task_with_a_rate_is_one_message_where_there_is_a_token_for_it(message
     assert len(messages(lambda: keyed.trickle.enqueue(2))) == 1
     assert statuses() == ["READY"] * 3
     assert not RateLimit.objects.filter(opens_at__isnull=False).exists()
+
+
+def test_in_a_transaction_a_rate_is_one_small_message_after_the_commit(messages):
+    def enqueue():
+        with transaction.atomic():
+            keyed.trickle.enqueue(1)
+
+    for waiting in range(2):
+        insert, admission = messages(enqueue)
+        assert insert.count("django_pglock_task") == 1, waiting
+        assert admission.count("django_pglock_task") == 3, "its own row twice, and one look at the key"
+    assert statuses() == ["READY", "READY"]
+    assert len(messages(enqueue)) == 3, "no token is left: the general statement sets the date of the next one"
+    assert len(messages(enqueue)) == 2, "the date is set"
+    assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
 
 
 def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
@@ -256,6 +271,10 @@ def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows)
         if enqueued.status == "BLOCKED" and not is_done:
             admit()
 
+    def enqueue_in_a_transaction():
+        [enqueued] = _insert_one("default", keyed.trickle, call, meta)
+        admit_own_at_rate("default", enqueued.id, RATED_KEY, keyed.trickle.rate, "default")
+
     def look():
         found.append(
             [
@@ -268,4 +287,5 @@ def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows)
     row = ("BLOCKED", None, 0, False, False)
     general = after([], fill, admit, lambda: make([row], key=RATED_KEY, meta=meta), admit, look)
     assert after([], fill, admit, enqueue, look) == general
-    assert found[0] == found[1]
+    assert after([], fill, admit, enqueue_in_a_transaction, look) == general
+    assert found[0] == found[1] == found[2]

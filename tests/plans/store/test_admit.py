@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN
+from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN, ADMIT_OWN_AT_RATE
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, scans_by_key
 from tests.plans.store.backlog import Call
+
+
+def own_at_rate(id_, most):
+    """Return the values of ``ADMIT_OWN_AT_RATE``, where ``most`` tasks may be admitted at once."""
+    return (id_, "backlog", 1, "backlog", "backlog", most + 1, most, id_, 1, most - 1, "backlog")
 
 
 def calls(backlog):
@@ -15,6 +20,8 @@ def calls(backlog):
         "ADMIT, with tasks of the key for later": Call(filled(ADMIT), (["for later"],), by_index=True),
         "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
         "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
+        "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), own_at_rate(first, BATCH), by_index=True),
+        "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), own_at_rate(first, 1), by_index=True),
         "ADMIT_OWN": Call(filled(ADMIT_OWN), ("backlog", "backlog", first, first), by_index=True),
     }
 
@@ -28,3 +35,4 @@ def test_admission_to_one_key_looks_at_it_by_its_index(plans):
     """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
     assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
     assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]
+    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"]) == [1, 3]
