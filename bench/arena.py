@@ -82,6 +82,15 @@ class Arena:
             raise Failed(f"{left:,} tasks are waiting after {count:,} were enqueued")
         return database
 
+    def filled_by_key(
+        self, contestant: Contestant, count: int, function: str, keys: int, *what: str
+    ) -> psycopg.Connection:
+        """Return a connection to an empty database with ``count`` tasks that wait, with so many keys."""
+        database = self.fresh(contestant)
+        self.call(contestant, "keyed", str(count), function, str(keys), *what)
+        settle_down(database)
+        return database
+
     def fill(self, contestant: Contestant, database: psycopg.Connection, count: int, *what: str) -> None:
         """Add tasks, and let the work that this leaves behind be done before the clock starts."""
         self.call(contestant, "many", str(count), *what)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from bench.arena import settle_down
 from bench.contestants.base import Contestant
 from bench.rounds import OURS, RAW, Bench, Case
 from bench.tables import cost_table, rates_table, verdict
@@ -101,11 +100,11 @@ def keyed(bench: Bench) -> list[Sequence[str]]:
 
 def drained_by_key(bench: Bench, contestant: Contestant, count: int, function: str, keys: int) -> float:
     """Return the rate at which one worker empties a queue of tasks with so many different keys."""
-    with bench.arena.fresh(contestant) as database:
-        bench.arena.call(contestant, "keyed", str(count), function, str(keys))
-        settle_down(database)
-        with bench.arena.worker(contestant):
-            return bench.arena.rate(contestant, database, count, function if contestant is bench.ours else "nothing")
+    with (
+        bench.arena.filled_by_key(contestant, count, function, keys) as database,
+        bench.arena.worker(contestant),
+    ):
+        return bench.arena.rate(contestant, database, count, function if contestant is bench.ours else "nothing")
 
 
 def history(bench: Bench) -> list[Sequence[str]]:

@@ -15,7 +15,7 @@ GRAPHILE = "graphile-worker, batched"
 
 CPU_AIMS = {
     *("lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique=", "after="),
-    *("rate=", "rate=, behind others that wait"),
+    *("rate=", "rate=, behind others that wait", "rate=, in a transaction"),
 }
 
 

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from bench.contestants.base import ATOMIC, COROUTINE, LOCKED, PLAIN
+from bench.rounds import OURS
+
 if TYPE_CHECKING:
+    import psycopg
+
+    from bench.arena import Arena
     from bench.contestants.base import Contestant
     from bench.rounds import Bench
 
@@ -30,70 +38,78 @@ def aim(milliseconds: int, *, is_atomic: bool) -> float:
     return 0.95 if milliseconds >= 100 else 0.9
 
 
+@dataclass(frozen=True)
 class Nap:
-    """One case: so many at once, each so many milliseconds, of this function."""
+    """One case: so many at once, each so many milliseconds."""
 
-    def __init__(
-        self, name: str, at_once: int, milliseconds: int, function: str, aim: float, *, threads: int | None = None
-    ) -> None:
-        self.name = name
-        self.at_once = at_once
-        self.milliseconds = milliseconds
-        self.ideal = at_once * 1000 / milliseconds
-        self.aim = aim
-        self.function = function
-        self.threads = at_once if threads is None else threads
+    name: str
+    at_once: int
+    milliseconds: int
+    #: The least share of the ideal.
+    aim: float
+    kind: str = PLAIN
+    #: The number of keys of a kind with keys. 0: one for each call.
+    keys: int = 0
+    #: What the worker may run at once, where keys let it run less.
+    limit: int = 0
+
+    @property
+    def ideal(self) -> float:
+        return self.at_once * 1000 / self.milliseconds
 
     def rate(self, bench: Bench, contestant: Contestant) -> float:
         """Return the share of the ideal that one worker process reaches."""
         count = max(FEWEST * self.at_once, int(self.ideal * SECONDS))
-        seconds = str(self.milliseconds / 1000)
+        function = contestant.naps[self.kind]
         with (
-            bench.arena.filled(contestant, count, self.function, seconds) as database,
-            bench.arena.worker(contestant, *contestant.at_once(self.threads)),
+            self._filled(bench.arena, contestant, count, function) as database,
+            bench.arena.worker(contestant, *self._options(contestant)),
         ):
-            return bench.arena.rate(contestant, database, count, self.function) / self.ideal
+            return bench.arena.rate(contestant, database, count, function) / self.ideal
+
+    def _filled(self, arena: Arena, contestant: Contestant, count: int, function: str) -> psycopg.Connection:
+        seconds = str(self.milliseconds / 1000)
+        if self.kind == LOCKED:
+            return arena.filled_by_key(contestant, count, "locked_sleep", self.keys or count, seconds)
+        return arena.filled(contestant, count, function, seconds)
+
+    def _options(self, contestant: Contestant) -> list[str]:
+        # Our coroutines are not limited by threads.
+        is_default = self.kind == COROUTINE and contestant.name == OURS
+        return [] if is_default else contestant.at_once(self.limit or self.at_once)
 
 
-def plain() -> Iterator[Nap]:
-    """Yield the cases that all contestants run."""
-    for threads in THREADS:
-        for milliseconds in NAPS:
-            aimed = aim(milliseconds, is_atomic=False)
-            yield Nap(f"{milliseconds} ms, {threads} at once", threads, milliseconds, "sleep", aimed)
+def naps() -> Iterator[Nap]:
+    """Yield all cases."""
+    for threads, milliseconds in product(THREADS, NAPS):
+        name = f"{milliseconds} ms, {threads} at once"
+        yield Nap(name, threads, milliseconds, aim(milliseconds, is_atomic=False))
+    for threads, milliseconds in product(THREADS, NAPS):
+        name = f"atomic, {milliseconds} ms, {threads} thread{'s' * (threads > 1)}"
+        yield Nap(name, threads, milliseconds, aim(milliseconds, is_atomic=True), ATOMIC)
+    yield Nap("100 coroutines, 500 ms", 100, 500, 0.8, COROUTINE)
+    yield Nap("a key each, 5 ms, 4 threads", 4, 5, 0.8, LOCKED)
+    yield Nap("a key each, 50 ms, 4 threads", 4, 50, 0.8, LOCKED)
+    yield Nap("ten keys, 5 ms, 4 threads", 4, 5, 0.7, LOCKED, keys=10)
+    yield Nap("one key, 5 ms, 4 threads", 1, 5, 0.5, LOCKED, keys=1, limit=4)
+    yield Nap("one key, 50 ms, 4 threads", 1, 50, 0.85, LOCKED, keys=1, limit=4)
 
 
-def ours_alone() -> Iterator[Nap]:
-    """Yield the cases that ask for more than to run a function."""
-    for threads in THREADS:
-        for milliseconds in NAPS:
-            aimed = aim(milliseconds, is_atomic=True)
-            name = f"atomic, {milliseconds} ms, {threads} thread{'s' * (threads > 1)}"
-            yield Nap(name, threads, milliseconds, "sleep_atomically", aimed)
-    yield Nap("100 coroutines, 500 ms", 100, 500, "sleep_async", 0.8, threads=4)
-    yield Nap("a key each, 5 ms, 4 threads", 4, 5, "sleep_with_own_key", 0.8)
-    yield Nap("a key each, 50 ms, 4 threads", 4, 50, "sleep_with_own_key", 0.8)
-    yield Nap("ten keys, 5 ms, 4 threads", 4, 5, "sleep_with_one_of_ten", 0.7)
-    yield Nap("one key, 5 ms, 4 threads", 1, 5, "sleep_alone", 0.5, threads=4)
-    yield Nap("one key, 50 ms, 4 threads", 1, 50, "sleep_alone", 0.85, threads=4)
-
-
-def table(
-    bench: Bench, contestants: Sequence[Contestant], ours: Contestant, verdict: Callable[[bool, str], str]
-) -> list[Sequence[str]]:
+def table(bench: Bench, contestants: Sequence[Contestant], verdict: Callable[[bool, str], str]) -> list[Sequence[str]]:
     """Measure all cases and return the rows of a table, one column for each contestant."""
-    cases: dict[str, Callable[[], Any]] = {}
-    shared, alone = ([nap for nap in each if bench.cases in nap.name] for each in (plain(), ours_alone()))
-    naps = [*shared, *alone]
-    for nap in naps:
-        for each in contestants if nap in shared else [ours]:
-            cases[f"{each.name}: {nap.name}"] = partial(nap.rate, bench, each)
+    wanted = [nap for nap in naps() if bench.cases in nap.name]
+    cases: dict[str, Callable[[], Any]] = {
+        f"{each.name}: {nap.name}": partial(nap.rate, bench, each)
+        for nap in wanted
+        for each in contestants
+        if nap.kind in each.naps
+    }
     found = bench.measure(cases)
     rows: list[Sequence[str]] = [("share of the ideal", *(each.name for each in contestants), "aim")]
-    for nap in naps:
+    for nap in wanted:
         shares = [found.get(f"{each.name}: {nap.name}") for each in contestants]
         cells = [f"{statistics.median(share):.2f}" if share else "" for share in shares]
-        own = found.get(f"{ours.name}: {nap.name}")
+        own = found.get(f"{OURS}: {nap.name}")
         is_met = bool(own) and round(statistics.median(own or [0]), 2) >= nap.aim
         rows.append((nap.name, *cells, verdict(is_met, f"at least {nap.aim:g}")))
     return rows

@@ -116,8 +116,7 @@ def long(bench: Bench) -> list[Sequence[str]]:
 def naps(bench: Bench) -> list[Sequence[str]]:
     """Run tasks that wait 5 to 400 ms, several at once: the share of threads / seconds that a process reaches."""
     bench.enter((OURS, *SLEEPERS))
-    there = list(bench.contestants.values())
-    return nap_cases.table(bench, there, bench.ours, verdict)
+    return nap_cases.table(bench, list(bench.contestants.values()), verdict)
 
 
 def slept(bench: Bench, processes: int, count: int, seconds: str) -> float:

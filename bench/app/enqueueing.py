@@ -45,6 +45,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "unique=": lambda: tasks.unique.enqueue(next(numbers)),
     "unique=, one that is there": lambda: tasks.unique.enqueue(-1),
     "unique= and lock=": lambda: tasks.unique_and_locked.enqueue(next(numbers)),
+    "rate= and lock=": lambda: tasks.rated_and_locked.enqueue(next(numbers)),
     "group=": lambda: tasks.grouped.enqueue(number=next(numbers)),
     "group=, one for all": lambda: tasks.grouped.enqueue(number=-1),
     "fair=": lambda: tasks.fair.enqueue(next(numbers)),
@@ -55,6 +56,8 @@ KINDS: dict[str, Callable[[], Any]] = {
 KINDS["nothing, in a transaction"] = in_transaction(KINDS["nothing"])
 KINDS["lock=, in a transaction"] = in_transaction(KINDS["lock=, a key of its own"])
 KINDS["unique=, in a transaction"] = in_transaction(KINDS["unique="])
+KINDS["rate=, in a transaction"] = in_transaction(KINDS["rate="])
+KINDS["rate= and lock=, in a transaction"] = in_transaction(KINDS["rate= and lock="])
 
 
 def measure(calls: int) -> None:

@@ -58,13 +58,8 @@ if apps.is_installed("django_pglock") and not os.environ.get("BENCH_PLAIN"):
         await asyncio.sleep(seconds)
 
     @our_task(lock="nap:{number}")
-    def sleep_with_own_key(seconds, number):
-        """Wait, with a lock key that no other task has."""
-        time.sleep(seconds)
-
-    @our_task(lock="nap:{digit}")
-    def sleep_with_one_of_ten(seconds, digit):
-        """Wait, with one of ten lock keys."""
+    def locked_sleep(number, seconds):
+        """Wait, while no other task of the same lock key runs."""
         time.sleep(seconds)
 
     @our_task(lock="bench:{number}")
@@ -82,6 +77,10 @@ if apps.is_installed("django_pglock") and not os.environ.get("BENCH_PLAIN"):
     @our_task(rate="1/h")
     def rated_slowly(number):
         """Do nothing, once an hour at most."""
+
+    @our_task(rate="1000000/s", lock="bench:{number}")
+    def rated_and_locked(number):
+        """Do nothing, at most this number of times a second, while no other task of the same lock key runs."""
 
     @our_task(unique=True)
     def unique(number):

@@ -5,8 +5,9 @@ runs the rest with the contestant's own packages, which are therefore imported i
 
 - ``setup`` makes the schema;
 - ``many COUNT [FUNCTION [ARGUMENT]]`` enqueues in bulk, by the best call that there is, and prints the seconds;
-- ``keyed COUNT FUNCTION KEYS`` enqueues in bulk calls with so many different keys, in turn, and prints the seconds; the
-  functions are ``locked``, of which one of a key runs at a time, and ``unique``, of which one of a key waits;
+- ``keyed COUNT FUNCTION KEYS [SECONDS]`` enqueues in bulk calls with so many keys, in turn, and prints the
+  seconds; the functions are ``locked`` and ``locked_sleep``, of which one of a key runs at a time, and ``unique``, of
+  which one of a key waits; ``locked_sleep`` waits so many seconds;
 - ``singles COUNT`` enqueues one by one and prints the seconds;
 - ``stamps COUNT`` enqueues with random pauses, each with the time of day, which the function compares with its own;
 - ``worker [OPTION...]`` runs tasks.
@@ -21,9 +22,12 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+#: Kinds of tasks that wait: a plain function, one in a transaction, a coroutine, and one with a lock key.
+PLAIN, ATOMIC, COROUTINE, LOCKED = "plain", "atomic", "coroutine", "locked"
 
 #: Enqueued before the clock starts: connections, imports, caches.
 WARM_UP = 5
@@ -44,6 +48,8 @@ class Contestant:
     slowness = 1
     #: Selects one row for each task of a function, named by a LIKE pattern, that is not finished.
     unfinished = ""
+    #: The function of each kind of tasks that wait. A kind that is not here cannot be run.
+    naps: Mapping[str, str] = {PLAIN: "sleep"}
 
     def __init__(self, cache: Path) -> None:
         #: Where it may install what it needs.
@@ -141,10 +147,12 @@ def main(
     setup: Callable[[], None],
     one: Callable[..., Any],
     many: Callable[..., Any],
-    keyed: Callable[[int, str, int], Any] | None = None,
+    keyed: Callable[..., Any] | None = None,
     worker: Callable[..., Any] | None = None,
 ) -> None:
-    """Do what the command line says. ``one`` takes a function's name and arguments; ``many``, a count before them."""
+    """Do what the command line says. ``one`` takes a function's name and arguments; ``many``, a count before them;
+    ``keyed``, a count, a function's name, the number of keys and further arguments.
+    """
     verb, *words = sys.argv[1:]
     if verb == "setup":
         setup()
@@ -152,7 +160,7 @@ def main(
         count, function, *arguments = [*words, "nothing"] if len(words) == 1 else words
         print(timed(lambda: many(int(count), function, *map(float, arguments))))
     elif verb == "keyed" and keyed is not None:
-        print(timed(lambda: keyed(int(words[0]), words[1], int(words[2]))))
+        print(timed(lambda: keyed(int(words[0]), words[1], int(words[2]), *map(float, words[3:]))))
     elif verb == "singles":
         repeat(WARM_UP, lambda: one("nothing"))
         print(timed(lambda: repeat(int(words[0]), lambda: one("nothing"))))

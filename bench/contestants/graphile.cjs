@@ -42,10 +42,11 @@ async function work(atOnce = 24) {
 // A named queue runs one job at a time; of a job key, one job waits.
 const keyedJobs = {
   locked: (key) => ({ identifier: "nothing", payload: {}, queueName: `key ${key}` }),
+  locked_sleep: (key, seconds) => ({ identifier: "sleep", payload: { seconds }, queueName: `key ${key}` }),
   unique: (key) => ({ identifier: "nothing", payload: {}, jobKey: `key ${key}` }),
 };
 
-async function produce(verb, count, what = "nothing", number = undefined) {
+async function produce(verb, count, what = "nothing", number = undefined, seconds = undefined) {
   const pgPool = new Pool();
   const utils = await makeWorkerUtils({ pgPool, logger });
   const one = () => utils.addJob("nothing", {});
@@ -57,7 +58,7 @@ async function produce(verb, count, what = "nothing", number = undefined) {
     setup: () => utils.migrate(),
     many: () =>
       timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier: what, payload: { seconds: number } })))),
-    keyed: () => timed(() => utils.addJobs(Array.from({ length: count }, (_, n) => keyedJobs[what](n % number)))),
+    keyed: () => timed(() => utils.addJobs(Array.from({ length: count }, (_, n) => keyedJobs[what](n % number, seconds)))),
     singles: async () => {
       await repeat(WARM_UP, one);
       await timed(() => repeat(count, one));
@@ -69,9 +70,9 @@ async function produce(verb, count, what = "nothing", number = undefined) {
   await pgPool.end();
 }
 
-const [verb, count, what, last] = process.argv.slice(2);
+const [verb, count, what, last, seconds] = process.argv.slice(2);
 const number = (text) => (text === undefined ? undefined : Number(text));
-(verb === "worker" ? work(number(count)) : produce(verb, number(count), what, number(last))).catch((error) => {
+(verb === "worker" ? work(number(count)) : produce(verb, number(count), what, number(last), number(seconds))).catch((error) => {
   console.error(error.message);
   process.exit(1);
 });

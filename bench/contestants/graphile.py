@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 
-from bench.contestants.base import Contestant, run
+from bench.contestants.base import COROUTINE, LOCKED, Contestant, run
 
 
 class Graphile(Contestant):
     name = "graphile-worker, batched"
+    # All of its functions are coroutines.
+    naps = {**Contestant.naps, COROUTINE: "sleep", LOCKED: "sleep"}
     # A finished job is deleted. A task's name is beside the job.
     unfinished = "SELECT FROM graphile_worker._private_jobs WHERE %s <> ''"
 

@@ -7,13 +7,14 @@ import sys
 from typing import Any
 
 from bench.contestants import base
-from bench.contestants.base import Contestant, main
+from bench.contestants.base import COROUTINE, Contestant, main
 
 
 class Oban(Contestant):
     name = "Oban for Python"
     packages = ("oban==0.7.0",)
     slowness = 10
+    naps = {**Contestant.naps, COROUTINE: "sleep"}
     unfinished = (
         "SELECT FROM oban_jobs WHERE state IN ('available', 'executing', 'retryable') AND worker ILIKE '%%.' || %s"
     )

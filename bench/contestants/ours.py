@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from bench.contestants import django_project
-from bench.contestants.base import main
-
-#: What some functions take besides: the number of the call, or what follows from it.
-MORE: dict[str, Callable[[int], tuple[Any, ...]]] = {
-    "sleep_with_own_key": lambda number: (number,),
-    "sleep_with_one_of_ten": lambda number: (number % 10,),
-}
+from bench.contestants.base import ATOMIC, COROUTINE, LOCKED, Contestant, main
 
 
 class Ours(django_project.DjangoContestant):
     name = "django_pglock"
     worker_name = "runlockworker"
+    naps = {**Contestant.naps, ATOMIC: "sleep_atomically", COROUTINE: "sleep_async", LOCKED: "locked_sleep"}
     # The first condition is that of the index. What is blocked is not among what is measured.
     unfinished = """SELECT FROM django_pglock_task
         WHERE status <> 'SUCCESSFUL' AND status IN ('READY', 'RUNNING', 'FAILED') AND task_path LIKE '%%.' || %s"""
@@ -42,14 +36,13 @@ class Ours(django_project.DjangoContestant):
 def many(count: int, function: str, *arguments: Any) -> None:
     from django_pglock.tasks import enqueue_many
 
-    more = MORE.get(function, lambda _number: ())
-    enqueue_many(django_project.function(function), ((*arguments, *more(number)) for number in range(count)))
+    enqueue_many(django_project.function(function), (arguments for _ in range(count)))
 
 
-def keyed(count: int, function: str, keys: int) -> None:
+def keyed(count: int, function: str, keys: int, *arguments: Any) -> None:
     from django_pglock.tasks import enqueue_many
 
-    enqueue_many(django_project.function(function), (number % keys for number in range(count)))
+    enqueue_many(django_project.function(function), ((number % keys, *arguments) for number in range(count)))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.contestants.base import Contestant, main, nothing, sleep, stamp
+from bench.contestants.base import COROUTINE, LOCKED, Contestant, main, nothing, sleep, stamp
 
 
 class Procrastinate(Contestant):
     name = "procrastinate"
     packages = ("procrastinate", "psycopg[binary]")
     slowness = 30
+    naps = {**Contestant.naps, COROUTINE: "sleep_async", LOCKED: "sleep"}
     unfinished = "SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing') AND task_name LIKE %s"
+
+
+async def sleep_async(seconds: float) -> None:
+    """Wait in a coroutine."""
+    await asyncio.sleep(seconds)
 
 
 class Producer:
@@ -23,7 +30,8 @@ class Producer:
         import procrastinate
 
         self.app = procrastinate.App(connector=procrastinate.PsycopgConnector())
-        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, sleep, stamp)}
+        functions = (nothing, sleep, sleep_async, stamp)
+        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in functions}
 
     def setup(self) -> None:
         self.app.schema_manager.apply_schema()
@@ -34,16 +42,17 @@ class Producer:
     def many(self, count: int, function: str, *arguments: Any) -> None:
         self.tasks[function].batch_defer(*[named(function, arguments)] * count)
 
-    def keyed(self, count: int, function: str, keys: int) -> None:
+    def keyed(self, count: int, function: str, keys: int, *arguments: Any) -> None:
         """Each job has a lock of its own, and a batch has one for all, so they are deferred one by one."""
-        task, option = self.tasks["nothing"], {"locked": "lock", "unique": "queueing_lock"}[function]
+        name = "sleep" if function == "locked_sleep" else "nothing"
+        option = "queueing_lock" if function == "unique" else "lock"
         for number in range(count):
-            task.configure(**{option: f"key {number % keys}"}).defer()
+            self.tasks[name].configure(**{option: f"key {number % keys}"}).defer(**named(name, arguments))
 
 
 def named(function: str, arguments: Sequence[Any]) -> dict[str, Any]:
     """Return arguments by the names that the function gives them."""
-    return dict(zip(("seconds",) if function == "sleep" else ("sent",), arguments, strict=False))
+    return dict(zip(("sent",) if function == "stamp" else ("seconds",), arguments, strict=False))
 
 
 if __name__ == "__main__":
