@@ -180,6 +180,9 @@ class Migration(migrations.Migration):
                 "ordering": ["next_at"],
                 "default_permissions": ("view", "change", "delete"),
                 **POSTGRESQL,
+                "constraints": [
+                    models.CheckConstraint(condition=Q(("last_at__range", READABLE), ("next_at__range", READABLE)), name="pglock_schedule_dates"),
+                ],
             },
             managers=MANAGERS,
         ),

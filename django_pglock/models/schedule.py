@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dates import READABLE
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import ScheduleManager
@@ -33,6 +34,12 @@ class Schedule(models.Model):
         verbose_name_plural = _("schedules")
         ordering = ["next_at"]
         default_permissions = ("view", "change", "delete")
+        constraints = [
+            # One date that cannot be read would stop all schedules, and each page that shows them.
+            models.CheckConstraint(
+                name="pglock_schedule_dates", condition=models.Q(next_at__range=READABLE, last_at__range=READABLE)
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.task_path

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 from django.db import models
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dates import READABLE
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.models.requirements import OnPostgreSQL
@@ -16,8 +15,6 @@ from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
-#: Dates that Python has in each time zone: psycopg cannot read any others, nor 'infinity'.
-_READABLE = datetime(1, 1, 2, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc)
 _OPEN = Q(finished_at__isnull=True)
 #: The condition that a row must meet in each status.
 _NEEDS: dict[str, Q] = {
@@ -172,7 +169,7 @@ class Task(models.Model):
             ),
             # Other programs write this column. One date that cannot be read would break each page that shows the task.
             # A name of its own, which the error quotes: for PostgreSQL as fast as a part of another constraint.
-            models.CheckConstraint(name="pglock_task_run_after", condition=Q(run_after__range=_READABLE)),
+            models.CheckConstraint(name="pglock_task_run_after", condition=Q(run_after__range=READABLE)),
         ]
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import IntegrityError, connection
 
 from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_rows import known
@@ -22,3 +23,13 @@ def test_schedules_of_other_backends_and_databases_are_not_changed(settings):
     assert known("default") == {}
     assert register("default") == []
     assert schedule(backend="ours").pk == NIGHTLY
+
+
+@pytest.mark.parametrize("column", ["next_at", "last_at"])
+@pytest.mark.parametrize("date", ["infinity", "-infinity", "10000-01-01"])
+def test_a_date_that_python_does_not_have_is_refused(column, date):
+    """It would stop all schedules: the statement that reads the dates that are due would fail."""
+    decorate(scheduled.nightly, every=HOUR)
+    register("default")
+    with pytest.raises(IntegrityError, match="pglock_schedule_dates"), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE django_pglock_schedule SET {column} = '{date}'")
