@@ -9,9 +9,9 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from django_pglock.store.after_commit import after_commit
+from django_pglock.store.after_commit import notify_after_commit
 from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES, Progress, by_windows, move
-from django_pglock.store.statements import EXPIRES_AT, run
+from django_pglock.store.statements import EXPIRES_AT
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.tasks.states import WAITING, TaskStatus
 
@@ -55,5 +55,5 @@ def _cancel_free(tasks: Any) -> int:
     moved = move(tasks.filter(_CANCEL_NOT_REQUESTED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
-        after_commit(tasks.db, run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
+        notify_after_commit(tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
     return len(moved)

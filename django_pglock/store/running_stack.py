@@ -11,7 +11,7 @@ import time
 from typing import Any
 from uuid import UUID
 
-from django_pglock.store.after_commit import after_commit
+from django_pglock.store.after_commit import notify_after_commit
 from django_pglock.store.cancel import NOTIFY_CANCEL
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import CANCEL_CHANNEL
@@ -47,7 +47,7 @@ def request_stack(using: str, task: int) -> bool:
     """
     if not run(using, REQUEST_STACK, task, KEPT, task):
         return False
-    after_commit(using, run, using, NOTIFY_CANCEL, CANCEL_CHANNEL, [task])
+    notify_after_commit(using, NOTIFY_CANCEL, CANCEL_CHANNEL, [task])
     return True
 
 

@@ -27,6 +27,7 @@ from django.apps import apps
 from django.db import connections
 from psycopg import ClientCursor
 
+from django_pglock.postgres.connections import in_transaction
 from django_pglock.store.claim_columns import NEXT_ATTEMPT, claim_columns
 
 #: The expiry date of a task that finishes now: ``keep_result`` seconds after its end, but not before the period of its
@@ -93,7 +94,9 @@ def message(using: str, *parts: tuple[str, Sequence[Any]]) -> str:
     If the message is its own transaction, it is READ COMMITTED, whatever the role's default is. Only then each
     statement has its own snapshot.
     """
-    begin = [] if connections[using].in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+    connection: Any = connections[using]
+    is_own = not connection.in_atomic_block and not in_transaction(connection)
+    begin = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"] if is_own else []
     return ";".join(begin + [bound(using, statement, values) for statement, values in parts])
 
 

@@ -30,7 +30,7 @@ from django.db import connections
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
-from django_pglock.store.after_commit import after_commit
+from django_pglock.store.after_commit import after_commit, commits_itself
 from django_pglock.store.statements import filled, rows_of, run
 
 #: The channel for tasks that can be claimed. The payload is the queue's name.
@@ -54,6 +54,9 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
 FROM (VALUES %s) AS ready (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
+
+# Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
+NOTIFY = "SELECT pg_notify(%s, %s)"
 
 # Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready.
 WAKE_OTHERS = """
@@ -89,6 +92,9 @@ def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
 
 def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     connection = connections[using]
+    if commits_itself(using):
+        run(using, NOTIFY, channel, queue)
+        return
     if connection.autocommit and _nobody_sleeps(using):
         # The task is already committed.
         return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
+from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.store import admit, cancel, release, wake
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import admit, after_commit, release, wake
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -41,7 +43,7 @@ def ask_to_end():
         (admit, "_admit_by", enqueue_at_a_key),
         (admit, "_admit_by", enqueue_several_at_keys),
         (release, "ended", enqueue_after_another),
-        (cancel, "run", ask_to_end),
+        (after_commit, "run", ask_to_end),
     ],
 )
 def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog, claim, module, name, verb):
@@ -56,3 +58,66 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
     assert called
     assert "the session is lost" in caplog.text
     assert "<locals>" not in caplog.text, "the log names the function that has failed"
+
+
+# A transaction that the caller commits itself: Django calls no function after its commit.
+
+VERBS = {
+    "plain": tasks.nothing.enqueue,
+    "lock": enqueue_at_a_key,
+    "locks": enqueue_several_at_keys,
+    "rate": lambda: keyed.trickle.enqueue(1),
+    "unique": lambda: keyed.refresh.enqueue(1),
+    "plain, many": lambda: enqueue_many(tasks.nothing, [()] * 3),
+    "after": enqueue_after_another,
+    "retry": lambda: Task.objects.all().retry(),
+    "cancel": lambda: Task.objects.all().cancel(),
+}
+#: What needs a block of ``atomic()``, which Django refuses after a BEGIN.
+NEED_ATOMIC = ("plain, many", "after", "retry", "cancel")
+
+
+@pytest.fixture(params=["autocommit off", "BEGIN"])
+def manual(request):
+    """Begin such a transaction. Return the verbs that are possible in it, and a function that commits it."""
+    if request.param == "BEGIN":
+        connection.cursor().execute("BEGIN")
+        possible = [verb for name, verb in VERBS.items() if name not in NEED_ATOMIC]
+        yield possible, lambda: connection.cursor().execute("COMMIT")
+    else:
+        transaction.set_autocommit(False)
+        yield list(VERBS.values()), transaction.commit
+    connection.rollback()
+    transaction.set_autocommit(True)
+
+
+def test_what_the_caller_commits_runs_and_no_verb_raises(manual, worker, eventually):
+    """The commit itself wakes a sleeping worker. Upkeep admits the tasks with keys."""
+    verbs, commit = manual
+    running = worker()
+    eventually(lambda: running.sleep.since)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL synchronous_commit = local")
+        for verb in verbs:
+            verb()
+        cursor.execute("SHOW synchronous_commit")
+        assert cursor.fetchone() == ("local",), "statements after a commit of ours set this"
+    commit()
+    eventually(lambda: Task.objects.exists() and not Task.objects.filter(finished_at=None).exists())
+    transaction.commit()
+
+
+def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
+    _, commit = manual
+    listener = dedicated_connection("default")
+    try:
+        with listener.cursor() as cursor:
+            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
+            tasks.nothing.enqueue()
+            cursor.execute("SELECT 1")
+            raw = listener.connection
+            assert list(raw.notifies(timeout=0)) == []
+            commit()
+            assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == ["default"]
+    finally:
+        listener.close()
