@@ -191,7 +191,7 @@ inline pause(me) {
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
 
-/* worker/claiming/fetcher.py: _pause `self.in_flight.fetcher_wakeup.wait(seconds)` */
+/* worker/claiming/fetcher.py: _pause, _wait `self.in_flight.fetcher_wakeup.wait(seconds)` */
 inline end_pause(me) {
     does[me] == PAUSES && (news[me] || all_have_forgotten(me));
     has_rested[me] = has_rested[me] || all_have_forgotten(me);

@@ -142,7 +142,11 @@ class Fetcher(ConnectedService):
         self.sleep.check_flag()
         self._give_back_if_blocked()
         if self._exclusive_run.is_on():
-            self._pause(CHECK_INTERVAL)
+            self._wait(CHECK_INTERVAL)
+            return
+        if not self._may_claim():
+            self._note_full()
+            self._wait(STALLED_AFTER)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
@@ -171,6 +175,11 @@ class Fetcher(ConnectedService):
             self._busy_since = None
             self._sleep()
 
+    def _may_claim(self) -> bool:
+        """Return whether the worker may claim tasks now, regardless of free threads."""
+        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
+        return self.in_flight.may_claim() and not self.liveness.is_heartbeat_stale()
+
     def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
         """Note new functions and new tasks. Return the kinds of functions to claim, and how many tasks of each."""
         if self._discovery.is_due:
@@ -183,8 +192,7 @@ class Fetcher(ConnectedService):
             # The last poll must leave out no kind that has capacity.
             self.claimer.was_full = False
         self._polled_at = time.monotonic()
-        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
-        return [] if self.liveness.is_heartbeat_stale() else self.claimer.rooms()
+        return self.claimer.rooms()
 
     def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and pass them to the threads and the event loop. Return whether there were any."""
@@ -258,13 +266,22 @@ class Fetcher(ConnectedService):
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them."""
+        """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them.
+
+        Only after a poll in the same turn. Moments that are expected since an earlier poll may be over, and the fetcher
+        would not sleep at all.
+        """
         seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
-        seconds = min(
-            seconds,
-            self.in_flight.threads.next_change_in(self._polled_at),
-            *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
+        self._wait(
+            min(
+                seconds,
+                self.in_flight.threads.next_change_in(self._polled_at),
+                *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
+            )
         )
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until ``fetcher_wakeup`` is set, for up to ``seconds``."""
         self.note_life(seconds)
         self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 from django.db import OperationalError, connection, transaction
 
+from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.liveness import beat_all
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, STALLED_AFTER
+from django_pglock.worker.claiming.function_kinds import KindPauses
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
+from django_pglock.worker.in_flight import MOST_UNSETTLED
 from django_pglock.worker.worker import Worker
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
@@ -80,7 +83,7 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     here.heartbeat.beat_at -= 2001
     # A look that began before may still claim.
     stopped_at = time.monotonic()
-    eventually(lambda: here.fetcher._polled_at > stopped_at, why="the fetcher does not look again")
+    eventually(lambda: here.fetcher._progressed_at > stopped_at, why="the fetcher does not look again")
     result = tasks.nothing.enqueue()
     time.sleep(1)
     assert Task.objects.get(pk=result.id).status == "READY"
@@ -119,6 +122,39 @@ def test_a_worker_that_rests_beats_before_it_claims(age, worker, eventually, mon
 
 def refuse():
     raise OperationalError("sorry, too many clients already")
+
+
+def hold_back(fetcher):
+    fetcher.in_flight.settling = MOST_UNSETTLED + 1
+
+
+def silence(fetcher):
+    fetcher.liveness = SimpleNamespace(is_heartbeat_stale=lambda: True)
+
+
+def run_exclusively(fetcher):
+    suspect = SimpleNamespace(id=1, attempt=1, task_path="suspect", rescues=get_settings().MAX_RESCUES)
+    fetcher._exclusive_run.startable([suspect])
+
+
+@pytest.mark.parametrize("prevent", [hold_back, silence, run_exclusively])
+def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypatch):
+    """A thread may be nearly free since its last poll, and the pause of a kind of functions may be over."""
+    fetcher, waited = Worker(threads=1).fetcher, []
+    monkeypatch.setattr(fetcher.in_flight.fetcher_wakeup, "wait", waited.append)
+    fetcher.claimer.was_full = True
+    fetcher.claimer.pauses.note("async", took=0.01, found=1)
+    fetcher._prepare_poll(is_last_poll=False)
+    assert fetcher.claimer.paused_kinds == ["async"]
+    fetcher.claimer.pauses = KindPauses()
+    fetcher.in_flight.threads.expect_cost(1.0)
+    fetcher.in_flight.threads.slots[0].began_at = fetcher._polled_at - 1
+    fetcher._polled_at -= 2
+    assert fetcher.in_flight.threads.next_change_in(fetcher._polled_at) == 0
+    prevent(fetcher)
+    fetcher.turn()
+    assert waited
+    assert min(waited) > 0
 
 
 def test_a_task_for_later_is_not_late(worker, finished, settings):
