@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -295,11 +296,19 @@ class Fetcher(ConnectedService):
             # The next poll must leave out no kind, because this worker was not notified of earlier tasks.
             self.claimer.pauses.note_new_tasks()
             return
-        slept = time.monotonic() - (self.sleep.since or 0)
-        if slept < NEGATIVE_TTL * 1.2:
-            self._pause(NEGATIVE_TTL * 1.2)
+        if self.listens and self._polled_at < self._second_poll_at:
+            self._pause(max(0.0, self._second_poll_at - time.monotonic()))
         else:
             self._sleep_until_poll()
+
+    @property
+    def _second_poll_at(self) -> float:
+        """The moment from which on other processes notify this worker of each new task; infinite: of none.
+
+        A poll that begins later finds the tasks that came before. A poll that only ends later may miss some of them.
+        """
+        since = self.sleep.since
+        return math.inf if since is None else since + NEGATIVE_TTL * 1.2
 
     def _sleep_until_poll(self) -> None:
         """Sleep for one poll interval, or for several while notifications are certain to arrive.

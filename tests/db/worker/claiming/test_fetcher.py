@@ -14,7 +14,9 @@ from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.liveness import beat_all
+from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, STALLED_AFTER
 from django_pglock.worker.claiming.function_kinds import KindPauses
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
@@ -183,6 +185,28 @@ def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventua
     long = running_tasks.wait_for_note.module_path
     eventually(lambda: list(running.all()) == [long], why="the long one still runs")
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
+
+
+def test_a_slow_poll_is_repeated_before_the_worker_sleeps(worker, eventually, monkeypatch, settings):
+    """No process may have notified it of a task that came meanwhile: no worker slept a moment ago."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    claim, made = Claimer.claim, []
+
+    def claim_slowly(self, rooms, **options):
+        claims = claim(self, rooms, **options)
+        if not made and WorkerRow.objects.filter(is_sleeping=True).exists():
+            made.append(enqueue_silently("default"))
+            time.sleep(NEGATIVE_TTL * 2)
+        return claims
+
+    monkeypatch.setattr(Claimer, "claim", claim_slowly)
+    worker()
+    eventually(lambda: made and Task.objects.filter(status="SUCCESSFUL").exists(), why="it waits for its poll")
+
+
+def enqueue_silently(queue):
+    """Make a ready task without a notification."""
+    return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
 
 
 def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
