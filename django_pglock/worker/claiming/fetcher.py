@@ -98,6 +98,8 @@ class Fetcher(ConnectedService):
         # Whether the present poll follows a notification.
         self._was_notified = False
         self._busy_since: float | None = None
+        # Whether the last poll has shown that only queues named by later notifications can have ready tasks.
+        self._are_others_empty = False
         # When the fetcher last read the free capacity, and when it last claimed a task.
         self._polled_at = self._found_at = 0.0
         # A draining worker must not postpone a suspect, because it would leave the task behind.
@@ -211,9 +213,11 @@ class Fetcher(ConnectedService):
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
         notified = self.sleep.take_notified()
-        # A worker that does not sleep reads all queues, because it does not get all notifications.
-        is_asleep = self.sleep.since is not None and self._busy_since is None
-        claims = self.claimer.claim(rooms, notified=notified if is_asleep else ())
+        claims = self.claimer.claim(rooms, notified=notified if self._are_others_empty else ())
+        # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
+        # that had no capacity.
+        is_complete = self._polled_at >= self._second_poll_at and not self.claimer.leaves_out_a_kind(rooms)
+        self._are_others_empty = is_complete and not claims
         self.is_claiming = True
         return claims
 

@@ -209,6 +209,41 @@ def enqueue_silently(queue):
     return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
 
 
+def poll(fetcher, rooms=(("both", 2),)):
+    """Poll once, and return the queues of the claimed tasks."""
+    fetcher._prepare_poll(is_last_poll=False)
+    return [claim.queue for claim in fetcher._claim(list(rooms))]
+
+
+@pytest.mark.parametrize("rooms", [[("both", 2)], [("sync", 2)]])
+def test_a_notification_of_one_queue_hides_no_task_of_another(rooms):
+    """The worker was not notified of tasks that were ready before it asked for notifications."""
+    fetcher = Worker(queues=["a", "b"]).fetcher
+    fetcher.sleep.begin()
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher, rooms) == ["a"]
+
+
+def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothing(monkeypatch):
+    """Then the worker is notified of each new task."""
+    fetcher = Worker(queues=["a", "b"]).fetcher
+    fetcher.sleep.begin()
+    monkeypatch.setattr(fetcher.sleep, "since", fetcher.sleep.since - 1)
+    # This poll leaves out async functions, so it does not show that a queue is empty.
+    assert poll(fetcher, [("sync", 2)]) == []
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == ["a"]
+    assert poll(fetcher) == []
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == []
+    fetcher.sleep.note_missed()
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == ["a"], "a notification of it may have been missed"
+
+
 def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
     """They have not waited for a thread yet, so they are not given back for having waited."""
     claim = QueueCursor.claim
