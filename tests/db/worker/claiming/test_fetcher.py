@@ -159,10 +159,13 @@ def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypa
     assert min(waited) > 0
 
 
-def test_a_task_for_later_is_not_late(worker, finished, settings):
+def test_a_task_for_later_is_not_late(worker, finished, eventually, settings):
     """Without the timer of the next due task it would be ten minutes late."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     worker()
+    eventually(WorkerRow.objects.filter(is_sleeping=True).exists)
+    # This process may have seen a moment ago that no worker sleeps. Then it would notify none of the task.
+    time.sleep(NEGATIVE_TTL)
     result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
     row = Task.objects.get(pk=result.id)
     assert row.last_attempted_at >= row.run_after
