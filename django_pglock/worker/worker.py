@@ -229,7 +229,7 @@ class Worker:
 
     def _note_missed(self) -> None:
         """Have all parts look that notifications wake: some may have been sent before the session began to listen."""
-        self.in_flight.notify_fetcher()
+        self.sleep.note_missed()
         self.upkeep.wake()
         self.running_tasks.wake()
 

@@ -184,14 +184,14 @@ inline look_again(me) {
     does[me] = (LOOK_FIRST -> SLEEPS : LOOKS)
 }
 
-/* worker/claiming/fetcher.py: _sleep `NEGATIVE_TTL * 1.2` */
+/* worker/claiming/fetcher.py: _sleep `self._polled_at < self._second_poll_at` */
 inline pause(me) {
     does[me] == FOUND_NOTHING && has_asked[me] && goes_on(fetcher(me));
     news[me] = (CLEAR_LATE -> false : news[me]);
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
 
-/* worker/claiming/fetcher.py: _pause `self.in_flight.fetcher_wakeup.wait(seconds)` */
+/* worker/claiming/fetcher.py: _pause, _wait `self.in_flight.fetcher_wakeup.wait(seconds)`, _second_poll_at */
 inline end_pause(me) {
     does[me] == PAUSES && (news[me] || all_have_forgotten(me));
     has_rested[me] = has_rested[me] || all_have_forgotten(me);

@@ -21,6 +21,10 @@ from typing import Any
 
 #: One line in so many is followed by a turn of somebody else.
 ONE_IN = 3
+#: After so many turns without a wait, somebody looks again and again at something that only time changes.
+MOST_TURNS_AT_ONCE = 20_000
+#: The seconds, by the clock of the schedule, after which somebody waits for something that never comes.
+LONGEST = 3600.0
 
 
 class Ended(BaseException):
@@ -40,7 +44,8 @@ class Schedule:
     """The threads, their order, and the clock. ``checked`` is called whenever the time advances."""
 
     def __init__(self, random: Random, watched: set[str], checked: Callable[[], None]) -> None:
-        self.now = 1000.0
+        self.now = self.began_at = 1000.0
+        self._turns_at_once = 0
         self.time = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now, sleep=self.sleep)
         self._random = random
         self._watched = watched
@@ -141,11 +146,14 @@ class Schedule:
         while True:
             ready = [turn for turn in self._turns if turn.is_ready is None or turn.is_ready() or self._is_due(turn)]
             if ready:
+                self._turns_at_once += 1
+                assert self._turns_at_once < MOST_TURNS_AT_ONCE, f"time stands still: {self.places()}"
                 return self._random.choice(ready)
             self._checked()
             moments = [turn.until for turn in self._turns if turn.until is not None]
             assert moments, f"everybody waits forever: {self.places()}"
-            self.now = min(moments)
+            self.now, self._turns_at_once = min(moments), 0
+            assert self.now < self.began_at + LONGEST, f"nobody ends: {self.places()}"
 
     def _is_due(self, turn: _Turn) -> bool:
         return turn.until is not None and turn.until <= self.now

@@ -1,302 +1,218 @@
 """No thread of a worker waits beside a task that it could run for longer than a claim takes, whatever comes between.
 
-The real fetcher, settler, executor and ``InFlight``, with a table of dicts: a claim and a settle take milliseconds, and
+The real fetcher, settler, executor and ``InFlight`` (``house.py``): a claim and a settle take milliseconds, and
 between any two lines anything may happen that the other threads can do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from contextlib import ExitStack
 from random import Random
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.store.outcome import SUCCEEDED, Outcome
-from django_pglock.worker import capacity, in_flight
-from django_pglock.worker.claiming import claimer, fetcher, function_kinds, sleep
+from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
+from django_pglock.worker.claiming import fetcher
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.claiming.function_kinds import ASYNC, EMPTY_PAUSE, SYNC
-from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.running import executor
-from django_pglock.worker.running.executor import Executor
-from django_pglock.worker.settling import settler
 from django_pglock.worker.settling.settler import Settler
-from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
+from tests.property.house import MAX_RESCUES, MODULES, House, replacements
+from tests.property.interleaving import by_clock_of
 from tests.property.simulation import LONG
+from tests.property.table import Call, Shape
 
-MODULES = (capacity, claimer, executor, fetcher, function_kinds, in_flight, settler, sleep)
-#: Seconds that the database takes for a claim, or for a settle: mostly little, and much while others keep it busy.
-ANSWERS = (0.0005, 0.002, 0.002, 0.01, 0.08)
-
-
-class Call(SimpleNamespace):
-    """A task, and the claim of it."""
-
-    id: int
-    seconds: float
-    is_async: bool
-    lock_key: str | None
-    attempt = 1
-    rescues = 0
-    progress = None
-    task_path = "call"
+SECONDS = st.sampled_from([0.0001, 0.005, 0.02, 0.05, 0.4, 3.0])
 
 
-class House:
-    """A worker process and its table, on a schedule."""
-
-    def __init__(
-        self, random: Random, threads: int, calls: list[Call], *, is_atomic: bool, late: Sequence[Call] = ()
-    ) -> None:
-        self.schedule = Schedule(random, {module.__file__ for module in MODULES}, self.check)
-        self.random = random
-        self.left = len(calls) + len(late)
-        self.ready: list[Call] = []
-        self.blocked: dict[str, list[Call]] = {}
-        for call in calls:
-            self.add(call)
-        self.is_atomic = is_atomic
-        self.in_flight = self.make_in_flight(threads)
-        self.fetcher, self.settler, self.executor = FetcherHere(self), SettlerHere(self), ExecutorHere(self)
-        self.coroutines: list[tuple[float, Call]] = []
-        self.schedule.add("fetcher", self.fetch)
-        self.schedule.add("settler", self.settle)
-        for number, slot in enumerate(self.in_flight.threads.slots):
-            self.schedule.add(f"thread {number}", lambda slot=slot: self.executor._work(slot))
-        self.schedule.add("async starter", self.executor._start_coroutines)
-        self.schedule.add("loop", self.run_coroutines)
-        # Enqueued by somebody who notifies the worker only if that has asked for it.
-        self.silent: list[Call] = []
-        self.is_told = False
-        if late:
-            self.schedule.add("producer", lambda: self.produce(late))
-
-    def make_in_flight(self, threads: int) -> InFlight:
-        made = InFlight(threads)
-        made.fetcher_wakeup = Event(self.schedule, "fetcher_wakeup")
-        made.outbox = Queue(self.schedule, "outbox")
-        made.threads.inbox = Queue(self.schedule, "inbox")
-        made.coroutines.inbox = Queue(self.schedule, "coroutines")
-        made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
-        return made
-
-    # The table
-
-    def add(self, call: Call) -> None:
-        if call.lock_key is None:
-            self.ready.append(call)
-        elif call.lock_key in self.blocked:
-            self.blocked[call.lock_key].append(call)
-        else:
-            self.blocked[call.lock_key] = []
-            self.ready.append(call)
-
-    def claim(self, kind: str, room: int) -> list[Call]:
-        # The statement's snapshot is somewhere in between.
-        self.wait_for_answer()
-        wanted = [call for call in self.ready if kind == "both" or call.is_async is (kind == ASYNC)][:room]
-        self.ready = [call for call in self.ready if call not in wanted]
-        self.wait_for_answer()
-        return wanted
-
-    def wait_for_answer(self) -> None:
-        self.schedule.sleep(self.random.choice(ANSWERS))
-
-    def let_through(self, calls: list[Call]) -> bool:
-        admitted = [self.blocked[call.lock_key].pop(0) for call in calls if self.blocked.get(call.lock_key)]
-        self.ready += admitted
-        return bool(admitted)
-
-    def produce(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            self.schedule.sleep(self.random.choice((0.001, 0.03, 0.3)))
-            self.silent.append(call)
-            self.ready.append(call)
-            if self.is_told:
-                self.fetcher.sleep.note_ready("default")
-        self.schedule.sleep(math.inf)
-
-    # The threads
-
-    def fetch(self) -> None:
-        while True:
-            self.fetcher.run_once()
-
-    def settle(self) -> None:
-        while True:
-            self.settler.run_once()
-            if self.left == 0:
-                self.schedule.end()
-
-    def run_coroutines(self) -> None:
-        while True:
-            soonest = min((end for end, _ in self.coroutines), default=None)
-            count = len(self.coroutines)
-            seconds = None if soonest is None else soonest - self.schedule.now
-            self.schedule.block("loop", lambda count=count: len(self.coroutines) > count, seconds)
-            for each in [each for each in self.coroutines if each[0] <= self.schedule.now]:
-                self.coroutines.remove(each)
-                self.in_flight.end(self.ended(each[1]))
-                self.in_flight.coroutines.free()
-
-    def ended(self, call: Call) -> EndedClaim:
-        return EndedClaim(call, SUCCEEDED, is_settled=self.is_atomic and not call.is_async)
-
-    # What has to hold
-
-    def check(self) -> None:
-        """Called whenever nobody can run: then nobody may wait for somebody who sleeps."""
-        places = self.schedule.places()
-        if places["fetcher"] != "fetcher_wakeup":
-            return
-        # A claim for the loop alone is postponed for a while, lest it keeps threads waiting; but no longer.
-        has_place = self.in_flight.coroutines.room() > 0
-        is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
-        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
-            beside = [call for call in self.ready if call.is_async is (kind == ASYNC)]
-            if kind == ASYNC and is_put_off:
-                continue
-            if not self.is_told and self.schedule.sleeps_for("fetcher") <= EMPTY_PAUSE + 1e-6:
-                # Nobody is asked to tell of these, for the worker is busy; it looks again in a moment.
-                beside = [call for call in beside if call not in self.silent]
-            assert not (has_room and beside), f"{len(beside)} {kind} tasks are ready, there is room: {places}"
+def run(shape: Shape, seed: int) -> None:
+    """Let a worker run all tasks, in an order that the seed draws."""
+    house = House(Random(seed), shape)
+    with ExitStack() as patches:
+        for module, name, value in replacements(house):
+            patches.enter_context(mock.patch.object(module, name, value))
+        patches.enter_context(by_clock_of(house.schedule, *(each for each in MODULES if hasattr(each, "time"))))
+        house.schedule.run()
+    assert not house.table.ready
 
 
-class FetcherHere(Fetcher):
-    def __init__(self, house: House) -> None:
-        rows: Any = SimpleNamespace(db="default")
-        queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
-        awake: Any = SimpleNamespace(
-            is_heartbeat_stale=lambda: False, is_listening=lambda: False, is_resting=lambda: False
-        )
-        super().__init__(
-            house.in_flight, rows, uuid4(), queues, sleep=SleepHere(house, queues), liveness=awake, listens=True
-        )
-        self.house = house
-        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
-        self.claimer = ClaimerHere(house, rows, queues)
-
-
-class SleepHere(Sleep):
-    def __init__(self, house: House, queues: Any) -> None:
-        super().__init__(house.in_flight, "default", uuid4(), queues)
-        self.house = house
-
-    def _set_flag(self, *, is_sleeping: bool) -> None:
-        self.house.wait_for_answer()
-        self.house.is_told = is_sleeping
-        self.house.wait_for_answer()
-
-
-class ClaimerHere(Claimer):
-    def __init__(self, house: House, rows: Any, queues: Any) -> None:
-        super().__init__(house.in_flight, rows, uuid4(), queues)
-        self.house = house
-        self.pauses._clock = house.schedule.time.monotonic
-
-    def _kinds(self) -> list[Any]:
-        self._cursors = {kind: kind for kind in ("sync", "async", "both")}
-        return [SYNC, ASYNC]
-
-    def _claim_from(self, queues: list[str], cursors: Any, room: int) -> list[Any]:
-        return self.house.claim(cursors, room)
-
-
-class SettlerHere(Settler):
-    def __init__(self, house: House) -> None:
-        rows: Any = SimpleNamespace(db="default")
-        super().__init__(house.in_flight, rows, None, progress=None, scheduled=lambda: None)
-        self.house = house
-        self.stopping = Event(house.schedule, "lingers")
-
-    def _write(self, batch: list[EndedClaim]) -> list[EndedClaim]:
-        if not self.house.is_atomic:
-            self.house.wait_for_answer()
-        self.house.left -= len(batch)
-        return batch
-
-    def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
-        calls = [ended.claim for ended in ended_claims]
-        if any(call.lock_key is not None for call in calls):
-            self.house.wait_for_answer()
-        if self.house.let_through(calls):
-            self.in_flight.notify_fetcher()
-
-
-class TaskThread:
-    def clean_up(self, claim: Any) -> None:
-        pass
-
-
-class ExecutorHere(Executor):
-    def __init__(self, house: House) -> None:
-        super().__init__(house.in_flight, "default", SimpleNamespace(watch_this_thread=TaskThread, task_threads=[]))
-        self.house = house
-
-    def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
-        outcome: Outcome = SUCCEEDED
-        if claim.is_async:
-            self.house.coroutines.append((self.house.schedule.now + claim.seconds, claim))
-            return None
-        self.house.schedule.sleep(claim.seconds)
-        ended = self.house.ended(claim)
-        ended.outcome = outcome
-        return ended
-
-
-@pytest.fixture(autouse=True)
-def by_kind(monkeypatch):
-    monkeypatch.setattr(InFlight, "begin", _begin)
-    monkeypatch.setattr(executor, "renew_connections", lambda using: None)
-    # Few places, so that they are all taken.
-    monkeypatch.setattr(capacity, "MOST_ASYNC", 3)
-
-
-def _begin(self: InFlight, calls: list[Any]) -> None:
-    for call in calls:
-        if call.is_async:
-            self.coroutines.put(call)
-        else:
-            self.threads.put([call])
-
-
-def calls_of(random: Random, count: int, kinds_of_seconds: list[float], keys: int, share_async: float) -> list[Call]:
-    return [
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    random = Random(draw(st.integers(0, 2**32)))
+    seconds = draw(st.lists(SECONDS, min_size=1, max_size=3))
+    keys = draw(st.sampled_from([0, 0, 1, 3]))
+    share_async = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0]))
+    share_refused = draw(st.sampled_from([0.0, 0.0, 0.2]))
+    suspects = draw(st.sampled_from([0, 0, 0, 1]))
+    queues = draw(st.sampled_from([["default"], ["a", "b"], ["a=3", "b"], ["a", "b", "empty"]]))
+    names = [queue.partition("=")[0] for queue in queues if queue != "empty"]
+    count, late = draw(st.integers(1, 25)), draw(st.integers(0, 6))
+    calls = [
         Call(
             id=number,
-            seconds=random.choice(kinds_of_seconds) * random.uniform(0.5, 1.5),
+            seconds=random.choice(seconds) * random.uniform(0.5, 1.5),
             is_async=random.random() < share_async,
-            lock_key=f"key {random.randrange(keys)}" if keys else None,
+            lock_key=f"key {random.randrange(keys)}" if keys and number < count else None,
+            queue=random.choice(names),
+            refusals=random.randint(1, 2) if random.random() < share_refused else 0,
+            rescues=MAX_RESCUES if number < suspects else 0,
         )
-        for number in range(count)
+        for number in range(count + late)
     ]
+    return Shape(
+        threads=draw(st.integers(1, 8)),
+        calls=calls[:count],
+        late=[(random.choice((0.001, 0.03, 0.3)), call) for call in calls[count:]],
+        is_atomic=draw(st.booleans()),
+        most_unsettled=draw(st.sampled_from([1, 2, 5, 3000])),
+        slowness=draw(st.sampled_from([1, 1, 10])),
+        queues=queues,
+        paused=draw(st.sampled_from([None, None, (names[0], 0.3), (names[-1], 2.0)])),
+        silence=draw(st.sampled_from([(math.inf, 0.0), (math.inf, 0.0), (0.02, 0.5)])),
+    )
 
 
-@settings(max_examples=LONG or 150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    threads=st.integers(1, 4),
-    count=st.integers(1, 25),
-    seconds=st.lists(st.sampled_from([0.0001, 0.005, 0.02, 0.05, 0.4, 3.0]), min_size=1, max_size=3),
-    keys=st.sampled_from([0, 0, 1, 3]),
-    share_async=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
-    is_atomic=st.booleans(),
-    late=st.integers(0, 6),
+@settings(max_examples=LONG or 80, deadline=None)
+@given(shape=shapes(), seed=st.integers(0, 2**32))
+def test_no_free_thread_waits_beside_a_ready_task(shape, seed):
+    run(shape, seed)
+
+
+def calls(count: int, **values) -> list[Call]:
+    return [Call(id=number, **{"seconds": 0.02, **values}) for number in range(count)]
+
+
+# Faults, each with a worker that shows it.
+
+
+def settler_wakes_nobody(patch):
+    remove = InFlight.remove
+
+    def remove_silently(self, ended_claims):
+        self._is_held_back = False
+        remove(self, ended_claims)
+
+    patch.setattr(InFlight, "remove", remove_silently)
+    return Shape(threads=4, calls=calls(20), most_unsettled=1, slowness=10)
+
+
+def thread_does_not_tell_that_it_is_free(patch):
+    def free_silently(self, slot, cost=None):
+        slot.ended += 1
+        slot.began_at = None
+
+    patch.setattr(ThreadCapacity, "free", free_silently)
+    return Shape(threads=2, calls=calls(20))
+
+
+def coroutine_does_not_tell_that_it_has_ended(patch):
+    def free_silently(self):
+        self._count -= 1
+        self.ended += 1
+
+    patch.setattr(LoopCapacity, "free", free_silently)
+    return Shape(threads=1, calls=calls(20, is_async=True))
+
+
+def thread_that_gives_back_stays_busy(patch):
+    free = ThreadCapacity.free
+    patch.setattr(ThreadCapacity, "free", lambda self, slot, cost=None: free(self, slot, cost) if cost else None)
+    return Shape(threads=1, calls=calls(3, refusals=1))
+
+
+def coroutine_that_is_given_back_keeps_its_place(patch):
+    patch.setattr(LoopCapacity, "free", lambda self: None)
+    return Shape(threads=1, calls=calls(5, refusals=1, is_async=True))
+
+
+def claims_that_are_given_back_count_as_waiting(patch):
+    def take_back(self):
+        while self.inbox.qsize():
+            yield self.inbox.get_nowait()
+
+    patch.setattr(ThreadCapacity, "take_back", take_back)
+    quick = calls(20, seconds=0.001)
+    quick[10].seconds = 3.0
+    return Shape(threads=1, calls=quick)
+
+
+def given_back_tasks_are_not_announced(patch):
+    patch.setattr(Settler, "_announce_reruns", lambda self, ended_claims: None)
+    return Shape(threads=2, calls=calls(6, refusals=1))
+
+
+def admitted_tasks_are_not_announced(patch):
+    patch.setattr(InFlight, "notify_fetcher", lambda self: None)
+    return Shape(threads=2, calls=calls(10, lock_key="key"))
+
+
+def moments_of_an_earlier_poll_count(patch):
+    rooms = Claimer.rooms
+    patch.setattr(Fetcher, "_may_claim", lambda self: True)
+    patch.setattr(Claimer, "rooms", lambda self: rooms(self) if self.in_flight.may_claim() else [])
+    return Shape(threads=2, calls=calls(20), most_unsettled=1, slowness=10)
+
+
+def end_of_the_first_poll_counts(patch):
+    sleep = Fetcher._sleep
+
+    def sleep_after_slow_poll(self):
+        self._polled_at = fetcher.time.monotonic()
+        sleep(self)
+
+    patch.setattr(Fetcher, "_sleep", sleep_after_slow_poll)
+    answers = (0.001, 0.001, 0.001, 0.08)
+    return Shape(threads=2, calls=[], late=list(zip((0.002, 0.03), calls(2), strict=True)), answers=answers)
+
+
+def other_queues_count_as_empty_before_they_were_polled(patch):
+    def claim(self, rooms):
+        notified = self.sleep.take_notified()
+        return self.claimer.claim(rooms, notified=notified if self.sleep.since is not None else ())
+
+    patch.setattr(Fetcher, "_claim", claim)
+    # The worker cannot poll between the two tasks. It is notified only of the second one, which it cannot claim.
+    first, second = Call(id=0, seconds=0.02, queue="a"), Call(id=1, seconds=0.02, queue="b")
+    return Shape(
+        threads=2,
+        calls=[],
+        late=[(0.025, first), (0.3, second)],
+        queues=["a", "b"],
+        paused=("b", 5.0),
+        silence=(0.03, 0.5),
+        answers=(0.01,),
+    )
+
+
+FAULTS = (
+    settler_wakes_nobody,
+    thread_does_not_tell_that_it_is_free,
+    coroutine_does_not_tell_that_it_has_ended,
+    thread_that_gives_back_stays_busy,
+    coroutine_that_is_given_back_keeps_its_place,
+    claims_that_are_given_back_count_as_waiting,
+    given_back_tasks_are_not_announced,
+    admitted_tasks_are_not_announced,
+    moments_of_an_earlier_poll_count,
+    end_of_the_first_poll_counts,
+    other_queues_count_as_empty_before_they_were_polled,
 )
-def test_no_free_thread_waits_beside_a_ready_task(seed, threads, count, seconds, keys, share_async, is_atomic, late):
-    random = Random(seed)
-    calls = calls_of(random, count, seconds, keys, share_async)
-    more = calls_of(random, late, seconds, 0, share_async)
-    house = House(random, threads, calls, is_atomic=is_atomic, late=more)
-    with by_clock_of(house.schedule, *(module for module in MODULES if hasattr(module, "time"))):
-        house.schedule.run()
-    assert not house.ready
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found(plant, monkeypatch):
+    for seed in range(200):
+        with monkeypatch.context() as patch:
+            shape = plant(patch)
+            try:
+                run(shape, seed)
+            except AssertionError:
+                break
+    else:
+        pytest.fail("no order of the threads shows the fault")
+    # With the same order, nothing is wrong without the fault.
+    run(shape, seed)

@@ -48,8 +48,6 @@ class Claimer:
 
     def rooms(self) -> list[tuple[FunctionKind, int]]:
         """Return the kinds of functions to claim now, and how many tasks of each."""
-        if not self.in_flight.may_claim():
-            return []
         left = self.in_flight.claims_left
         room_of = {SYNC: self.in_flight.threads.room, ASYNC: self.in_flight.coroutines.room}
         rooms = [(kind, room_of[kind]()) for kind in self._kinds()]

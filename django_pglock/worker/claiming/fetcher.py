@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -97,6 +98,8 @@ class Fetcher(ConnectedService):
         # Whether the present poll follows a notification.
         self._was_notified = False
         self._busy_since: float | None = None
+        # Whether the last poll has shown that only queues named by later notifications can have ready tasks.
+        self._are_others_empty = False
         # When the fetcher last read the free capacity, and when it last claimed a task.
         self._polled_at = self._found_at = 0.0
         # A draining worker must not postpone a suspect, because it would leave the task behind.
@@ -142,7 +145,11 @@ class Fetcher(ConnectedService):
         self.sleep.check_flag()
         self._give_back_if_blocked()
         if self._exclusive_run.is_on():
-            self._pause(CHECK_INTERVAL)
+            self._wait(CHECK_INTERVAL)
+            return
+        if not self._may_claim():
+            self._note_full()
+            self._wait(STALLED_AFTER)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
@@ -171,6 +178,11 @@ class Fetcher(ConnectedService):
             self._busy_since = None
             self._sleep()
 
+    def _may_claim(self) -> bool:
+        """Return whether the worker may claim tasks now, regardless of free threads."""
+        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
+        return self.in_flight.may_claim() and not self.liveness.is_heartbeat_stale()
+
     def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
         """Note new functions and new tasks. Return the kinds of functions to claim, and how many tasks of each."""
         if self._discovery.is_due:
@@ -183,8 +195,7 @@ class Fetcher(ConnectedService):
             # The last poll must leave out no kind that has capacity.
             self.claimer.was_full = False
         self._polled_at = time.monotonic()
-        # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
-        return [] if self.liveness.is_heartbeat_stale() else self.claimer.rooms()
+        return self.claimer.rooms()
 
     def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and pass them to the threads and the event loop. Return whether there were any."""
@@ -202,9 +213,11 @@ class Fetcher(ConnectedService):
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
         notified = self.sleep.take_notified()
-        # A worker that does not sleep reads all queues, because it does not get all notifications.
-        is_asleep = self.sleep.since is not None and self._busy_since is None
-        claims = self.claimer.claim(rooms, notified=notified if is_asleep else ())
+        claims = self.claimer.claim(rooms, notified=notified if self._are_others_empty else ())
+        # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
+        # that had no capacity.
+        is_complete = self._polled_at >= self._second_poll_at and not self.claimer.leaves_out_a_kind(rooms)
+        self._are_others_empty = is_complete and not claims
         self.is_claiming = True
         return claims
 
@@ -258,13 +271,22 @@ class Fetcher(ConnectedService):
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them."""
+        """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them.
+
+        Only after a poll in the same turn. Moments that are expected since an earlier poll may be over, and the fetcher
+        would not sleep at all.
+        """
         seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
-        seconds = min(
-            seconds,
-            self.in_flight.threads.next_change_in(self._polled_at),
-            *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
+        self._wait(
+            min(
+                seconds,
+                self.in_flight.threads.next_change_in(self._polled_at),
+                *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
+            )
         )
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until ``fetcher_wakeup`` is set, for up to ``seconds``."""
         self.report_alive(seconds)
         self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)
@@ -278,11 +300,19 @@ class Fetcher(ConnectedService):
             # The next poll must leave out no kind, because this worker was not notified of earlier tasks.
             self.claimer.pauses.note_new_tasks()
             return
-        slept = time.monotonic() - (self.sleep.since or 0)
-        if slept < NEGATIVE_TTL * 1.2:
-            self._pause(NEGATIVE_TTL * 1.2)
+        if self.listens and self._polled_at < self._second_poll_at:
+            self._pause(max(0.0, self._second_poll_at - time.monotonic()))
         else:
             self._sleep_until_poll()
+
+    @property
+    def _second_poll_at(self) -> float:
+        """The moment from which on other processes notify this worker of each new task; infinite: of none.
+
+        A poll that begins later finds the tasks that came before. A poll that only ends later may miss some of them.
+        """
+        since = self.sleep.since
+        return math.inf if since is None else since + NEGATIVE_TTL * 1.2
 
     def _sleep_until_poll(self) -> None:
         """Sleep for one poll interval, or for several while notifications are certain to arrive.

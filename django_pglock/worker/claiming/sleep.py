@@ -17,8 +17,8 @@ from django_pglock.worker.in_flight import InFlight
 class Sleep:
     """Whether this worker waits for notifications, and which queues they have named.
 
-    The heartbeat's thread calls ``note_ready()`` and ``note_flag_unset()``, and sets ``has_delayed_workers``. All other
-    methods are for the fetcher's thread.
+    The heartbeat's thread calls ``note_ready()``, ``note_missed()`` and ``note_flag_unset()``, and sets
+    ``has_delayed_workers``. All other methods are for the fetcher's thread.
     """
 
     def __init__(self, in_flight: InFlight, using: str, worker: UUID, queues: Queues) -> None:
@@ -32,6 +32,8 @@ class Sleep:
         self.has_delayed_workers = False
         # Queues that notifications have named since the last poll.
         self._notified: set[str] = set()
+        # Whether notifications of other queues may have been missed since the last poll.
+        self._has_missed = False
         # Queues of which this worker was notified as one of those woken first, and in which ready tasks may be left.
         self._unclaimed: set[str] = set()
         # Whether the row was deleted and inserted again, so that ``is_sleeping`` is false although this worker waits
@@ -49,6 +51,11 @@ class Sleep:
                 self._unclaimed.add(queue)
             self.in_flight.notify_fetcher()
 
+    def note_missed(self) -> None:
+        """Note that notifications may have been missed, and have the fetcher poll all queues at once."""
+        self._has_missed = True
+        self.in_flight.notify_fetcher()
+
     def note_flag_unset(self) -> None:
         """Have the fetcher set ``is_sleeping`` again, if it sleeps. While the flag is unset no notification comes."""
         if self.since is not None:
@@ -61,9 +68,10 @@ class Sleep:
         return bool(self._notified)
 
     def take_notified(self) -> set[str]:
-        """Return the queues that notifications have named since the last poll."""
+        """Return the queues that notifications have named since the last poll; none if some may have been missed."""
         notified, self._notified = self._notified, set()
-        return notified
+        has_missed, self._has_missed = self._has_missed, False
+        return set() if has_missed else notified
 
     def check_flag(self) -> None:
         """End the sleep if its flag is not in the row any more."""

@@ -10,12 +10,17 @@ from types import SimpleNamespace
 import pytest
 from django.db import OperationalError, connection, transaction
 
+from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.liveness import beat_all
+from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, STALLED_AFTER
+from django_pglock.worker.claiming.function_kinds import KindPauses
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
+from django_pglock.worker.in_flight import MOST_UNSETTLED
 from django_pglock.worker.worker import Worker
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
@@ -80,7 +85,7 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     here.heartbeat.beat_at -= 2001
     # A look that began before may still claim.
     stopped_at = time.monotonic()
-    eventually(lambda: here.fetcher._polled_at > stopped_at, why="the fetcher does not look again")
+    eventually(lambda: here.fetcher._progressed_at > stopped_at, why="the fetcher does not look again")
     result = tasks.nothing.enqueue()
     time.sleep(1)
     assert Task.objects.get(pk=result.id).status == "READY"
@@ -121,10 +126,46 @@ def refuse():
     raise OperationalError("sorry, too many clients already")
 
 
-def test_a_task_for_later_is_not_late(worker, finished, settings):
+def hold_back(fetcher):
+    fetcher.in_flight.settling = MOST_UNSETTLED + 1
+
+
+def silence(fetcher):
+    fetcher.liveness = SimpleNamespace(is_heartbeat_stale=lambda: True)
+
+
+def run_exclusively(fetcher):
+    suspect = SimpleNamespace(id=1, attempt=1, task_path="suspect", rescues=get_settings().MAX_RESCUES)
+    fetcher._exclusive_run.startable([suspect])
+
+
+@pytest.mark.parametrize("prevent", [hold_back, silence, run_exclusively])
+def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypatch):
+    """A thread may be nearly free since its last poll, and the pause of a kind of functions may be over."""
+    fetcher, waited = Worker(threads=1).fetcher, []
+    monkeypatch.setattr(fetcher.in_flight.fetcher_wakeup, "wait", waited.append)
+    fetcher.claimer.was_full = True
+    fetcher.claimer.pauses.note("async", took=0.01, found=1)
+    fetcher._prepare_poll(is_last_poll=False)
+    assert fetcher.claimer.paused_kinds == ["async"]
+    fetcher.claimer.pauses = KindPauses()
+    fetcher.in_flight.threads.expect_cost(1.0)
+    fetcher.in_flight.threads.slots[0].began_at = fetcher._polled_at - 1
+    fetcher._polled_at -= 2
+    assert fetcher.in_flight.threads.next_change_in(fetcher._polled_at) == 0
+    prevent(fetcher)
+    fetcher.run_once()
+    assert waited
+    assert min(waited) > 0
+
+
+def test_a_task_for_later_is_not_late(worker, finished, eventually, settings):
     """Without the timer of the next due task it would be ten minutes late."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     worker()
+    eventually(WorkerRow.objects.filter(is_sleeping=True).exists)
+    # This process may have seen a moment ago that no worker sleeps. Then it would notify none of the task.
+    time.sleep(NEGATIVE_TTL)
     result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
     row = Task.objects.get(pk=result.id)
     assert row.last_attempted_at >= row.run_after
@@ -147,6 +188,63 @@ def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventua
     long = running_tasks.wait_for_note.module_path
     eventually(lambda: list(running.all()) == [long], why="the long one still runs")
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
+
+
+def test_a_slow_poll_is_repeated_before_the_worker_sleeps(worker, eventually, monkeypatch, settings):
+    """No process may have notified it of a task that came meanwhile: no worker slept a moment ago."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    claim, made = Claimer.claim, []
+
+    def claim_slowly(self, rooms, **options):
+        claims = claim(self, rooms, **options)
+        if not made and WorkerRow.objects.filter(is_sleeping=True).exists():
+            made.append(enqueue_silently("default"))
+            time.sleep(NEGATIVE_TTL * 2)
+        return claims
+
+    monkeypatch.setattr(Claimer, "claim", claim_slowly)
+    worker()
+    eventually(lambda: made and Task.objects.filter(status="SUCCESSFUL").exists(), why="it waits for its poll")
+
+
+def enqueue_silently(queue):
+    """Make a ready task without a notification."""
+    return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
+
+
+def poll(fetcher, rooms=(("both", 2),)):
+    """Poll once, and return the queues of the claimed tasks."""
+    fetcher._prepare_poll(is_last_poll=False)
+    return [claim.queue for claim in fetcher._claim(list(rooms))]
+
+
+@pytest.mark.parametrize("rooms", [[("both", 2)], [("sync", 2)]])
+def test_a_notification_of_one_queue_hides_no_task_of_another(rooms):
+    """The worker was not notified of tasks that were ready before it asked for notifications."""
+    fetcher = Worker(queues=["a", "b"]).fetcher
+    fetcher.sleep.begin()
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher, rooms) == ["a"]
+
+
+def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothing(monkeypatch):
+    """Then the worker is notified of each new task."""
+    fetcher = Worker(queues=["a", "b"]).fetcher
+    fetcher.sleep.begin()
+    monkeypatch.setattr(fetcher.sleep, "since", fetcher.sleep.since - 1)
+    # This poll leaves out async functions, so it does not show that a queue is empty.
+    assert poll(fetcher, [("sync", 2)]) == []
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == ["a"]
+    assert poll(fetcher) == []
+    enqueue_silently("a")
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == []
+    fetcher.sleep.note_missed()
+    fetcher.sleep.note_ready("b")
+    assert poll(fetcher) == ["a"], "a notification of it may have been missed"
 
 
 def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):

@@ -1,0 +1,229 @@
+"""A worker process and its table, on a schedule: the real fetcher, settler, executor and ``InFlight``.
+
+The statements of ``store/`` are replaced: the alias of the database is a ``Table`` of Python objects, which answers
+after some milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+from django_pglock.store.outcome import SUCCEEDED, GivenBack
+from django_pglock.store.wake import NEGATIVE_TTL
+from django_pglock.worker import capacity, in_flight
+from django_pglock.worker.claiming import claimer, exclusive_run, fetcher, function_kinds, queue_cursor, sleep
+from django_pglock.worker.claiming import ready_queues as ready_queues_module
+from django_pglock.worker.claiming.fetcher import Fetcher
+from django_pglock.worker.claiming.function_kinds import ASYNC, EMPTY_PAUSE, SYNC
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.claiming.sleep import Sleep
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.running import executor
+from django_pglock.worker.running.executor import Executor
+from django_pglock.worker.settling import settler
+from django_pglock.worker.settling.settler import Settler
+from tests.property.interleaving import Event, Lock, Queue, Schedule
+from tests.property.table import Call, Shape, Table
+
+#: The modules whose lines are interleaved.
+MODULES = (
+    *(capacity, claimer, exclusive_run, executor, fetcher, function_kinds, in_flight, queue_cursor),
+    *(ready_queues_module, settler, sleep),
+)
+MAX_RESCUES = 3
+
+
+class House:
+    """A worker process, and the others that its table knows."""
+
+    def __init__(self, random: Random, shape: Shape) -> None:
+        self.shape = shape
+        self.schedule = Schedule(random, {module.__file__ for module in MODULES}, self.check)
+        self.table = Table(self.schedule, random, shape)
+        self.in_flight = self.make_in_flight(shape.threads)
+        self.queues = Queues(shape.queues)
+        self.was_stale = False
+        self.coroutines: list[tuple[float, Call]] = []
+        self.fetcher, self.settler, self.executor = FetcherHere(self), SettlerHere(self), ExecutorHere(self)
+        self.table.notify = self.fetcher.sleep.note_ready
+        self.schedule.add("fetcher", self.fetch)
+        self.schedule.add("settler", self.settle)
+        for number, slot in enumerate(self.in_flight.threads.slots):
+            self.schedule.add(f"thread {number}", lambda slot=slot: self.executor._work(slot))
+        self.schedule.add("async starter", self.executor._start_coroutines)
+        self.schedule.add("loop", self.run_coroutines)
+        self.schedule.add("upkeep", self.promote)
+        if shape.late:
+            self.schedule.add("producer", self.produce)
+        if shape.paused:
+            self.schedule.add("operator", self.resume)
+
+    def make_in_flight(self, threads: int) -> InFlight:
+        made = InFlight(threads)
+        made.fetcher_wakeup = Event(self.schedule, "fetcher_wakeup")
+        made.outbox = Queue(self.schedule, "outbox")
+        made.threads.inbox = Queue(self.schedule, "inbox")
+        made.coroutines.inbox = Queue(self.schedule, "coroutines")
+        made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
+        return made
+
+    def is_heartbeat_stale(self) -> bool:
+        begins, seconds = self.shape.silence
+        self.was_stale = begins <= self.schedule.now - self.schedule.began_at < begins + seconds
+        return self.was_stale
+
+    # The threads
+
+    def fetch(self) -> None:
+        while True:
+            self.fetcher.run_once()
+
+    def settle(self) -> None:
+        while True:
+            self.settler.run_once()
+            if self.table.left == 0:
+                self.schedule.end()
+
+    def run_coroutines(self) -> None:
+        while True:
+            soonest = min((end for end, _ in self.coroutines), default=None)
+            count = len(self.coroutines)
+            seconds = None if soonest is None else soonest - self.schedule.now
+            self.schedule.block("loop", lambda count=count: len(self.coroutines) > count, seconds)
+            for each in [each for each in self.coroutines if each[0] <= self.schedule.now]:
+                self.coroutines.remove(each)
+                self.in_flight.end(EndedClaim(each[1], SUCCEEDED))
+                self.in_flight.coroutines.free()
+
+    def produce(self) -> None:
+        for seconds, call in self.shape.late:
+            self.schedule.sleep(seconds)
+            self.table.enqueue(call)
+        self.schedule.sleep(math.inf)
+
+    def promote(self) -> None:
+        while True:
+            soonest = min((at for at, _ in self.table.scheduled), default=None)
+            count = len(self.table.scheduled)
+            seconds = None if soonest is None else soonest - self.schedule.now
+            self.schedule.block("upkeep", lambda count=count: len(self.table.scheduled) > count, seconds)
+            self.table.promote()
+
+    def resume(self) -> None:
+        self.schedule.sleep(self.shape.paused[1])
+        self.table.resume()
+        self.schedule.sleep(math.inf)
+
+    # What has to hold
+
+    def check(self) -> None:
+        """Called whenever nobody can run: then no free thread or place may wait beside a task that nobody looks for."""
+        places = self.schedule.places()
+        if places["fetcher"] != "fetcher_wakeup" or self.was_stale or self.fetcher._exclusive_run._suspect is not None:
+            return
+        if self.in_flight._is_held_back and places["settler"] != "outbox":
+            # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the fetcher.
+            return
+        places_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
+        assert self.in_flight.coroutines.running == places_in_use + (places["async starter"] != "coroutines")
+        # A claim for the loop alone is postponed for a while, lest it keeps threads waiting; but no longer.
+        is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
+        has_place = self.in_flight.coroutines.room() > 0 and not is_put_off
+        claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]
+        beside = [call for call in claimable if not self.is_looked_for_soon(call)]
+        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
+            alike = [call for call in beside if call.task_path == kind]
+            assert not (has_room and alike), f"{len(alike)} {kind} tasks are ready, there is room: {places}"
+
+    def is_looked_for_soon(self, call: Call) -> bool:
+        """Return whether the worker was not notified of this task, but will poll in a moment."""
+        since = self.fetcher.sleep.since
+        is_in_a_moment = self.schedule.sleeps_for("fetcher") <= max(EMPTY_PAUSE, NEGATIVE_TTL * 1.2) + 1e-6
+        is_awake = since is None or self.schedule.now - since <= NEGATIVE_TTL * 1.2 + 1e-6
+        return call.id in self.table.silent and is_awake and is_in_a_moment
+
+
+class FetcherHere(Fetcher):
+    def __init__(self, house: House) -> None:
+        awake: Any = SimpleNamespace(
+            is_heartbeat_stale=house.is_heartbeat_stale, is_listening=lambda: False, is_resting=lambda: False
+        )
+        rows: Any = house.table
+        waits = Sleep(house.in_flight, rows, uuid4(), house.queues)
+        super().__init__(house.in_flight, rows, uuid4(), house.queues, sleep=waits, liveness=awake, listens=True)
+        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
+        now = house.schedule.time.monotonic
+        self.claimer.pauses._clock = self.claimer._ready._clock = now
+
+
+class SettlerHere(Settler):
+    def __init__(self, house: House) -> None:
+        progress: Any = SimpleNamespace(note_last=lambda claims: (list(claims), [])[1])
+        super().__init__(house.in_flight, house.table, None, progress=progress, scheduled=lambda: None)
+        self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
+        self.stopping = Event(house.schedule, "lingers")
+
+
+class TaskThread:
+    def clean_up(self, claim: Any) -> None:
+        pass
+
+
+class ExecutorHere(Executor):
+    def __init__(self, house: House) -> None:
+        watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread, task_threads=[])
+        super().__init__(house.in_flight, "default", watchdog)
+        self.house = house
+
+    def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
+        if claim.attempt <= claim.refusals:
+            return EndedClaim(claim, GivenBack())
+        if is_coroutine:
+            self.house.coroutines.append((self.house.schedule.now + claim.seconds, claim))
+            return None
+        self.house.schedule.sleep(claim.seconds)
+        if self.house.shape.is_atomic:
+            self.house.table.end(claim, SUCCEEDED)
+        return EndedClaim(claim, SUCCEEDED, is_settled=self.house.shape.is_atomic)
+
+
+def replacements(house: House) -> list[tuple[Any, str, Any]]:
+    """Return what to replace in the worker's modules: object, name and replacement."""
+    most_unsettled = house.shape.most_unsettled
+    known: Any = SimpleNamespace(
+        count=lambda: 2, known_paths=lambda: [ASYNC, SYNC], is_async=lambda path: path == ASYNC, has_fair=lambda: False
+    )
+
+    def cursors(*args: Any, **options: Any) -> Any:
+        return queue_cursor.QueueCursors(*args, **options, clock=house.schedule.time.monotonic)
+
+    return [
+        # Few places, so that they are all taken.
+        (capacity, "MOST_ASYNC", 3),
+        (in_flight, "MOST_UNSETTLED", most_unsettled),
+        (settler, "LARGEST_BATCH", max(1, most_unsettled // 2)),
+        (in_flight, "registry", known),
+        (claimer, "registry", known),
+        (claimer, "QueueCursors", cursors),
+        (fetcher, "random", house.table.random),
+        (exclusive_run, "get_settings", lambda: SimpleNamespace(MAX_RESCUES=MAX_RESCUES)),
+        (queue_cursor, "claim_statement", lambda table, **options: table.claim_statement(**options)),
+        (queue_cursor, "claims_of", lambda rows, worker: rows),
+        (queue_cursor, "claim_fair", lambda table, **options: ([], "")),
+        (ready_queues_module, "ready_queues", Table.ready_queues),
+        (sleep, "note_sleep", lambda table, worker, *, is_sleeping: table.note_sleep(is_sleeping=is_sleeping)),
+        (sleep, "wake_others", lambda table, queues: table.wait()),
+        (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
+        (settler, "settle_unobserved", Table.settle_unobserved),
+        (settler, "release", lambda table, ids: list(ids)[:0]),
+        (settler, "admit", Table.admit),
+        (settler, "wake", Table.wake),
+        (settler, "report", lambda ended: None),
+        (settler, "close_unusable_connections", lambda *, without: None),
+        (executor, "renew_connections", lambda using: None),
+    ]
