@@ -7,6 +7,7 @@ drops both records. To make them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,22 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
         # The stored text. So no handler formats the exception, which could run the user's code and fail.
         record.exc_text = failure.traceback.rstrip("\n")
     logger.handle(record)
+
+
+class RateOfRecords:
+    """Allows a record about something that repeats, and the next one after ``seconds``. Threads may share it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next_at = 0.0
+
+    def allows(self) -> bool:
+        """Return whether a record may be written now. Two threads may get True at the same moment."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + self._seconds
+        return True
 
 
 def silence_unhandled_loggers() -> list[str]:

@@ -22,11 +22,14 @@ from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.logs import RateOfRecords, log_claim
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
 from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
 logger = logging.getLogger("django_pglock.worker")
+#: For claims that cannot begin. During an outage each thread tries again and again.
+cannot_begin = RateOfRecords(60.0)
 
 
 def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
@@ -35,9 +38,9 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
         return EndedClaim(claim, Cancelled(Failure.of(TaskCancelled())))
     try:
         return Attempt(claim, using)
-    except DatabaseFailure:
+    except DatabaseFailure as error:
         # Earlier attempts cannot be read, because the database cannot be reached. The function has not begun.
-        return EndedClaim(claim, GivenBack())
+        return EndedClaim(claim, _given_back(claim, using, error))
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
         return EndedClaim(claim, Failed(Failure.of(error)))
 
@@ -122,9 +125,25 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
-            return attempt.ended(attempt.interruption(error) if has_begun else GivenBack())
+            if not has_begun:
+                return attempt.ended(_given_back(claim, attempt.using, error))
+            return attempt.ended(attempt.interruption(error))
         return attempt.ended(_failure(attempt, error))
     return attempt.ended(outcome, is_settled=True)
+
+
+def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
+    """Return the outcome of a claim that cannot begin, because its thread has no connection, and log the error."""
+    if cannot_begin.allows():
+        log_claim(
+            logging.WARNING,
+            claim,
+            "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
+            "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
+            using,
+            " ".join(str(error).split()),
+        )
+    return GivenBack()
 
 
 def _failure(attempt: Attempt, error: BaseException) -> Outcome:

@@ -93,3 +93,10 @@ def test_python_itself_does_not_write_them_to_the_terminal_either(tree, capsys):
     tasks.error("a task has failed")
     assert capsys.readouterr().err == ""
     assert logs.silence_unhandled_loggers() == ["house.tasks"]
+
+
+def test_a_record_that_repeats_is_allowed_once_in_its_time(monkeypatch):
+    clock = iter([100.0, 101.0, 159.9, 160.0, 161.0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
+    rate = logs.RateOfRecords(60.0)
+    assert [rate.allows() for _ in range(5)] == [True, False, False, True, False]

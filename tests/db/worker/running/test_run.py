@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.logs import RateOfRecords
+from django_pglock.worker.running import run
 from django_pglock.worker.running.attempt import Attempt
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
@@ -109,3 +111,23 @@ def test_an_error_around_a_function_fails_only_its_task(worker, finished, eventu
     assert [error.exception_class_path for error in result.errors] == ["builtins.SystemExit"]
     assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
     eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))
+
+
+def test_a_thread_that_cannot_connect_says_so_once_and_others_may_run_the_task(worker, finished, caplog, monkeypatch):
+    """Each try was at DEBUG only, so a worker that ran nothing told nobody."""
+    monkeypatch.setattr(run, "cannot_begin", RateOfRecords(3600))
+    connect, tries = run.connection_for, []
+
+    def refused(using):
+        tries.append(using)
+        if len(tries) <= 3:
+            raise OperationalError('FATAL:  too many connections for role "app"\n')
+        return connect(using)
+
+    monkeypatch.setattr(run, "connection_for", refused)
+    worker()
+    assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
+    assert len(tries) == 4
+    [record] = [record for record in caplog.records if "cannot begin" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "cannot use database 'default': FATAL: too many connections for role \"app\". It is" in record.getMessage()
