@@ -117,6 +117,7 @@ NO_VERB = {
         "upkeep_lock",
         "wake",
         "why_unfinished",
+        "windows",
         "worker_lock",
     ),
 }

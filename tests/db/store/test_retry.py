@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
-from django_pglock.store import move_to_status
+from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
@@ -102,7 +102,7 @@ def failed_chain(claim):
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
-    monkeypatch.setattr(move_to_status, "WINDOW", window)
+    monkeypatch.setattr(windows, "WINDOW", window)
     failed_chain(claim)
     assert Task.objects.retry() == 3
     for done in range(3):
