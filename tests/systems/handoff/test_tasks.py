@@ -10,7 +10,7 @@ from django.db import transaction
 from django_pglock.models import Task
 from django_pglock.worker import Worker
 from example_project.systems.handoff.models import Sheet
-from example_project.systems.handoff.play import rows_in_hand
+from example_project.systems.handoff.play import rows_by_process
 from example_project.systems.handoff.tasks import create, update
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,6 +52,6 @@ def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
     with transaction.atomic():
         Sheet.objects.select_for_update().get()
         worker()
-        eventually(lambda: rows_in_hand("tasks") == [(os.getpid(), [Task.objects.get().pk])])
+        eventually(lambda: rows_by_process("tasks") == [(os.getpid(), [Task.objects.get().pk])])
     eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
-    assert rows_in_hand("tasks") == []
+    assert rows_by_process("tasks") == []
