@@ -190,7 +190,7 @@ class AsyncSessionPool:
         self.limit = limit
         self.in_use = 0
         self._ended = ended
-        # Those that nobody uses, and since when; the last is the one given back last.
+        # The unused sessions, and since when; the last was given back last.
         self._idle: list[tuple[float, AsyncSession]] = []
         # The timer itself is not kept: it knows the loop, which could not be collected then.
         self._has_timer = False

@@ -45,7 +45,7 @@ class EventLoop:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the loop's thread has ended although nobody has stopped the loop."""
+        """Whether the loop's thread has ended although the loop was not stopped."""
         return self._loop is not None and self._thread is not None and not self._thread.is_alive()
 
     def run(self, attempt: Attempt) -> None:

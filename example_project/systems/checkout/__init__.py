@@ -10,7 +10,7 @@ a time must do, with a second one ready for the moment at which the first is gon
   is a session lock, so that no transaction is open while the provider is asked, and it does not wait, because a
   request that waits occupies a web worker. It says nothing about a click that comes when the first is over.
 - The *constraint* ``Payment.cart`` allows one payment for each cart, now and later. The row is committed before the
-  money moves, so a crash leaves a payment that is open, and not a charge that nobody knows of.
+  money moves, so a crash leaves an open payment, and not a charge without a record.
 - The *idempotency key*, the id of the cart, makes the provider charge once. If the customer or the
   reconciler asks again, it gets the existing charge.
 
