@@ -22,7 +22,7 @@ def test_only_tasks_of_a_status_from_which_they_may_move_are_moved(claim):
     assert Task.objects.get(pk=running).queue == "default"
 
 
-def test_a_task_whose_row_somebody_has_locked_is_passed_over(locked):
+def test_move_skips_a_locked_row(locked):
     held, free = (int(tasks.nothing.enqueue().id) for _ in range(2))
     with locked(held):
         moved = move(Task.objects.all(), TaskStatus.CANCELLED, {"priority": 3}, among=[TaskStatus.READY])

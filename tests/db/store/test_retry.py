@@ -206,7 +206,7 @@ def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, cl
         Waiter.objects.all().delete()
 
 
-def test_to_retry_what_was_to_run_after_nothing_costs_one_small_statement(claim):
+def test_a_retry_of_a_task_without_dependencies_adds_one_small_statement(claim):
     for number in range(3):
         tasks.echo.enqueue(number)
         settle_one(claim()[0], Failed(FAILURE))

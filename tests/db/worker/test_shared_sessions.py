@@ -111,7 +111,7 @@ def terminate(name: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_a_session_that_has_ended_while_nobody_used_it_is_replaced(sessions, in_threads):
+def test_an_unused_session_that_has_ended_is_replaced(sessions, in_threads):
     """As at the limit of a load balancer."""
 
     def look(_):

@@ -69,7 +69,7 @@ def test_the_database_says_which_session_has_which_rows(in_threads):
     assert rows_by_process("table") == []
 
 
-def test_updates_of_a_sheet_that_is_not_there_end_as_errors_and_stop_nobody():
+def test_updates_of_a_missing_sheet_become_errors_and_block_no_other_request():
     hand_over(*(Request(kind="update", sheet="nobody", line=line) for line in "ab"))
     ask("c")
     assert work() == 4

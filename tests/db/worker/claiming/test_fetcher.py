@@ -130,7 +130,7 @@ def test_a_task_for_later_is_not_late(worker, finished, settings):
     assert row.last_attempted_at >= row.run_after
 
 
-def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually, gate):
+def test_waiting_claims_are_given_back_for_an_idle_worker(worker, eventually, gate):
     """The first worker has learnt that tasks are quick and claims ahead; then a long one blocks its only thread."""
     worker(threads=1, grace=0)
     for _ in range(300):

@@ -281,7 +281,7 @@ def test_the_lock_of_a_process_that_has_died_is_released(end, eventually):
     eventually(lambda: holder(UUID(sent["id"])) is None, why="a session still holds its lock")
 
 
-def test_a_process_that_reads_nothing_stops_nobody_and_keeps_its_lock(end, supervised, eventually):
+def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, supervised, eventually):
     """It is stopped, or a task keeps its threads from running. Without its lock it would look dead."""
     running = supervised()
     lines, sent = JsonLines(end), request()
