@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_pglock.conf import Settings
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.worker.worker import HANDOVER
+from django_pglock.worker.worker import HANDOVER_DELAY
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
@@ -96,7 +96,9 @@ def test_a_worker_whose_grace_is_over(stage, eventually):
     assert not Attempt.objects.exists(), "neither a retry nor a rescue is spent"
     stage.show("the worker ends", victim.ended_at - blow.at, bound=1 + 2)
     # The other worker is busy: its next thread is free after one task, of four seconds.
-    stage.show("its tasks run elsewhere, where each thread is busy for 4 s", recovery.last, bound=HANDOVER + 4 + 1)
+    stage.show(
+        "its tasks run elsewhere, where each thread is busy for 4 s", recovery.last, bound=HANDOVER_DELAY + 4 + 1
+    )
 
 
 @pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])

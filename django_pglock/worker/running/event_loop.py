@@ -73,7 +73,7 @@ class EventLoop:
             self._idle.cancel()
         loop = asyncio.get_running_loop()
         close = partial(self._close_if_idle, time.monotonic())
-        self._idle = loop.call_later(task_connections.IDLE, loop.run_in_executor, self.orm, close)
+        self._idle = loop.call_later(task_connections.IDLE_TIMEOUT, loop.run_in_executor, self.orm, close)
 
     def _close_if_idle(self, since: float) -> None:
         """Close the connections of the ORM's thread, in this thread, unless a coroutine runs, whose end asks again."""

@@ -76,7 +76,7 @@ def test_unneeded_sessions_are_closed_although_none_is_given_back(sessions, monk
         sessions.give_back(each)
     sessions.close_surplus()
     assert None not in [each.connection for each in both]
-    monkeypatch.setattr(shared_sessions, "IDLE", 0.0)
+    monkeypatch.setattr(shared_sessions, "IDLE_TIMEOUT", 0.0)
     sessions.close_surplus()
     assert [each.connection is None for each in both] == [True, False]
 
