@@ -32,7 +32,10 @@ from example_project.postgres import PrivatePostgres
 KEY = 4_711
 MANY = 100
 OURS, PGLOCK, PGWARE, RAW = "django_pglock", "django-pglock", "django-pgware", "raw psycopg"
+FREE = f"SELECT pg_advisory_unlock({KEY})"
+SECOND = timedelta(seconds=1)
 Use = Callable[[], None]
+Case = tuple[str, dict[str, Use]]
 
 
 def prepare(folder: str) -> None:
@@ -59,48 +62,60 @@ def raw_cursor() -> Any:
     return connection.connection.cursor()
 
 
-def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
-    """Yield what is measured outside a transaction."""
-    import pglock
+def held(make: Callable[[], Any]) -> Use:
+    """Take a lock and free it, by a context manager."""
+
+    def use() -> None:
+        with make():
+            pass
+
+    return use
+
+
+def sent(raw: Any, *statements: str) -> Use:
+    """Send statements by psycopg's own cursor."""
+
+    def use() -> None:
+        for statement in statements:
+            raw.execute(statement)
+
+    return use
+
+
+def watched(inner: Use) -> Use:
+    """Use it beside an execute wrapper, as of an APM: then statements go through Django's cursor."""
     from django.db import connection
+
+    def use() -> None:
+        with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
+            inner()
+
+    return use
+
+
+def session_cases() -> Iterator[Case]:
+    """Yield what is measured outside a transaction."""
+    raw = raw_cursor()
+    yield from plain_cases(raw)
+    yield timeout_case(raw)
+    yield from own_transaction_cases(raw)
+    yield many_locks_case(raw)
+
+
+def plain_cases(raw: Any) -> Iterator[Case]:
+    """Yield the cases of a session lock without a timeout."""
+    import pglock
     from django_pg_utils import advisory_lock
 
-    from django_pglock import lock, lock_all, try_lock
+    from django_pglock import lock, try_lock
 
-    raw = raw_cursor()
-    second = timedelta(seconds=1)
-
-    def held(make: Callable[[], Any]) -> Use:
-        def use() -> None:
-            with make():
-                pass
-
-        return use
-
-    def said(*statements: str) -> Use:
-        def use() -> None:
-            for statement in statements:
-                raw.execute(statement)
-
-        return use
-
-    def watched(inner: Use) -> Use:
-        """Use it beside an execute wrapper, as of an APM: then statements go through Django's cursor."""
-
-        def use() -> None:
-            with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
-                inner()
-
-        return use
-
-    free = f"SELECT pg_advisory_unlock({KEY})"
     yield (
         "take and free",
         {
             OURS: held(lambda: lock("report")),
             PGLOCK: held(lambda: pglock.advisory("report")),
             PGWARE: held(lambda: advisory_lock("report")),
-            RAW: said(f"SELECT pg_advisory_lock({KEY})", free),
+            RAW: sent(raw, f"SELECT pg_advisory_lock({KEY})", FREE),
         },
     )
     yield (
@@ -109,7 +124,7 @@ def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
             OURS: held(lambda: try_lock("report")),
             PGLOCK: held(lambda: pglock.advisory("report", timeout=0)),
             PGWARE: held(lambda: advisory_lock("report", wait=False)),
-            RAW: said(f"SELECT pg_try_advisory_lock({KEY})", free),
+            RAW: sent(raw, f"SELECT pg_try_advisory_lock({KEY})", FREE),
         },
     )
     yield (
@@ -120,36 +135,59 @@ def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
             PGWARE: watched(held(lambda: advisory_lock("report"))),
         },
     )
-    yield (
+
+
+def timeout_case(raw: Any) -> Case:
+    """Return the case of a session lock with a timeout."""
+    import pglock
+
+    from django_pglock import lock
+
+    return (
         "timeout",
         {
             OURS: held(lambda: lock("report", timeout=1)),
-            PGLOCK: held(lambda: pglock.advisory("report", timeout=second)),
-            RAW: said(f"SELECT set_config('lock_timeout', '1000', true);SELECT pg_advisory_lock({KEY})", free),
+            PGLOCK: held(lambda: pglock.advisory("report", timeout=SECOND)),
+            RAW: sent(raw, f"SELECT set_config('lock_timeout', '1000', true);SELECT pg_advisory_lock({KEY})", FREE),
         },
     )
+
+
+def own_transaction_cases(raw: Any) -> Iterator[Case]:
+    """Yield the cases of a lock that opens a transaction for itself."""
+    import pglock
+
+    from django_pglock import lock
+
     yield (
         "own transaction",
         {
             OURS: held(lambda: lock("report", scope="transaction")),
             PGLOCK: held(lambda: pglock.advisory("report", xact=True)),
-            RAW: said("BEGIN", f"SELECT pg_advisory_xact_lock({KEY})", "COMMIT"),
+            RAW: sent(raw, "BEGIN", f"SELECT pg_advisory_xact_lock({KEY})", "COMMIT"),
         },
     )
     yield (
         "own transaction, timeout",
         {
             OURS: held(lambda: lock("report", scope="transaction", timeout=1)),
-            PGLOCK: held(lambda: pglock.advisory("report", xact=True, timeout=second)),
-            RAW: said("BEGIN", "SET LOCAL lock_timeout = 1000", f"SELECT pg_advisory_xact_lock({KEY})", "COMMIT"),
+            PGLOCK: held(lambda: pglock.advisory("report", xact=True, timeout=SECOND)),
+            RAW: sent(raw, "BEGIN", "SET LOCAL lock_timeout = 1000", f"SELECT pg_advisory_xact_lock({KEY})", "COMMIT"),
         },
     )
+
+
+def many_locks_case(raw: Any) -> Case:
+    """Return the case of many locks at once."""
+    from django_pglock import lock_all
+
     names = [f"report {number}" for number in range(MANY)]
-    yield (
+    return (
         f"{MANY} locks at once",
         {
             OURS: held(lambda: lock_all(*names)),
-            RAW: said(
+            RAW: sent(
+                raw,
                 *[f"SELECT pg_advisory_lock({number})" for number in range(MANY)],
                 *[f"SELECT pg_advisory_unlock({number})" for number in range(MANY)],
             ),
@@ -157,7 +195,7 @@ def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
     )
 
 
-def transaction_cases() -> Iterator[tuple[str, dict[str, Use]]]:
+def transaction_cases() -> Iterator[Case]:
     """Yield what is measured inside a transaction that is open already; only COMMIT frees these locks."""
     import pglock
 
@@ -184,7 +222,7 @@ def transaction_cases() -> Iterator[tuple[str, dict[str, Use]]]:
         "inside atomic, timeout",
         {
             OURS: ours(timeout=1),
-            PGLOCK: lambda: pglock.advisory("report", xact=True, timeout=timedelta(seconds=1)).acquire(),
+            PGLOCK: lambda: pglock.advisory("report", xact=True, timeout=SECOND).acquire(),
             RAW: lambda: raw.execute(
                 "SAVEPOINT s;SET LOCAL lock_timeout = 1000;"
                 f"SELECT pg_advisory_xact_lock({KEY});SET LOCAL lock_timeout = 0;RELEASE SAVEPOINT s"
@@ -215,9 +253,7 @@ def rate(use: Use, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def measure(
-    cases: Iterator[tuple[str, dict[str, Use]]], options: Any, *, is_atomic: bool
-) -> dict[str, dict[str, float]]:
+def measure(cases: Iterator[Case], options: Any, *, is_atomic: bool) -> dict[str, dict[str, float]]:
     """Return the median rate of each contestant in each case."""
     results = {}
     for name, contestants in cases:
@@ -233,7 +269,7 @@ def measure(
     return results
 
 
-def count(wire: Wire, cases: Iterator[tuple[str, dict[str, Use]]], *, is_atomic: bool) -> dict[str, dict[str, int]]:
+def count(wire: Wire, cases: Iterator[Case], *, is_atomic: bool) -> dict[str, dict[str, int]]:
     """Return the round trips of one use by each contestant in each case."""
     results: dict[str, dict[str, int]] = {}
     for name, contestants in cases:

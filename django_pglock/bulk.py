@@ -12,8 +12,8 @@ from typing import Any
 from django.db.models import Q
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.store.move_to_status import WINDOW, is_among
 from django_pglock.store.statements import rows_of
+from django_pglock.store.windows import WINDOW, is_among
 from django_pglock.tasks.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from django_pglock.tasks.decorator import task
 from django_pglock.verbs import TASK_VERBS, Verb

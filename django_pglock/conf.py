@@ -208,7 +208,7 @@ def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     if not isinstance(given, dict):
         raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
     if problems := [_unknown_option(where, name, known) for name in given if name not in known]:
-        # All at once, so that nobody corrects one and starts again to learn of the next.
+        # All at once, so that one start shows all errors.
         raise ConfigurationError(" ".join(problems))
 
 

@@ -81,7 +81,7 @@ def assert_no_locks(*, using: str | None = None) -> None:
 def locks_disabled() -> Iterator[None]:
     """Grant every lock at once in this block, in all threads, without a statement. Leases are not affected.
 
-    For tests that count statements or have no database. Such tests do not show that a lock excludes anybody.
+    For tests that count statements or have no database. Such tests do not show that a lock excludes other sessions.
     """
     before, BaseHandle.is_disabled = BaseHandle.is_disabled, True
     try:

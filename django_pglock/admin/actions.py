@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from django_pglock.store.move_to_status import WINDOW
+from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import Verb
 
 #: A log entry lists the ids of at most this number of tasks.

@@ -209,7 +209,7 @@ class ArchivedTaskAdmin(ReadOnlyAdmin):
         rows = super().get_queryset(request)
         match = request.resolver_match
         is_page = match is not None and match.url_name == "django_pglock_archivedtask_change"
-        return rows if is_page else rows.defer(*HEAVY)
+        return rows if is_page else rows.defer(*LARGE_COLUMNS)
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""
@@ -243,7 +243,7 @@ class ArchivedTaskAdmin(ReadOnlyAdmin):
 
 
 #: The columns that may have megabytes.
-HEAVY = ("args", "kwargs", "result", "meta", "log", "progress", "failed_attempts")
+LARGE_COLUMNS = ("args", "kwargs", "result", "meta", "log", "progress", "failed_attempts")
 
 
 def is_for_id(request: HttpRequest) -> bool:

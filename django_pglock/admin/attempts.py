@@ -27,7 +27,7 @@ else:
     AnyFormSet = BaseInlineFormSet
 
 #: The number of attempts on the page of a task, and on one page of the list of all its attempts.
-LAST = 20
+SHOWN_ATTEMPTS = 20
 PER_PAGE = 100
 
 
@@ -37,7 +37,7 @@ class LastAttempts(AnyFormSet):
     def get_queryset(self) -> Any:
         """Return the attempts to show. Django calls this for each row, so the queryset is kept."""
         if not hasattr(self, "_queryset"):
-            self._queryset = newest_first(super().get_queryset())[:LAST]
+            self._queryset = newest_first(super().get_queryset())[:SHOWN_ATTEMPTS]
         return self._queryset
 
 

@@ -84,7 +84,7 @@ class EnqueueForm(forms.Form):
         return self.cleaned_data
 
     def call(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments. What was left empty has its default or its stored value."""
+        """Return the positional and the keyword arguments. An empty field has its default or its stored value."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         values = self._values()

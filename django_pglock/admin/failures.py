@@ -25,8 +25,8 @@ from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import FailureGroup, Task
 from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group, mute, unmute
-from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.shared_failures import invalidate_failures, shared_failures
+from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import TASK_VERBS
 
 #: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.

@@ -107,5 +107,5 @@ def is_held(lease: Any) -> bool:
 
 
 def is_kept(lease: Any) -> bool:
-    """Return whether the lease was released before its ``min_hold`` has passed, so nobody can acquire it yet."""
+    """Return whether the lease was released before its ``min_hold`` has passed, so it cannot be acquired yet."""
     return lease.released_at is not None and lease.expires_at is not None and lease.expires_at > lease.server_time

@@ -25,7 +25,7 @@ MOST_RUNNING, MOST_IN_QUEUE, MOST_WORKERS = 1000, 1000, 200
 #: Queues with ready tasks are compared by the age of the oldest task, so a few tasks of each are enough.
 OLDEST = 3
 #: Minutes of which the average is the number of tasks that finish in a minute.
-RATED = 5
+RATE_MINUTES = 5
 
 
 class RunningTask(NamedTuple):
@@ -100,9 +100,9 @@ class Facts:
         # A worker writes a minute when it is over, or up to a minute later.
         last = timezone.now() - timedelta(minutes=2)
         rows = TaskHistory.objects.using(self.using).filter(seconds=MINUTE, task_path=ALL, queue__in=queues)
-        rows = rows.filter(started_at__gt=last - timedelta(minutes=RATED), started_at__lte=last)
+        rows = rows.filter(started_at__gt=last - timedelta(minutes=RATE_MINUTES), started_at__lte=last)
         finished = Sum(F("succeeded") + F("failed") + F("cancelled"))
-        return {queue: count / RATED for queue, count in rows.values_list("queue").annotate(finished=finished)}
+        return {queue: count / RATE_MINUTES for queue, count in rows.values_list("queue").annotate(finished=finished)}
 
     @cached_property
     def running_by_queue(self) -> Mapping[str, int]:

@@ -31,7 +31,7 @@ from django_pglock.store.archive_state import may_be_archived
 from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded
-from django_pglock.store.move_to_status import is_among
+from django_pglock.store.windows import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 

@@ -43,7 +43,7 @@ ATTEMPT, OUTCOME = "django_pglock.attempt", "django_pglock.outcome"
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 1800, 7200)
 
 #: The failure of an attempt that has lost its task while it ran.
-LOST = Failure("django_pglock.errors.ClaimLost", "", "Another worker has claimed the task.")
+CLAIM_LOST = Failure("django_pglock.errors.ClaimLost", "", "Another worker has claimed the task.")
 
 
 class PGLockInstrumentor(BaseInstrumentor):  # type: ignore[misc]
@@ -193,7 +193,7 @@ class Processing(Operation, RunObserver):
         """End the span."""
         name = "lost" if outcome is None else type(outcome).__name__.lower()
         self.span.set_attribute(OUTCOME, name)
-        failure = LOST if outcome is None else getattr(outcome, "failure", None)
+        failure = CLAIM_LOST if outcome is None else getattr(outcome, "failure", None)
         if failure is not None and not isinstance(outcome, Cancelled):
             self.fail(failure.exception_path, failure.message, failure.traceback)
         self.telemetry.process_duration.record(self.leave(), {**self.labels, OUTCOME: name})

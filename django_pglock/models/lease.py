@@ -18,8 +18,8 @@ class _DefaultManager(NotDumped, LeaseManager):
 class Lease(models.Model):
     """One lease. The row stays after the lease is released, because the next token has to be larger.
 
-    Nobody else can acquire the lease before ``expires_at``; None means never. ``released_at`` is None while the lease
-    is held.
+    No other owner can acquire the lease before ``expires_at``; None means never. ``released_at`` is None while the
+    lease is held.
     """
 
     key = models.BigIntegerField(_("key"), primary_key=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 #: The server's process id of a session. Behind a pooler it differs from the process id that libpq knows.
-OWN = "SELECT pg_backend_pid(), pg_is_in_recovery()"
+OWN_SESSION = "SELECT pg_backend_pid(), pg_is_in_recovery()"
 #: The login role may see its sessions, also if Django assumes another role.
 AS_LOGIN_ROLE = "SET ROLE NONE"
 #: ``state`` is NULL for sessions that the role may not see, and 'disabled' if track_activities is off.
@@ -63,7 +63,7 @@ def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerVi
     Behind a pooler no role is set, because the next client of the session would get it.
     """
     with connection.cursor() as cursor:
-        cursor.execute(OWN)
+        cursor.execute(OWN_SESSION)
         pid, is_standby = cursor.fetchone()
         if pid != backend_pid(connection):
             cursor.execute(OLDEST_STATEMENT)

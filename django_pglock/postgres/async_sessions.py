@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Row = Sequence[Any]
 #: Seconds without use after which a pool ends a session.
-IDLE = 60.0
+IDLE_TIMEOUT = 60.0
 #: Seconds after which a statement that still runs is cancelled again.
 CANCEL_AGAIN = 0.05
 
@@ -190,7 +190,7 @@ class AsyncSessionPool:
         self.limit = limit
         self.in_use = 0
         self._ended = ended
-        # Those that nobody uses, and since when; the last is the one given back last.
+        # The unused sessions, and since when; the last was given back last.
         self._idle: list[tuple[float, AsyncSession]] = []
         # The timer itself is not kept: it knows the loop, which could not be collected then.
         self._has_timer = False
@@ -214,7 +214,7 @@ class AsyncSessionPool:
         self.in_use -= 1
         if session.is_reusable:
             self._idle.append((time.monotonic(), session))
-            self._set_timer(IDLE)
+            self._set_timer(IDLE_TIMEOUT)
         else:
             self._finish(session)
 
@@ -245,7 +245,7 @@ class AsyncSessionPool:
     def _close_old(self) -> None:
         self._has_timer = False
         now = time.monotonic()
-        while self._idle and self._idle[0][0] + IDLE <= now:
+        while self._idle and self._idle[0][0] + IDLE_TIMEOUT <= now:
             self._finish(self._idle.pop(0)[1])
         if self._idle:
-            self._set_timer(self._idle[0][0] + IDLE - now)
+            self._set_timer(self._idle[0][0] + IDLE_TIMEOUT - now)

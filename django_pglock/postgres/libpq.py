@@ -31,9 +31,9 @@ BOOL, BIGINT, DOUBLE = 16, 20, 701
 #: Seconds for the cancel request to reach the server, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
 #: Milliseconds between two moments in which Python may run signal handlers.
-LOOK_UP = 100
+SIGNAL_CHECK_INTERVAL = 100
 #: Seconds after which a coroutine tries again to use a connection that another thread uses for a moment.
-RETRY = 0.001
+RETRY_AFTER = 0.001
 CAN_EXCHANGE = hasattr(select, "poll")
 BEGIN: dict[IsolationLevel | None, str] = {None: "BEGIN;"}
 BEGIN |= {level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in IsolationLevel}
@@ -111,7 +111,7 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
     while not _collect_results(pgconn, results):
         # The poll ends from time to time, so that Python can run the handlers of signals that another thread got.
-        if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
+        if not poll.poll(SIGNAL_CHECK_INTERVAL) and time.monotonic() > deadline:
             raise OperationalError(f"the server has not answered within {within:g} s")
         _consume_input(pgconn, results)
         if is_unsent and not (is_unsent := pgconn.flush()):
@@ -157,7 +157,7 @@ def _cancel(raw: Connection[Any]) -> None:
 async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | None:
     """Do the same for a coroutine. No other code may use this connection. A cancel also cancels the statement."""
     while not raw.lock.acquire(blocking=False):
-        await asyncio.sleep(RETRY)
+        await asyncio.sleep(RETRY_AFTER)
     try:
         pgconn = raw.pgconn
         try:

@@ -32,7 +32,7 @@ logger = logging.getLogger("django_pglock.listen")
 #: Seconds before the first new session after a lost one. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
-LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
+CONNECTION_ERRORS = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 def notify(channel: str, payload: str = "", *, using: str | None = None) -> None:
@@ -72,7 +72,7 @@ def listen(channel: str, *, poll: float | None = None, using: str | None = None)
             yield payloads
             try:
                 payloads = _wait(session, settings.POLL_INTERVAL if poll is None else poll)
-            except LOST as error:
+            except CONNECTION_ERRORS as error:
                 logger.warning("The session that listens on %r is lost: %s", channel, str(error).strip())
                 session.close()
                 session, payloads = _open_again(using, channel), []
@@ -96,7 +96,7 @@ def _open(using: str, channel: str) -> DatabaseWrapper:
 def _open_again(using: str, channel: str) -> DatabaseWrapper:
     pause = FIRST_PAUSE
     while True:
-        with suppress(*LOST):
+        with suppress(*CONNECTION_ERRORS):
             return _open(using, channel)
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
         pause = min(2 * pause, LONGEST_PAUSE)

@@ -26,7 +26,7 @@ from django_pglock.postgres.thread_stacks import stacks
 #: to the statement.
 WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_locked.__code__: ("raw", "message")}
 #: The largest number of psycopg's own frames between the wait and the frame that blocks.
-DEEPEST = 8
+MOST_FRAMES = 8
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _waits_of_coroutines() -> Iterator[PendingStatement]:
 
 def _awaited_in(innermost: FrameType | None) -> tuple[Any, Any]:
     frame = innermost
-    for _ in range(DEEPEST):
+    for _ in range(MOST_FRAMES):
         if frame is None:
             break
         if names := WAITING.get(frame.f_code):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The number of keys that one transaction admits tasks to.
 KEYS_AT_ONCE = 1000
 #: The prefix of the keys at which tasks wait for tokens of ``rate=``.
-RATED = "%rate "
+RATE_PREFIX = "%rate "
 #: A task with one of these statuses has been admitted. When it ends, admission to its key follows.
 ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
 
@@ -300,8 +300,8 @@ def _admit_own(using: str, statement: str, key: str, values: Sequence[Any]) -> t
 
 def _admit(using: str, keys: list[str]) -> list[str]:
     """Admit to some keys; return the queue of each task that was admitted."""
-    rated = [key for key in keys if key.startswith(RATED)]
-    plain = [key for key in keys if not key.startswith(RATED)]
+    rated = [key for key in keys if key.startswith(RATE_PREFIX)]
+    plain = [key for key in keys if not key.startswith(RATE_PREFIX)]
     rows = _admit_by(using, ADMIT_NEXT, plain) if plain else []
     queues = [queue for queue, _ in rows if queue is not None]
     # The keys that need the general statement.

@@ -10,9 +10,10 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.store.after_commit import notify_after_commit
-from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES, Progress, by_windows, move
+from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES, move
 from django_pglock.store.statements import EXPIRES_AT
 from django_pglock.store.wake import CANCEL_CHANNEL
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import WAITING, TaskStatus
 
 # Notifies all workers of requests about these tasks (requests_to_worker.py).

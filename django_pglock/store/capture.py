@@ -241,7 +241,7 @@ def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str
     if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
         return "must be unique only while it waits, with on_conflict='skip', or changes are lost or writes fail"
     if unique.key is None and task.redact:
-        # Nobody may find a hidden value by computing the digests of all values, and a trigger has no SECRET_KEY.
+        # No reader may find a hidden value by computing the digests of all values, and a trigger has no SECRET_KEY.
         return "has redact and unique=True, whose key a trigger cannot make. Name the key, as in Unique(key='{id}')"
     if "ids" in names:
         return "is unique and has the parameter ids; the ids of a skipped call would be lost. Use the parameter id"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_pglock.store.move_to_status import Progress, by_windows
 from django_pglock.store.prune import delete_free, unneeded
 from django_pglock.store.refusals import Refusals
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import FINISHED
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_pglock.store.move_to_status import Progress, by_windows, move
+from django_pglock.store.move_to_status import move
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import TaskStatus
 
 _FAILED = (TaskStatus.FAILED.value,)

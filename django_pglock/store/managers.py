@@ -22,7 +22,6 @@ from django_pglock.store.discard import discard
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move_to_queue import move_to_queue
-from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import prune
@@ -31,6 +30,7 @@ from django_pglock.store.reset_stuck import reset_stuck, stuck
 from django_pglock.store.retry import retry
 from django_pglock.store.run_now import run_now
 from django_pglock.store.unknown import UnknownTasks, unknown
+from django_pglock.store.windows import WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django_pglock.store.marking import first_free, mark
-from django_pglock.store.move_to_status import Progress, by_windows
 from django_pglock.store.wake import wake
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.states import WAITING, TaskStatus

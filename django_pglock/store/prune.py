@@ -29,10 +29,10 @@ from django.db.models.functions import Now
 from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.move_to_status import WINDOW, Progress
 from django_pglock.store.references import refusing_keys, unreferenced
 from django_pglock.store.refusals import Refusals
 from django_pglock.store.statements import rows_of, run, run_together
+from django_pglock.store.windows import WINDOW, Progress
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = logging.getLogger("django_pglock.worker")

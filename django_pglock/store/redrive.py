@@ -14,9 +14,9 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost
 from django_pglock.store.failures import FailureGroupId, in_group, with_fingerprint, without_fingerprint
-from django_pglock.store.move_to_status import WINDOW, is_among
 from django_pglock.store.retry import retry
 from django_pglock.store.statements import rows_of
+from django_pglock.store.windows import WINDOW, is_among
 from django_pglock.tasks.states import TaskStatus
 
 #: The lowest and the highest rate in tasks a second: one task in a quarter of an hour, and one window a second.

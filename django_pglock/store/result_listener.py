@@ -49,7 +49,7 @@ LONGEST_OUTAGE = 60.0
 #: Seconds before the first new connection after a lost session; doubled each time up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
-LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
+CONNECTION_ERRORS = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 class WaitingCaller:
@@ -159,7 +159,7 @@ class ResultListener:
     def _run_once_or_lose_session(self) -> None:
         try:
             self._run_once()
-        except LOST as error:
+        except CONNECTION_ERRORS as error:
             self._lose(error)
 
     def _run_once(self) -> None:
@@ -275,7 +275,7 @@ class ResultListener:
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(*LOST):
+            with suppress(*CONNECTION_ERRORS):
                 connection.close()
             del connections[self.using]
 

@@ -14,9 +14,10 @@ from django.db.models.functions import Collate, Length, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
-from django_pglock.store.move_to_status import BETWEEN_TRIES, DUE_STATUS, TRIES, Progress, by_windows, movable, move
+from django_pglock.store.move_to_status import BETWEEN_TRIES, DUE_STATUS, TRIES, movable, move
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: The longest wait for a unique key if one statement takes many. The server searches for deadlocks after a second.

@@ -6,7 +6,8 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from django_pglock.store.move_to_status import DUE_STATUS, Progress, by_windows, move
+from django_pglock.store.move_to_status import DUE_STATUS, move
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import TaskStatus
 
 

@@ -17,7 +17,7 @@ from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 
 #: Seconds after which a stack is deleted by the next request for any task.
-KEPT = 600.0
+KEPT_FOR = 600.0
 #: Seconds between two polls for an answer.
 CHECK_INTERVAL = 0.05
 
@@ -45,7 +45,7 @@ def request_stack(using: str, task: int) -> bool:
     The worker gets the request after the commit. A worker that listens for notifications answers at once, another one
     within a heartbeat interval.
     """
-    if not run(using, REQUEST_STACK, task, KEPT, task):
+    if not run(using, REQUEST_STACK, task, KEPT_FOR, task):
         return False
     notify_after_commit(using, NOTIFY_CANCEL, CANCEL_CHANNEL, [task])
     return True

@@ -127,7 +127,7 @@ def _of_arguments(task: TaskFields, text: str) -> str:
 
 
 def _digest(task: TaskFields, text: str) -> str:
-    """Return a keyed digest of 64 characters, so that nobody can find redacted arguments by trying all values.
+    """Return a keyed digest of 64 characters, so that redacted arguments cannot be found by trying all values.
 
     The secret is the oldest one of the settings. So processes with a new SECRET_KEY, and the old one in
     SECRET_KEY_FALLBACKS, compute the same digests as processes with only the old one.

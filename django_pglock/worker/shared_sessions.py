@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 #: Seconds without use after which a session is closed if there is another one.
-IDLE = 10.0
+IDLE_TIMEOUT = 10.0
 
 
 class SharedSessions:
@@ -63,7 +63,7 @@ class SharedSessions:
     def close_surplus(self) -> None:
         """Close the sessions that have not been used for long, except for the last one."""
         with self._changing:
-            last = time.monotonic() - IDLE
+            last = time.monotonic() - IDLE_TIMEOUT
             # The list is in the order of the times.
             old = [each for each in self._idle[:-1] if each[0] <= last]
             self._idle = self._idle[len(old) :]

@@ -54,7 +54,7 @@ THREAD_IS_LOST = (
     "With --processes or a --max option the process is replaced."
 )
 #: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
-HANDOVER = 3.0
+HANDOVER_DELAY = 3.0
 
 
 class Worker:
@@ -345,8 +345,8 @@ class Worker:
         self._end(self.upkeep, self.running_tasks)
         stuck = self.executor.end_stuck()
         if not have_ended:
-            # As late as possible, because from here on the process has HANDOVER seconds to end.
-            self.executor.abandon_running(HANDOVER, except_for=stuck)
+            # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
+            self.executor.abandon_running(HANDOVER_DELAY, except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)

@@ -89,7 +89,7 @@ def a_busy_shop() -> Iterator[tuple[str, str]]:
 
 
 def enqueue_work() -> str:
-    """Enqueue tasks that come to every end. Return the id of one that has failed three times."""
+    """Enqueue tasks, some for each outcome. Return the id of a task that has failed three times."""
     from django.db.models import F
 
     from django_pglock.models import Queue, Task

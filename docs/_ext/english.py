@@ -1,7 +1,8 @@
-"""Check the English of the pages, of the package, of the tests and of the benchmarks.
+"""Check the English of the pages, of the package, of the example project, of the tests and of the benchmarks.
 
-In the package it reads messages, docstrings and comments. In tests/ and bench/ it reads docstrings and comments only:
-the other strings there are data.
+In the package and in the example project it reads messages, docstrings and comments. In tests/, bench/ and docs/_ext/
+it reads docstrings and comments only: the other strings there are data. In the code blocks of a page it reads comments
+and docstrings as well, and the titles of directives.
 
 Run: ``python docs/_ext/english.py``. It needs proselint, prints one line for each phrase to rewrite, and exits with 1
 if there is one. CONTRIBUTING.md has the rules; ``SAY_INSTEAD`` has the phrases that break them most often.
@@ -54,6 +55,10 @@ SAY_INSTEAD = {
     "keeps? (?:nobody|everybody) out": "excludes",
     "stands? in the record": "is in the row",
     "of which nobody": "two sentences",
+    "nobody (?:knows|notices|rescues|asleep|needs|uses)": "no worker, no user, or the passive voice",
+    "nobody (?:corrects|can find)": "the passive voice, or the subject",
+    "(?:asks|tells|stays with) nobody": "sends no statement, notifies no worker, has no holder",
+    "if somebody": "if a user, if another transaction",
     "the same, as": "as: …",
     "mend": "correct",
     "sees? to it that": "ensures that",
@@ -84,18 +89,27 @@ FITTING = (
     "skunked_terms",
     "spelling",
 )
-#: The folders in which strings that are no docstrings are data.
-DATA = ("tests", "bench")
-#: Folders that are not read: migrations do not change any more; the chaos suite is still to be corrected.
-NOT_READ = {"migrations", "chaos"}
+#: The folders whose messages are read, and those in which strings that are no docstrings are data.
+MESSAGES = ("django_pglock", "example_project")
+DATA = ("tests", "bench", "docs/_ext")
+#: Folders that are not read: migrations do not change any more.
+NOT_READ = {"migrations"}
 OURS = "pglock"
 CONFIG: Config = {"max_errors": 1000, "checks": dict.fromkeys((*FITTING, OURS), True)}
-#: What is no English in a page: code, comments, addresses.
-CODE = re.compile(r"^(`{3,}|:::).*?^\1|`[^`]+`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.MULTILINE | re.DOTALL)
+#: A block of code or a directive in a page.
+BLOCK = re.compile(r"^ *(`{3,}|:{3,})(.*)\n((?:.*\n)*?) *\1", re.MULTILINE)
+#: What is English in it: the title of a directive, the comments of SQL, and the comments and docstrings of other code.
+TITLE = re.compile(r"(?<=\}) .+")
+IN_SQL = re.compile(r"(?<=-- ).+$", re.MULTILINE)
+IN_CODE = re.compile(r"(?:(?<=^# )|(?<= # )|(?<=^#: )|(?<= #: )).+$|(?<=\"{3})[^\"]+(?=\"{3})", re.MULTILINE)
+#: What is no English in the rest of a page: code, comments, addresses.
+CODE = re.compile(r"`[^`]+`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
+#: The marks of quotations and of emphasis, which may be between the words of a phrase.
+MARKS = re.compile(r"^[ >]*>|(?<!\w)[*_]{1,3}(?=\S)|(?<=\S)[*_]{1,3}(?!\w)", re.MULTILINE)
 #: What is no English in a string: fields, and the quotes between its parts.
 FIELDS = re.compile(r"\{[^{}]*\}|``[^`]*``|[\"']\s*\n\s*[rfb]{0,2}[\"']|\\n")
 #: proselint skips quotations, and every message is one.
-QUOTES = re.compile(r"\"|(?<!\w)'|'(?!\w)")
+QUOTES = re.compile(r"[\"“”„]|(?<!\w)'|'(?!\w)")
 SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|WITH|FROM|WHERE|VALUES|JOIN|RETURNING|CREATE)\b")
 
 
@@ -106,13 +120,13 @@ def pages() -> list[Path]:
 
 def sources() -> list[Path]:
     """Return the Python files whose messages, docstrings and comments people read."""
-    paths = [path for folder in ("django_pglock", *DATA) for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = [path for folder in (*MESSAGES, *DATA) for path in sorted((ROOT / folder).rglob("*.py"))]
     return [path for path in paths if not NOT_READ.intersection(path.relative_to(ROOT).parts)]
 
 
 def prose_of_page(text: str) -> str:
     """Return the page with blanks instead of code. The rest stays at its place."""
-    return CODE.sub(_blank, text)
+    return MARKS.sub(lambda mark: _spaces(mark[0]), CODE.sub(_blank, BLOCK.sub(_prose_of_block, text)))
 
 
 def prose_of_source(text: str, *, with_messages: bool = True) -> str:
@@ -160,6 +174,16 @@ def main(paths: Iterable[Path]) -> int:
 def _blank(match: re.Match[str]) -> str:
     # No spaces: words before and after code would look like neighbours.
     return re.sub(r"[^\n]", "`", match[0]) if "\n" not in match[0] or match[0].startswith("`") else _spaces(match[0])
+
+
+def _prose_of_block(block: re.Match[str]) -> str:
+    text, language = block[0], block[2].strip()
+    english = TITLE if language.startswith("{") else IN_SQL if language == "sql" else IN_CODE
+    # No spaces, as in ``_blank``, and no backticks, because the prose between two of them would look like code.
+    prose = list(re.sub(r"[^\n]", "~", text))
+    for found in english.finditer(text):
+        prose[found.start() : found.end()] = found[0]
+    return "".join(prose)
 
 
 def _spaces(text: str) -> str:

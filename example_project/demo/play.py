@@ -182,7 +182,7 @@ class Play:
                 if process.poll() not in (None, -signal.SIGKILL):
                     self.fleet.require_running(process)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"This did not come to its end: {counts}\n{self.fleet.output()}")
+                raise TimeoutError(f"This did not end in time: {counts}\n{self.fleet.output()}")
             time.sleep(0.1)
         if is_last:
             self._show(counts, began, is_last=True)

@@ -31,7 +31,7 @@ def health() -> dict[str, Any]:
 
 
 def _longest_wait() -> float:
-    # A task for tonight, or one that is tried again in an hour, has not waited since it was enqueued.
+    # A task that is scheduled for tonight, or for a retry in an hour, has not waited since it was enqueued.
     due = Greatest("enqueued_at", Coalesce("run_after", "enqueued_at"))
     waiting = Task.objects.filter(status__in=["READY", "SCHEDULED"]).annotate(due=due).filter(due__lte=Now())
     age = waiting.aggregate(age=Now() - Min("due"))["age"]

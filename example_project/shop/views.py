@@ -31,7 +31,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["POST"])
 @lock_view("checkout:{request.user.pk}")
 def checkout(request: HttpRequest) -> HttpResponse:
-    """Pay a cart. A second click gets 409 while the first is under way, and afterwards the order that exists."""
+    """Pay a cart. A second click gets 409 during the first one, and afterwards the existing order."""
     try:
         cart, product = UUID(request.POST["cart"]), Product.objects.get(pk=request.POST["product"])
     except (KeyError, ValueError, Product.DoesNotExist):

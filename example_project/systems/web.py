@@ -57,7 +57,7 @@ class Browser:
         return self._send("POST", path, urlencode(data or {}), {**form, **headers})
 
     def post_at_once(self, times: int, path: str, data: dict[str, Any] | None = None) -> list[Answer]:
-        """Send a form so many times at once."""
+        """Send a form ``times`` times at once."""
         with ThreadPoolExecutor(times) as pool:
             return list(pool.map(lambda _: self.post(path, data), range(times)))
 

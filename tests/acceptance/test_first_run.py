@@ -69,7 +69,7 @@ def test_it_never_listens_on_tcp_and_leaves_nothing_behind():
     assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
 
 
-def test_a_durable_one_survives_a_crash_with_what_was_committed():
+def test_a_durable_server_keeps_committed_rows_after_a_crash():
     with PrivatePostgres(durable=True) as server:
         with connect(server) as connection:
             assert connection.execute("SHOW fsync").fetchone() == ("on",)

@@ -151,7 +151,7 @@ def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip
     assert manage.has_pip()
 
 
-def test_in_a_folder_of_somebody_else_it_says_so(manage, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported(manage, monkeypatch):
     monkeypatch.setattr(manage.os, "access", lambda *args: False)
     with pytest.raises(SystemExit, match=r"cannot be written\. Copy the project to a folder of your own"):
         manage.make_venv()

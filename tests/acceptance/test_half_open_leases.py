@@ -58,7 +58,7 @@ def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
 def test_a_cancel_that_gets_no_answer_is_not_waited_for_for_ever(proxy, monkeypatch):
     """As after Ctrl-C, or at a timeout."""
     monkeypatch.setattr(libpq, "CANCEL_WITHIN", 0.5)
-    monkeypatch.setattr(libpq, "LOOK_UP", 10)
+    monkeypatch.setattr(libpq, "SIGNAL_CHECK_INTERVAL", 10)
     connection.close()
 
     def interrupt(*args):

@@ -123,7 +123,7 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sends this signal on Linux only")
 @pytest.mark.parametrize("with_children", [True, False])
-def test_when_the_tests_have_ended_so_does_what_is_to_end_with_its_parent(started, with_children):
+def test_a_warm_process_ends_with_the_parent_of_its_tests(started, with_children):
     """And it continues when the parent only gives way to another one."""
     child, _ = started(3, preexec_fn=_end_with_parent, VALUE="3")
     [key] = [key for key in warm._parents if ("VALUE", "3") in key]

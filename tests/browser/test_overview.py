@@ -24,7 +24,7 @@ def press(browser, key, code):
         browser.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
 
-def test_it_refreshes_announces_what_is_new_and_keeps_the_focus(shop, browser, eventually):
+def test_the_overview_refreshes_announces_news_and_keeps_the_focus(shop, browser, eventually):
     browser.open(f"{shop}/admin/django_pglock/overview/")
     assert "No worker is running" in browser.text
     browser.evaluate("document.querySelector('#pglock-overview a').focus()")

@@ -1,4 +1,4 @@
-"""Faults, under load, and whether what is promised holds. Not part of the default run: ``pytest tests/chaos``.
+"""Faults under load, and whether the guarantees hold. Not part of the default run: ``pytest tests/chaos``.
 
 A module whose faults harm the server has a ``server`` fixture of its own, which the stage then uses.
 """
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
-    """A fault that failed before it could show anything has its row all the same, and so has one that was skipped."""
+    """Write a row also for a fault that was skipped, or that failed before it could show anything."""
     report = yield
     fault = fault_of(item)
     rows = item.config.stash[_ROWS]

@@ -1,4 +1,4 @@
-"""What became of the tasks, decided from rows alone: no log is read, nobody is asked.
+"""What became of the tasks, decided from rows alone: no log is read, and no process is asked.
 
 Times are seconds since the epoch. Tests, workers and server share one machine, so they share its clock, too.
 """
@@ -48,12 +48,12 @@ class RunRow:
 
 @dataclass(frozen=True)
 class Absence:
-    """A time in which a worker could do nothing: for ever if it was dead, until it was woken if it was stopped."""
+    """A time in which a worker could do nothing. A death lasts forever, and a stop until the worker continues."""
 
     worker: UUID
     began: float
     ended: float = math.inf
-    #: It went on to compute, and could only not tell anybody.
+    #: The worker continued to compute, but could not report it.
     is_cut_off: bool = False
 
 
@@ -76,7 +76,7 @@ class Evidence:
     absences: Collection[Absence] = ()
 
     def findings(self, *, may_fail: Collection[int] = (), may_wait: Collection[int] = ()) -> list[Finding]:
-        """Return everything that should not be. Some tasks may be meant to fail, or to wait."""
+        """Return every violation of a guarantee. Some tasks may be meant to fail, or to wait."""
         return [
             *self._lost(),
             *self._not_done(may_fail, may_wait),
@@ -127,16 +127,16 @@ class Evidence:
         return _grouped((run.key, run) for run in self.runs if run.key)
 
     def _together(self, one: RunRow, other: RunRow) -> float:
-        """Return for how many seconds two runs were under way at the same time."""
+        """Return for how many seconds two runs overlapped."""
         pairs = ((a, b) for a in self._present(one) for b in self._present(other))
         return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
 
     def _present(self, run: RunRow) -> list[tuple[float, float]]:
-        """Return when a run was under way: from its start to its end, without what its worker could not do.
+        """Return when a run was in progress: from its start to its end, without the absences of its worker.
 
-        One that was under way when its worker was cut off had computed all it did by then, if it was cut off for long:
-        what comes after the absence is the word that it has ended, which waits for a new connection. The word that it
-        begins may have been sent just before, and arrive later.
+        If a run was in progress when its worker was cut off for long, it had computed everything by then. After the
+        absence only the message about its end arrives, which waits for a new connection. The message about its start
+        may have been sent just before the absence, and may arrive later.
         """
         spans = [(run.started, math.inf if run.ended is None else run.ended)]
         for absence in self.absences:
@@ -146,12 +146,12 @@ class Evidence:
         return spans
 
     def recovery(self, hands: Collection[int], victim: UUID | None, since: float) -> Recovery:
-        """Say how long what was in the victim's hands took to begin elsewhere, and others to finish anything.
+        """Return after how long the victim's tasks began elsewhere, and other workers finished anything.
 
-        ``since`` is the moment of the fault, or of its end; without a victim, anywhere is elsewhere. What was finished
-        at that moment, and only seemed to be in hand because the answer was on its way, need not run again.
+        ``since`` is the moment of the fault, or of its end. Without a victim, any worker counts as elsewhere. A task
+        that was finished at that moment need not run again. It only seemed to run, because its answer was in transit.
 
-        Raises ``AssertionError`` if nothing had to run again: then nothing was shown.
+        Raises ``AssertionError`` if no task had to run again, because then nothing was shown.
         """
         elsewhere = [run for run in self.runs if run.worker != victim]
         began = {(run.task, run.attempt): run.started for run in self.runs}
@@ -195,7 +195,7 @@ class Recovery:
 
 
 def _overlapping(runs: Iterable[RunRow]) -> Iterator[tuple[RunRow, RunRow]]:
-    """Yield the pairs of runs that may have been under way at the same time."""
+    """Yield the pairs of runs that may have overlapped."""
     open_runs: list[RunRow] = []
     for run in sorted(runs, key=attrgetter("started")):
         open_runs = [other for other in open_runs if other.ended is None or other.ended > run.started]

@@ -1,4 +1,4 @@
-"""The table of what was shown: one row for each guarantee of each fault."""
+"""The table of the results: one row for each guarantee of each fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = ("fault", "guarantee", "bound", "measured", "result")
 
 @dataclass(frozen=True)
 class Row:
-    """One guarantee under one fault. Seconds, or None where nothing is to be measured, or nothing could be shown."""
+    """One guarantee under one fault. Seconds; None if nothing is measured, or if nothing could be shown."""
 
     fault: str
     guarantee: str

@@ -1,4 +1,4 @@
-"""Workers as processes under load, and what is done to them."""
+"""Workers as processes under load, and the faults that they get."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ KEYS = 5
 PLENTY = 16
 
 
-#: The environment of workers, but for what a fault needs.
+#: The environment of workers, without the variables of a fault.
 SURROUNDINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings"}
 
 
 class Member(WorkerProcess):
-    """A worker process that knows when it ended, and which worker of the table it is."""
+    """A worker process, with the moment of its end and the id of its row."""
 
     ended_at: float | None = None
     id: UUID
-    #: Start another one like this, as a supervisor does; None when that has happened.
+    #: Starts a replacement, as a supervisor does. None: it was started.
     again: Callable[[], Member] | None = None
 
     def _read(self) -> None:
@@ -54,7 +54,7 @@ def state_of(pid: int) -> str:
 
 @dataclass
 class Blow:
-    """What was done to whom, when, and which tasks were in its hands at that moment."""
+    """A fault: its victim, its moment, and the tasks that the victim had claimed at that moment."""
 
     victim: UUID | None
     at: float
@@ -113,9 +113,9 @@ class Stage:
         return self.expect(*results)
 
     def under_load(self, is_seen: Callable[[], Any], seconds: float = 0.05) -> Callable[[], Any]:
-        """Return the question for ``eventually`` whether something is seen, with more tasks enqueued when few are left.
+        """Return a condition for ``eventually`` that also enqueues more tasks when few are left.
 
-        On a slow machine a load of fixed size may be done before anybody has looked.
+        On a slow machine a load of fixed size may be done before the first check.
         """
 
         def look() -> Any:
@@ -126,7 +126,7 @@ class Stage:
         return look
 
     def all_begin(self, crew: Iterable[Member], since: float) -> Callable[[], bool]:
-        """Return the question for ``eventually`` whether each worker has begun a task since a moment, under load."""
+        """Return the condition for ``eventually`` that each worker has begun a task since a moment, under load."""
 
         def have_begun() -> bool:
             evidence = self.evidence()
@@ -135,7 +135,7 @@ class Stage:
         return self.under_load(have_begun)
 
     def all_threads_begin(self, crew: Collection[Member], since: float, threads: int) -> Callable[[], bool]:
-        """Return the question for ``eventually`` whether each of so many threads of each worker has begun a task."""
+        """Return the condition for ``eventually`` that each of ``count`` threads of each worker has begun a task."""
 
         def have_begun() -> bool:
             evidence = self.evidence()
@@ -144,7 +144,7 @@ class Stage:
         return self.under_load(have_begun)
 
     def expect(self, *results: Any) -> list[int]:
-        """Take note of tasks that were enqueued: each has to have its end."""
+        """Note tasks that were enqueued: each of them must end."""
         ids = [int(result.id) for result in results]
         self.enqueued += ids
         return ids
@@ -191,7 +191,7 @@ class Stage:
                 os.kill(process, signal.SIGKILL)
 
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
-        """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""
+        """Note that a worker was cut off for some time. Its runs of that time had computed everything before."""
         self._absences.append(Absence(worker, since, until, is_cut_off=True))
 
     def hands(self, worker: UUID) -> set[int]:
@@ -206,17 +206,17 @@ class Stage:
                 again()
         return True
 
-    # How it goes on
+    # How the tasks progress
 
     def running(self, count: int = 1) -> bool:
-        """Say whether so many runs have begun."""
+        """Return whether ``count`` runs have begun."""
         return Run.objects.count() >= count
 
     def is_over(self) -> bool:
-        """Say whether every task is finished."""
+        """Return whether every task is finished."""
         return not Task.objects.exclude(status__in=FINISHED).exists()
 
-    # What is to be said of it
+    # The evidence
 
     def evidence(self) -> Evidence:
         """Read the tables."""
@@ -248,7 +248,7 @@ class Stage:
         ]
 
     def judge(self, guarantee: str = NOTHING_WRONG, **exceptions: Any) -> Evidence:
-        """Show that nothing went wrong, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""
+        """Show that no guarantee was violated, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""
         evidence = self.evidence()
         findings = evidence.findings(**exceptions)
         self.rows.append(Row(self.fault, guarantee, None, None, not findings))
@@ -260,9 +260,9 @@ class Stage:
             yield f"{attempt!r} from {attempt.started_at} to {attempt.finished_at}\n{attempt.traceback}"
 
     def show(self, guarantee: str, measured: float, bound: float) -> None:
-        """Show that something took no longer than it may.
+        """Show that something did not take longer than ``limit``.
 
-        The short form runs on any machine, however slow and busy: there, only what never happens is too late.
+        The short form may run on a slow and busy machine. There it fails only if something never happens.
         """
         if self.is_short:
             bound = max(10 * bound, 60.0)
@@ -286,6 +286,6 @@ class Stage:
             cursor.execute(f"TRUNCATE {', '.join(names)} CASCADE")
 
     def close(self) -> None:
-        """End whoever is left."""
+        """End the processes that are left."""
         for member in self.crew:
             member.end()

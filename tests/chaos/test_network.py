@@ -25,15 +25,15 @@ from tests.sample.models import Run
 AGAIN = 10.0
 #: Seconds within which a message arrives that was sent before a fault.
 IN_TRANSIT = 1.0
-#: Signs of life for the short form.
+#: Heartbeats for the short form.
 QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 
 
 @pytest.fixture
 def beats(is_short):
-    """Signs of life of the workers: settings, and within how many seconds nobody's tasks are taken over.
+    """Settings of the heartbeats, and the seconds after which the tasks of a silent worker run elsewhere.
 
-    That is the hard limit, a round of upkeep, and what the new claim takes.
+    These are the hard limit, a round of upkeep, and the time of the new claim.
     """
     settings = QUICK if is_short else {"HEARTBEAT_INTERVAL": 3.0, "HEARTBEAT_LIMIT": 30.0}
     return settings, settings["HEARTBEAT_LIMIT"] + settings["HEARTBEAT_INTERVAL"] + 2
@@ -93,7 +93,7 @@ def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
         stage.load(1)
         proxy.cut()
         time.sleep(0.3)
-    # And for a while there is nobody to connect to.
+    # For a while no server accepts connections.
     proxy.cut(new=True)
     time.sleep(2 if is_short else 10)
     proxy.pass_through()
@@ -120,7 +120,7 @@ def wait_until_busy(stage, eventually):
 @pytest.mark.short
 @pytest.mark.fault("a proxy forgets the connections of three workers and keeps acknowledging")
 def test_half_open_connections(proxy, stage, beats, wait_until_busy, eventually, is_short):
-    """Only those that there are. All twelve threads are in the middle of a task, most of them of a transaction."""
+    """Only the existing connections. All twelve threads run a task, most of them in a transaction."""
     settings, _ = beats
     crew = stage.workers(3, "--threads", "4", url=proxy.url("postgres"), pglock=settings)
     moments = []
@@ -167,7 +167,7 @@ def poolers(tmp_path):
 @pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
 @pytest.mark.fault("PgBouncer is frozen, and another one takes its address")
 def test_a_frozen_pgbouncer(stage, poolers, wait_until_busy, eventually):
-    """The kernel takes what is sent to the frozen one. What that had not passed on by then, the server never gets."""
+    """The kernel accepts the data for the frozen pooler. The server never gets the data that was not passed on."""
     first, second, url, lead_to = poolers
     crew = stage.workers(3, "--no-listen", "--threads", "4", url=url)
     wait_until_busy(crew)
@@ -195,7 +195,7 @@ def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is
         for _ in range(seconds):
             stage.load(2)
             time.sleep(1)
-        proxy.host = str(server.folder)  # what is open stays where it is
+        proxy.host = str(server.folder)  # open connections stay with their pooler
         since = time.time()
         eventually(stage.all_begin(crew, since), why="some worker does not work again")
         eventually(stage.is_over, why="some task is stuck")
@@ -209,7 +209,7 @@ def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is
 @pytest.mark.short
 @pytest.mark.fault("all connections are reset ten times a second")
 def test_dense_cuts(proxy, stage, eventually, is_short):
-    """Atomic tasks are cut off more often than MAX_RESCUES, within seconds: nobody fails for that."""
+    """Atomic tasks are cut off more often than MAX_RESCUES within seconds, and none of them fails for that reason."""
     crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
     atomic = []
     while Attempt.objects.filter(outcome="LOST").count() <= 5:
@@ -254,13 +254,13 @@ def locks_of_workers():
 @pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
 @pytest.mark.fault("SIGKILL of a worker behind PgBouncer in transaction mode")
 def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
-    """No worker holds a lock there, whose absence could tell; the heartbeat process of the dead one tells."""
+    """No worker holds a lock there, so no missing lock shows the death. The heartbeat process reports it."""
     settings, _ = beats
     connection.ensure_connection()
     with PgBouncer({"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}) as pgbouncer:
         crew = stage.workers(3, "--no-listen", "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
         everybody = {member.id for member in crew}
-        # The third looks again after some seconds, for nobody wakes it.
+        # The third worker polls after some seconds, because nothing wakes it.
         begun = stage.under_load(
             lambda: set(Run.objects.values_list("worker", flat=True)) == everybody and stage.hands(crew[0].id), 0.5
         )
@@ -274,6 +274,6 @@ def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, 10)
-    # Nobody is told of anything here: who sleeps finds it at its next look.
+    # No worker is notified here: a sleeping worker finds the tasks at its next poll.
     stage.show("others continue", recovery.others, 6)
     stage.affirm("all workers take part", is_kept=set(Run.objects.values_list("worker", flat=True)) == everybody)

@@ -14,11 +14,11 @@ from django.utils import timezone
 
 from django_pglock.conf import Settings
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.worker.worker import HANDOVER
+from django_pglock.worker.worker import HANDOVER_DELAY
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
-#: Quick signs of life, where the short form cannot wait for the default limit.
+#: Quick heartbeats, where the short form cannot wait for the default limit.
 QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0, "POLL_INTERVAL": 2.0}
 
 
@@ -47,7 +47,7 @@ def test_a_killed_worker(stage, eventually):
 )
 @pytest.mark.fault("SIGKILL of all workers at once")
 def test_all_workers_dead_at_once(stage, eventually, whom, fault):
-    """Nobody is left who has seen what was before. Others are started at once, as a supervisor or a cluster does."""
+    """No worker is left that knows the former ones. New workers start at once, as with a supervisor or a cluster."""
     stage.fault = fault
     crew = stage.workers(3, "--threads", "2")
     busy = stage.under_load(lambda: all(stage.hands(each.id) for each in crew), seconds=0.5)
@@ -96,13 +96,15 @@ def test_a_worker_whose_grace_is_over(stage, eventually):
     assert not Attempt.objects.exists(), "neither a retry nor a rescue is spent"
     stage.show("the worker ends", victim.ended_at - blow.at, bound=1 + 2)
     # The other worker is busy: its next thread is free after one task, of four seconds.
-    stage.show("its tasks run elsewhere, where each thread is busy for 4 s", recovery.last, bound=HANDOVER + 4 + 1)
+    stage.show(
+        "its tasks run elsewhere, where each thread is busy for 4 s", recovery.last, bound=HANDOVER_DELAY + 4 + 1
+    )
 
 
 @pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])
 @pytest.mark.fault("SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT")
 def test_a_zombie(stage, eventually, pglock):
-    """Everything that it had runs elsewhere; what it brings when it wakes is dropped, and it works again."""
+    """All its tasks run elsewhere. When it wakes, its outcomes are dropped, and it works again."""
     limit = Settings(**pglock).HEARTBEAT_LIMIT
     zombie, *_others = stage.workers(3, "--threads", "3", pglock=pglock)
     begun = stage.under_load(lambda: stage.running(9) and stage.hands(zombie.id), seconds=0.5)
@@ -127,7 +129,7 @@ def test_a_zombie(stage, eventually, pglock):
 @pytest.mark.short
 @pytest.mark.fault("clocks of workers wrong by an hour")
 def test_wrong_clocks(stage, eventually):
-    """The others judge who lives, promote what is due, and rescue: nothing of it by their own clocks."""
+    """The others check heartbeats, promote due tasks and rescue, and use no clock of their own for it."""
     stage.worker("--threads", "2", CHAOS_CLOCK="3600")
     told = chaos_tasks.tell_time.enqueue()
     assert told.wait(60).return_value > time.time() + 3500, "the clock is right"
@@ -169,7 +171,7 @@ def test_a_task_that_takes_its_worker_down(stage, eventually, how):
 @pytest.mark.short
 @pytest.mark.fault("a task eats all memory that its process may have")
 def test_a_task_that_eats_memory(stage, eventually):
-    """MemoryError is a failure like others: it is tried again, then it is FAILED, and everybody else goes on."""
+    """MemoryError is a failure like others: it is tried again, then it is FAILED, and all other workers continue."""
     stage.workers(2, "--threads", "2", CHAOS_MEMORY="1024")
     hungry = stage.expect(*[chaos_tasks.eat.enqueue() for _ in range(3)])
     stage.load(20)
@@ -184,7 +186,7 @@ def test_a_task_that_eats_memory(stage, eventually):
 @pytest.mark.short
 @pytest.mark.fault("a poison pill: its worker dies each time")
 def test_a_poison_pill(stage, eventually):
-    """Long tasks run beside it each time, so they go down with it each time; and are innocent."""
+    """Long tasks run beside it each time, so each crash ends them, too. They must not fail."""
     stage.workers(1, "--threads", "4", pglock=QUICK)
     with transaction.atomic():
         pill = stage.expect(chaos_tasks.take_down.enqueue("out-of-memory kill", times=1000, after=0.3))
@@ -236,7 +238,7 @@ def test_two_versions_of_the_code(stage, eventually):
 @pytest.mark.parametrize("count", [pytest.param(200, marks=pytest.mark.short), 3000])
 @pytest.mark.fault("a long transaction holds back vacuum")
 def test_a_long_transaction(stage, eventually, count):
-    """Nothing that has died since can be removed from the indexes; claims must not walk through it each time."""
+    """Dead rows stay in the indexes. Claims must not read all of them each time."""
     stage.workers(2, "--threads", "4")
     with psycopg.connect(host=str(stage.server.folder), user="postgres", dbname="postgres") as holder:
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -1,4 +1,4 @@
-"""What happens to the server: sessions that end, restarts, an outage, no place, locks of a DBA."""
+"""What happens to the server: sessions that end, restarts, an outage, a full disk, locks of a DBA."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TERMINATE = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
-#: Seconds within which work goes on, and within which each worker has part in it.
+#: Seconds within which work continues, and within which each worker takes part in it.
 GOES_ON, ALL_GO_ON = 5.0, 10.0
-#: Signs of life for the short form, where the fault has to last longer than the limit.
+#: Heartbeats for the short form, where the fault has to last longer than the limit.
 QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 
 
@@ -98,7 +98,7 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
 
 @pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
 def test_a_worker_dies_while_all_are_cut(stage, eventually):
-    """All are silent for a moment; those who live are heard again, and then the one that is not is known to be dead."""
+    """All are silent for a moment. The living workers beat again, so the silent one counts as dead."""
     victim, *_others = stage.workers(3, "--threads", "2")
     begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.id), seconds=0.5)
     eventually(begun, why="the work did not begin")
@@ -131,7 +131,7 @@ def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually):
 @pytest.mark.short
 @pytest.mark.fault("outage of PostgreSQL")
 def test_an_outage(stage, keep_busy, show_work_goes_on, eventually, is_short):
-    """Longer than two beats, in the long form as long as the hard limit; functions run on through all of it."""
+    """Longer than two beats, in the long form as long as the hard limit; functions continue to run meanwhile."""
     seconds, beats = (4, QUICK) if is_short else (30, {})
     crew = stage.workers(2, pglock=beats)
     long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
@@ -213,7 +213,7 @@ def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than HEARTBEAT_LIMIT")
 def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, eventually, is_short):
-    """While functions run. Whoever waits for a table is alive."""
+    """While functions run. A worker that waits for a table lock is alive."""
     seconds, beats = (10, QUICK) if is_short else (40, {})
     crew = stage.workers(2, pglock=beats)
     long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
@@ -230,7 +230,7 @@ def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, event
 
 @pytest.mark.fault("a transaction that holds xmin back")
 def test_an_old_snapshot(stage, eventually):
-    """No dead row can be removed while it lasts. A claim of few tasks must not walk through all of them each time."""
+    """No dead row can be removed while it lasts. A claim of few tasks must not read all of them each time."""
     count = 60_000
     stage.worker("default", CHAOS_CLAIM="16")
     with closing(connect(stage.server)) as reader:
@@ -244,7 +244,7 @@ def test_an_old_snapshot(stage, eventually):
     assert len(times) == count
     done.delete()
     stage.judge()
-    # The first ones find caches cold.
+    # The first claims find cold caches.
     part = count // 20
     early, late = ((times[end - 1] - times[end - part]).total_seconds() for end in (2 * part, count))
     stage.show(f"the last {part} of {count} tasks take as long as the second {part}, or thrice", late, 3 * early)
@@ -253,7 +253,7 @@ def test_an_old_snapshot(stage, eventually):
 @pytest.mark.short
 @pytest.mark.fault("disk full")
 def test_no_space_is_left(stage, small_disk, keep_busy, show_work_goes_on, eventually, is_short):
-    """For tables and indexes, not for the log of the server: without that no server runs, which is an outage."""
+    """For tables and indexes, not for the WAL: without space for the WAL no server runs, which is an outage."""
     with tables_on(small_disk):
         crew = stage.workers(2, "--threads", "2")
         stage.load(100, seconds=0.01)
@@ -273,7 +273,7 @@ def test_no_space_is_left(stage, small_disk, keep_busy, show_work_goes_on, event
 
 @contextlib.contextmanager
 def tables_on(folder):
-    """Have all tables and indexes in a folder, for a while."""
+    """Keep all tables and indexes in a folder for the time of a block."""
     move = "ALTER TABLE ALL IN TABLESPACE {0} SET TABLESPACE {1}; ALTER INDEX ALL IN TABLESPACE {0} SET TABLESPACE {1}"
     ask(f"CREATE TABLESPACE small LOCATION '{folder / 'tables'}'")
     try:

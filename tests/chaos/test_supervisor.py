@@ -32,7 +32,7 @@ def supervised(stage, eventually):
 
     def start(**pglock):
         process = stage.start("--processes", "2", "--threads", "2", pglock=pglock)
-        # It is no worker itself.
+        # The supervisor is no worker itself.
         process.id = uuid4()
         eventually(lambda: process.output.count("is ready") == 2, why="the processes did not start")
         return process, list(Worker.objects.order_by("pid"))
@@ -42,7 +42,7 @@ def supervised(stage, eventually):
 
 @pytest.fixture
 def supervisor(supervised):
-    """Start one with all settings at their defaults."""
+    """Start a supervisor with all settings at their defaults."""
     return supervised()
 
 

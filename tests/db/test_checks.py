@@ -59,7 +59,7 @@ def test_a_correct_project_gets_no_message():
         ([], "must be a dict"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_was_meant(given, text):
+def test_a_wrong_setting_is_named_with_the_probable_setting(given, text):
     with override_settings(DJANGO_PGLOCK=given):
         [problem] = checks.check_settings()
     assert problem.id == "django_pglock.E001"

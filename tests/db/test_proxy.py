@@ -48,7 +48,7 @@ def test_it_passes_everything_through(connect):
     assert len(connect().execute("SELECT repeat('x', 3000000)").fetchone()[0]) == 3_000_000
 
 
-def test_a_cut_ends_what_is_open_and_may_refuse_what_comes(proxy, connect):
+def test_a_cut_ends_open_connections_and_may_refuse_new_ones(proxy, connect):
     raw = connect()
     proxy.cut()
     with pytest.raises(psycopg.OperationalError):

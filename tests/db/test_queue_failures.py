@@ -292,7 +292,7 @@ def test_the_table_is_vacuumed_early():
     assert int(settings["fillfactor"]) < 100
 
 
-def test_no_index_that_is_walked_holds_what_has_succeeded():
+def test_no_index_of_claims_has_entries_of_successful_tasks():
     """A million finished rows must not make the index larger that claims walk."""
     indexes = dict(ask("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'django_pglock_task'"))
     whole = {name for name, definition in indexes.items() if " WHERE " not in definition}

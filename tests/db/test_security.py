@@ -113,7 +113,7 @@ def test_a_worker_runs_and_imports_nothing_that_a_row_names(worker, eventually, 
     assert Task.objects.count() == len(ids) + 20, "no schedule of theirs was kept"
 
 
-def test_a_claim_on_what_is_no_task_fails_and_imports_nothing(nothing_runs):
+def test_a_claim_on_a_path_that_is_no_task_fails_and_imports_nothing(nothing_runs):
     """Also if a worker came to have such a claim, by whatever way."""
     from django_pglock.worker.running.run import prepare
 

@@ -9,7 +9,7 @@ from django_pglock.testing import assert_locked, assert_no_locks, assert_not_loc
 
 
 @pytest.mark.django_db
-def test_a_lock_is_held_as_somebody_else_would():
+def test_hold_takes_the_lock_in_another_session():
     """Also inside the transaction of a TestCase, where this session could take its own lock again."""
     with hold("checkout", 1):
         with pytest.raises(LockNotAvailable), lock("checkout", 1, timeout=0):

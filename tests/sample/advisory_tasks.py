@@ -15,7 +15,7 @@ from django_pglock import TaskContext, task
 
 @contextmanager
 def alone(path: str) -> Iterator[None]:
-    """Note in ``PATH.together`` if somebody else is inside, in this process or another. A kill ends it, too.
+    """Note in ``PATH.together`` if another caller is inside, in this process or another. A kill ends it, too.
 
     The kernel may close the session of a process that was killed before it frees the process's lock on the file. So
     who finds the file locked says so in ``PATH.met``, and the one inside notes it, unless that one is dead.

@@ -158,7 +158,7 @@ def statements(name):
 
 
 def test_the_plan_of_each_statement_of_the_store_is_tested_in_the_file_of_the_same_name():
-    """A plan that is right on a small table may read a backlog or a long history, and nobody notices it in a test."""
+    """A plan that is right on a small table may read a backlog or a long history, and a small test does not show it."""
     # Parts of triggers, for tables that are not ours.
     held = {name: set(statements(name)) for name in STORE.keys() - {"capture"}}
     excused = {constant for constants in WITHOUT_PLAN.values() for constant in constants}

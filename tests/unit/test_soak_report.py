@@ -23,7 +23,7 @@ def sample(at, **more):
 
 
 @pytest.mark.parametrize("findings", [[], ["lost: task 7 was enqueued, and its row is gone"]])
-def test_the_report_says_what_was_broken(tmp_path, findings):
+def test_the_report_lists_the_violations(tmp_path, findings):
     away = {"at": 20.0, "seconds": 10, "processes": {}}
     samples = [sample(0.0), sample(10.0), away, sample(30.0, latency=None)]
     rounds = [

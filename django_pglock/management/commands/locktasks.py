@@ -51,9 +51,9 @@ from django_pglock.management.terminal import confirm
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
-from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.newest import newest
 from django_pglock.store.prune import ages_of
+from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 

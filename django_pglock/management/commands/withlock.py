@@ -69,7 +69,7 @@ class Command(BaseCommand):
         if not self.command:
             raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
         try:
-            # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes nobody.
+            # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes no session.
             # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.
             with lock(key, timeout=0 if skip else timeout, using=options["database"], stale_ok=True) as handle:
                 code = self._run(handle, self.command)

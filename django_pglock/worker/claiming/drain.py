@@ -64,7 +64,7 @@ class Drain:
         return now - self._waits_since < settings.HEARTBEAT_LIMIT + MARGIN * settings.HEARTBEAT_INTERVAL
 
     def give_up(self, error: BaseException) -> None:
-        """End the worker because its role lacks a right. A cron job must not wait until somebody grants the right."""
+        """End the worker because its role lacks a right. A cron job must not wait until the right is granted."""
         if not self.left_behind:
             self.left_behind = ["what it may not claim"]
             logger.error(

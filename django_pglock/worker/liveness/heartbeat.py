@@ -22,17 +22,8 @@ from typing import Any
 
 from django.db import Error as DatabaseFailure
 
-from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
-from django_pglock.store.liveness import (
-    LATE,
-    REST_INTERVALS,
-    Beat,
-    HeartbeatReply,
-    beat_all,
-    deregister,
-    silent_after,
-)
+from django_pglock.store.liveness import Beat, HeartbeatReply, beat_all, deregister
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
@@ -41,17 +32,13 @@ from django_pglock.worker.liveness.listener import Listener, NotificationSession
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
 from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.supervisor_heartbeat import Answer, SupervisorHeartbeat
+from django_pglock.worker.liveness.timing import heartbeat_timing
 from django_pglock.worker.liveness.worker_lock import WorkerLock
-from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
+from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.shared_sessions import SharedSessions
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
-#: Seconds for the supervisor to answer, as a share of the heartbeat interval. If it does not answer, there is still
-#: time for a beat of this worker before the beat counts as missing.
-ANSWERED_WITHIN = 0.5
-#: The least ``connect_timeout`` in seconds. libpq treats a smaller value as this one.
-LEAST_TO_CONNECT = 2
 
 
 class Heartbeat(ConnectedService):
@@ -138,13 +125,11 @@ class Heartbeat(ConnectedService):
 
     @property
     def statement_timeout(self) -> float:
-        """A third of HEARTBEAT_LIMIT: after a timeout, a beat must be repeated before the worker counts as dead."""
-        return get_settings().HEARTBEAT_LIMIT / 3
+        return heartbeat_timing().statement_timeout
 
     @property
     def longest_pause(self) -> float:
-        """Half an interval, because after an outage the other services wait for the first heartbeat."""
-        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
+        return heartbeat_timing().longest_pause
 
     def is_heartbeat_stale(self) -> bool:
         """Return whether this worker may count as dead: its process was stopped, or it has no session to beat.
@@ -161,8 +146,7 @@ class Heartbeat(ConnectedService):
             # The beat may have been written at this moment. Then it does not wake the fetcher.
             if self.rest.is_on:
                 return True
-        age = time.monotonic() - self.beat_at
-        return age > silent_after() or (not self.is_connected and age > 2 * get_settings().HEARTBEAT_INTERVAL)
+        return heartbeat_timing().is_stale(time.monotonic() - self.beat_at, is_connected=self.is_connected)
 
     def is_resting(self) -> bool:
         """Return whether this worker may beat rarely while it is idle, because enough others beat in each interval."""
@@ -187,8 +171,8 @@ class Heartbeat(ConnectedService):
         if self.listener is None or not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
-        late = LATE * (REST_INTERVALS if self.rest.is_on else 1)
-        return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
+        age = time.monotonic() - self.beat_at
+        return is_listening and not heartbeat_timing().is_late(age, is_resting=self.rest.is_on)
 
     def open(self) -> None:
         # While the supervisor beats, this service needs no session. The supervisor may be able to beat again by now.
@@ -199,11 +183,10 @@ class Heartbeat(ConnectedService):
 
     def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The time of this try is limited, because the supervisor may soon be able to beat again. The next try may
-            # take longer. In the setting, 0 means no limit.
-            seconds = max(LEAST_TO_CONNECT, round(get_settings().HEARTBEAT_INTERVAL)) * 2 ** min(self._failures, 10)
+            # The time of this try is limited, because the supervisor may soon be able to beat again.
             options = connection.settings_dict["OPTIONS"]
-            options["connect_timeout"] = min(seconds, max(0, int(options["connect_timeout"])) or seconds)
+            configured = int(options["connect_timeout"])
+            options["connect_timeout"] = heartbeat_timing().connect_timeout(self._failures, configured)
         super()._prepare(connection)
 
     def connected(self) -> None:
@@ -316,15 +299,15 @@ class Heartbeat(ConnectedService):
 
     def _beat(self, task_paths: list[str] | None) -> tuple[HeartbeatReply | None, float]:
         """Beat once. Return the answer (None: we have no row), and the seconds until the next beat."""
-        interval = get_settings().HEARTBEAT_INTERVAL
+        timing = heartbeat_timing()
         beat = self._next_beat(task_paths)
         answer = None
         if self.supervisor is not None and self.supervisor.is_up:
-            within = interval * ANSWERED_WITHIN
-            answer = self.supervisor.request_beat(beat._replace(is_interrupted=self._beats_here), within=within)
+            request = beat._replace(is_interrupted=self._beats_here)
+            answer = self.supervisor.request_beat(request, within=timing.answer_timeout)
         self._answer = answer
         if answer is None:
-            return self._beat_here(beat), interval
+            return self._beat_here(beat), timing.interval
         self._close_own_session()
         return answer.reply, answer.next_in
 

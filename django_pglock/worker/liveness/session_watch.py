@@ -63,7 +63,7 @@ CHECKS_BEHIND_POOLER = 45
 CHECKS_BEFORE_REPORT = 60
 #: Offset in tcp_info of the milliseconds since data was last received. Linux.
 LAST_DATA_RECEIVED = 52
-IDLE = ("idle", "idle in transaction", "idle in transaction (aborted)")
+IDLE_STATES = ("idle", "idle in transaction", "idle in transaction (aborted)")
 
 
 class SessionWatch(Service):
@@ -233,7 +233,7 @@ class SilentSession:
         self._both_waited = self._both_waited + 1 if is_stuck else 0
         if self._may_be_elsewhere(view):
             return
-        if activity.state in IDLE and activity.since >= LONGEST_TRANSIT:
+        if activity.state in IDLE_STATES and activity.since >= LONGEST_TRANSIT:
             self.verdict = f"the session is {activity.state} at the server"
         elif self._both_waited >= QUESTIONS_BEFORE_END:
             self.verdict = "the server waits for the client"

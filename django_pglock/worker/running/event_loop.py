@@ -45,7 +45,7 @@ class EventLoop:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the loop's thread has ended although nobody has stopped the loop."""
+        """Whether the loop's thread has ended although the loop was not stopped."""
         return self._loop is not None and self._thread is not None and not self._thread.is_alive()
 
     def run(self, attempt: Attempt) -> None:
@@ -73,7 +73,7 @@ class EventLoop:
             self._idle.cancel()
         loop = asyncio.get_running_loop()
         close = partial(self._close_if_idle, time.monotonic())
-        self._idle = loop.call_later(task_connections.IDLE, loop.run_in_executor, self.orm, close)
+        self._idle = loop.call_later(task_connections.IDLE_TIMEOUT, loop.run_in_executor, self.orm, close)
 
     def _close_if_idle(self, since: float) -> None:
         """Close the connections of the ORM's thread, in this thread, unless a coroutine runs, whose end asks again."""

@@ -124,9 +124,9 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
-            # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
             if not has_begun:
                 return attempt.ended(_given_back(claim, attempt.using, error))
+            # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out.
             return attempt.ended(attempt.interruption(error))
         return attempt.ended(_failure(attempt, error))
     return attempt.ended(outcome, is_settled=True)

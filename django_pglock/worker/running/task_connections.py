@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHECK_INTERVAL = 0.1
 #: Seconds without a task after which a thread closes its connections, and the least seconds before it closes a
 #: connection whose CONN_MAX_AGE is over. The next task would get a new one in any case.
-IDLE, LEAST_IDLE = 60.0, 1.0
+IDLE_TIMEOUT, LEAST_IDLE_TIMEOUT = 60.0, 1.0
 
 
 def prepare_connections() -> None:
@@ -100,9 +100,9 @@ def close_idle_connections(since: float) -> float | None:
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or (connection.vendor == "postgresql" and holds_locks(connection)):
             continue
-        due = since + IDLE
+        due = since + IDLE_TIMEOUT
         if connection.close_at is not None:
-            due = min(due, max(connection.close_at, since + LEAST_IDLE))
+            due = min(due, max(connection.close_at, since + LEAST_IDLE_TIMEOUT))
         if now < due:
             later.append(due)
         else:

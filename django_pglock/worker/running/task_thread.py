@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.worker")
 
 #: The number of steps of a loop in which a sent exception is raised. One step is enough.
-STEPS = 3
+LOOP_STEPS = 3
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
 #: Seconds after the timeout after which the connection of a statement that still runs is closed. The connection may be
@@ -118,7 +118,7 @@ class TaskThread:
                 time.sleep(0.0002)
             # A sent exception that has not been raised yet is raised here, in the steps of a loop. It is not withdrawn:
             # CPython would still check for it at each step of each thread, and a traced thread of 3.11 would hang.
-            for _ in range(STEPS):
+            for _ in range(LOOP_STEPS):
                 pass
         except TaskTimeout:
             pass

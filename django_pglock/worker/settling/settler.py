@@ -57,7 +57,7 @@ LINGER = 0.005
 BETWEEN_LOCK_CHECKS = 0.1
 #: Classes of SQLSTATE that a single row does not cause: a table or column is missing, or has changed since the
 #: statement was prepared, or the server is read-only. They occur while a migration runs, or after a failover.
-SCHEMA = ("0A", "25", "26", "42")
+SCHEMA_ERRORS = ("0A", "25", "26", "42")
 #: The class of values that are too large or too deep for PostgreSQL. psycopg raises an OperationalError for it.
 TOO_LARGE = "54"
 
@@ -80,7 +80,7 @@ def are_successes(batch: list[EndedClaim]) -> bool:
 def is_of_a_row(error: DatabaseError) -> bool:
     """Return whether a single row may be the cause of this error, so that the others can be written."""
     state = str(getattr(error.__cause__, "sqlstate", None))[:2]
-    return state == TOO_LARGE or (state not in SCHEMA and not isinstance(error, OperationalError))
+    return state == TOO_LARGE or (state not in SCHEMA_ERRORS and not isinstance(error, OperationalError))
 
 
 class Settler(ConnectedService):

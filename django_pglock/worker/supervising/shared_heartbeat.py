@@ -14,17 +14,13 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
-from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import Beat, beat_all
 from django_pglock.worker.liveness.json_lines import JsonLines
 from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
+from django_pglock.worker.liveness.timing import heartbeat_timing
 from django_pglock.worker.liveness.worker_lock import WorkerLock
-from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
-
-#: Seconds from the first request to the statement, as a share of the heartbeat interval. Further requests may arrive
-#: meanwhile.
-GATHER = 0.02
+from django_pglock.worker.service import ConnectedService, logger
 
 
 class SharedHeartbeat(ConnectedService):
@@ -50,13 +46,11 @@ class SharedHeartbeat(ConnectedService):
 
     @property
     def statement_timeout(self) -> float:
-        """A third of HEARTBEAT_LIMIT, as for a heartbeat of one process."""
-        return get_settings().HEARTBEAT_LIMIT / 3
+        return heartbeat_timing().statement_timeout
 
     @property
     def longest_pause(self) -> float:
-        """Half an interval, as for a heartbeat of one process."""
-        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
+        return heartbeat_timing().longest_pause
 
     def add(self, end: socket.socket) -> None:
         """Add a process for which this service beats. The process has the other end of the socket. Thread-safe."""
@@ -84,12 +78,13 @@ class SharedHeartbeat(ConnectedService):
             client.tell_missed()
             client.drop_old_request()
         requesting = [client for client in self._clients if client.has_request]
-        interval = get_settings().HEARTBEAT_INTERVAL
-        due_in = min((client.requested_at + GATHER * interval for client in requesting), default=0.0) - time.monotonic()
+        timing = heartbeat_timing()
+        first_request = min((client.requested_at for client in requesting), default=0.0)
+        due_in = timing.gathered_at(first_request) - time.monotonic()
         if requesting and (due_in <= 0 or len(requesting) == len(self._clients)):
             self._beat(requesting)
         else:
-            self._wait(due_in if requesting else interval)
+            self._wait(due_in if requesting else timing.interval)
 
     def _wait(self, seconds: float) -> None:
         self.report_alive(seconds)
@@ -118,8 +113,7 @@ class SharedHeartbeat(ConnectedService):
         for client in requesting:
             client.lock.hold()
         answers = beat_all(self.using, [client.beat() for client in requesting])
-        interval = get_settings().HEARTBEAT_INTERVAL
-        next_in = interval - (time.monotonic() - self._began_at) % interval
+        next_in = heartbeat_timing().next_in(time.monotonic() - self._began_at)
         for client in requesting:
             client.answer(answers.get(client.worker), is_listening=client.lock.is_held, next_in=next_in)
 
@@ -196,7 +190,7 @@ class HeartbeatClient:
 
     def drop_old_request(self) -> None:
         """Drop a request from before this process was stopped, because its sender may have died since."""
-        if self.has_request and time.monotonic() - self.requested_at > get_settings().HEARTBEAT_INTERVAL:
+        if self.has_request and heartbeat_timing().is_outdated(time.monotonic() - self.requested_at):
             self._request = None
             self.tell({"can_beat": True})
 

@@ -30,7 +30,7 @@ logger = logging.getLogger("django_pglock.worker")
 #: Seconds before a process that ended unexpectedly is started again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 #: If a process has lived for this number of seconds, its end is not counted as one more failure in a row.
-STABLE = 60.0
+STABLE_AFTER = 60.0
 #: Seconds beyond the grace period within which a process must write its last outcomes and end.
 MARGIN = 30.0
 #: Seconds between two checks of a process that runs but sends no messages.
@@ -229,7 +229,7 @@ class Supervisor:
             logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, in_words(code))
             self._code = self._code if is_in_order or child.is_replaced else 1
         else:
-            if time.monotonic() - child.started_at >= STABLE:
+            if time.monotonic() - child.started_at >= STABLE_AFTER:
                 self._failures[child.number] = 0
             self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
 

@@ -16,12 +16,12 @@ from django_pglock.store.shared_counts import (
 
 #: Seconds for which the counts are read after the last call of ``request()``.
 READ_FOR = 600.0
-#: Seconds between two checks whether some worker counts, while nobody requests the counts from this one.
+#: Seconds between two checks whether some worker counts, while no client requests the counts from this one.
 CHECK_INTERVAL = 20.0
 
 
 class QueueCounts:
-    """The number of tasks in each queue. The upkeep reads it while somebody requests it.
+    """The number of tasks in each queue. The upkeep reads it while clients request it.
 
     ``request()`` does not wait. It returns what the upkeep has read last. So it needs no session, and the worker reads
     the counts at most every ``BETWEEN_COUNTS`` seconds, however often ``request()`` is called.
@@ -41,7 +41,7 @@ class QueueCounts:
 
     @property
     def is_requested(self) -> bool:
-        """Whether somebody has requested the counts lately."""
+        """Whether a client has requested the counts lately."""
         return time.monotonic() - self._requested_at < READ_FOR
 
     def run_if_due(self, interval_factor: float = 1.0) -> None:

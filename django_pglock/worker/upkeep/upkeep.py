@@ -53,14 +53,14 @@ T = TypeVar("T")
 
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with the two missing heartbeats before,
 #: the tasks of a killed worker run elsewhere within ten seconds at default settings.
-ROUND = 0.9
+ROUND_FACTOR = 0.9
 #: A standby worker multiplies the time between two rounds, and between two prunings, by this factor.
 STANDBY_FACTOR = 10
 #: A resting worker multiplies them by this factor as well, because at least eight workers do rounds more often.
 RESTING_FACTOR = 3
 #: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The first round
 #: after this time searches.
-UNNOTICED = 0.8
+UNNOTICED_FACTOR = 0.8
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
 #: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
@@ -145,7 +145,7 @@ class Upkeep(ConnectedService):
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. On standby, with jitter to spread the rounds."""
-        often = get_settings().HEARTBEAT_INTERVAL * ROUND
+        often = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
         if self._older_workers < UPKEEP_WORKERS or self.queue_counts.is_requested:
             return often
         return often * self._interval_factor * random.uniform(0.8, 1.2)  # noqa: S311
@@ -186,7 +186,7 @@ class Upkeep(ConnectedService):
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
-            if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
+            if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR:
                 self._rescued_at = time.monotonic()
                 # From here on this transaction has a lock on the table of tasks, so no other lock can delay it.
                 self._check_for_delay()
@@ -217,7 +217,7 @@ class Upkeep(ConnectedService):
         Only the oldest worker does this. Workers that cannot run these tasks are woken as well.
         """
         now = time.monotonic()
-        if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
+        if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED_FACTOR:
             return
         self._searched_unnoticed_at = now
         wake(self.using, ready_queues(self.using))
@@ -285,7 +285,7 @@ class Upkeep(ConnectedService):
         history_rows = self._attempt(prune_history, self.using)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
         if unused or count or self._pruned_to or history_rows:
-            pause = get_settings().HEARTBEAT_INTERVAL * ROUND
+            pause = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
         self._prune_at = time.monotonic() + pause
 
     def _rescue(self) -> None:

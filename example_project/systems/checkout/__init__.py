@@ -6,20 +6,20 @@ a time must do, with a second one ready for the moment at which the first is gon
 
 **The endpoint** (``views.py``) has three defences, because each alone has a gap:
 
-- The *lock* ``checkout:{request.user.pk}`` answers the second of two clicks with 409 while the first is under way. It
+- The *lock* ``checkout:{request.user.pk}`` answers the second of two clicks with 409 while the first is in progress. It
   is a session lock, so that no transaction is open while the provider is asked, and it does not wait, because a
   request that waits occupies a web worker. It says nothing about a click that comes when the first is over.
 - The *constraint* ``Payment.cart`` allows one payment for each cart, now and later. The row is committed before the
-  money moves, so a crash leaves a payment that is open, and not a charge that nobody knows of.
-- The *idempotency key*, the id of the cart, makes the provider charge once. Whoever asks again, the customer or the
-  reconciler, gets the charge that there is.
+  money moves, so a crash leaves an open payment, and not a charge without a record.
+- The *idempotency key*, the id of the cart, makes the provider charge once. If the customer or the
+  reconciler asks again, it gets the existing charge.
 
 ``lock("invoices")`` in ``models.py`` is a transaction lock: inside ``atomic()`` it lasts to the COMMIT, so that the
 next one reads the number that was given last. A sequence would leave gaps where a transaction is rolled back.
 
-``lock_view("shop", shared=True)`` lets all checkouts in at once, and none while ``begin_sale`` has the same lock for
-itself. The sale waits for those that are under way. PostgreSQL serves the queue in order, so new ones do not keep the
-sale waiting.
+``lock_view("shop", shared=True)`` allows all checkouts at once, and none while ``begin_sale`` holds the same lock
+exclusively. The sale waits for the checkouts that are in progress. PostgreSQL serves the queue in order, so new
+checkouts do not delay the sale.
 
 **The reconciler** (``workers.py``) settles what crashes have left open. Any number of processes run it, and one
 works. It is built twice. ``leader`` is a row with an end: another process takes over when the first is killed, ends,

@@ -74,13 +74,13 @@ class Play:
         )
 
     def sale(self, first: Customer, second: Customer) -> None:
-        """Begin a sale while a checkout is under way."""
+        """Begin a sale during a checkout."""
         click = self.click_and_hold(first)
         sale = self.stage.call(workers.begin_sale, 25)
         wait_for(lambda: AdvisoryLock.objects.for_name("shop").filter(is_granted=False).exists())
         answer = second.post(second.path)
         self.stage.say(
-            f"\nA sale begins while a checkout is under way. It waits for that; a new checkout gets {answer.status}, "
+            f"\nA sale begins during a checkout. It waits for the checkout; a new checkout gets {answer.status}, "
             f"Retry-After {answer.headers['Retry-After']}. python3 manage.py locks:\n\n{shown()}"
         )
         self.release()

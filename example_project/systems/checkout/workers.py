@@ -12,7 +12,7 @@ from example_project.systems.checkout.models import Cart, Payment
 
 
 def settle_open():
-    """Settle what a crash has left open, unless its checkout is under way or the provider fails: then the next time."""
+    """Settle the payments that a crash has left open. Skip those with a checkout in progress or a failing provider."""
     for payment in Payment.objects.filter(charge=None).select_related("cart"):
         with suppress(LockNotAvailable, OSError), lock("checkout", payment.cart.customer_id, timeout=0):
             payment.settle()
@@ -29,7 +29,7 @@ def reconcile(ttl=15, pause=1):
 def reconcile_by_lock(pause=1):
     """The same by an advisory lock alone. Nobody takes over from a frozen process: its session holds the lock."""
     while True:
-        with try_lock("reconciler", timeout=60) as held:  # not for ever: a wait keeps vacuum from its work
+        with try_lock("reconciler", timeout=60) as held:  # not without limit, because a wait blocks vacuum
             while held:
                 settle_open()
                 time.sleep(pause)

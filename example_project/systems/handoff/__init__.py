@@ -8,7 +8,7 @@ requests are as new as before. If none is running, requests wait. All requests s
 
 **What PostgreSQL does about it.** A request is a row, so it is there after the COMMIT and nothing can lose it. FOR
 UPDATE SKIP LOCKED gives each back end another row; a session that ends gives its rows back by itself. A partial unique
-index allows one create for each sheet. NOTIFY wakes whoever listens.
+index allows one create for each sheet. NOTIFY wakes the back ends that listen.
 
 **Built twice**, and both make the same sheets:
 
@@ -31,7 +31,7 @@ search behind the row that they found last, and return to the start from time to
 - A back end takes an update whose sheet is busy, is refused the other rows (NOWAIT), and rolls back. As long as the
   sheet is busy, all idle back ends do so in a loop, and each round leaves a dead row. Two that have one update each of
   one sheet refuse each other, and none of them needs to get through.
-- What a killed back end gives back, nobody is told of: it waits for the next click. So look from time to time.
+- No notification is sent for the rows of a killed back end: they wait for the next click. So poll from time to time.
 - The line is drawn again at the start only when nothing is found behind it. Under steady load that is never, and a
   request that was given back waits all the time. A pass needs an end.
 - Ids are given out at INSERT and seen after COMMIT. An older update may appear while a younger one of the sheet runs,

@@ -57,9 +57,9 @@ RUNS = {
     "tasks": "SELECT count(*), count(DISTINCT xmin::text) FROM django_pglock_task WHERE task_path LIKE %s",
     "table": "SELECT count(*), count(DISTINCT run) FROM handoff_request WHERE kind LIKE %s",
 }
-#: Which process has which rows in hand. A task names its worker. A locked row names the transaction that has it, and
+#: Which process holds which rows. A task names its worker. A locked row names the transaction that has it, and
 #: a transaction that runs has a lock on its own name.
-IN_HAND = {
+HELD_ROWS = {
     "tasks": """
 SELECT worker.pid, array_agg(task.id ORDER BY task.id)
 FROM django_pglock_task AS task JOIN django_pglock_worker AS worker ON worker.id = task.worker
@@ -137,7 +137,7 @@ def run(
     while kills or front.poll() is None or has_open():
         lines = count_lines(plane)
         stage.screen.progress(lines, updates, "lines in the sheets")
-        hands = max(hands, rows_in_hand(plane), key=len)
+        hands = max(hands, rows_by_process(plane), key=len)
         if kills and lines >= kills[0]:
             kills.pop(0)
             victim = back_ends.pop(0)
@@ -278,10 +278,10 @@ def execute(statement: str, *parameters: object) -> None:
         cursor.execute(statement, parameters or None)
 
 
-def rows_in_hand(plane: str) -> list[tuple[int, list[int]]]:
-    """Return processes, each with the ids of the rows that it has in hand now."""
+def rows_by_process(plane: str) -> list[tuple[int, list[int]]]:
+    """Return processes, each with the ids of the rows that it holds now."""
     with connection.cursor() as cursor:
-        cursor.execute(IN_HAND[plane])
+        cursor.execute(HELD_ROWS[plane])
         return list(cursor.fetchall())
 
 

@@ -34,7 +34,7 @@ transaction: the money follows the COMMIT, and a rollback sends none. Its key is
 - Its keys are hashes of 32 bits. Among 77,000 holders two have the same one with a probability of a half, and then
   wait for each other. Names are hashed to 64 bits here.
 - It takes the lock in a middleware, and so in another session than the queries. If that session is lost, the handler
-  goes on without the lock and does not know.
+  continues without the lock and does not know.
 
 Run it: ``python3 manage.py systems ledger``. It starts two processes of gunicorn, two workers and a payment provider.
 """

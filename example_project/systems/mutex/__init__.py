@@ -2,7 +2,7 @@
 
 The problem
     Several programs share a database and nothing else. Each task may be in the hands of only one of them at a time. A
-    program may die in the middle, and its task must not be lost. There is no lock server, and there shall be none.
+    program may die in the middle, and its task must not be lost. There is no lock server, and there must be none.
 
 What PostgreSQL does about it
     A row can be the lock. An UPDATE that names the state from which it moves a row is a question and an answer at
@@ -13,7 +13,7 @@ What PostgreSQL does about it
 How it is built
     ``TaskState`` in ``models.py`` is a project's own table, of which the library knows nothing. Its queryset derives
     from ``ClaimQuerySet`` and needs one verb of it, ``transition()``. The mutex, the lock with a timeout and the state
-    machine are one thing here: whoever moves a row to IN_PROGRESS holds it.
+    machine are one thing here: the program that moves a row to IN_PROGRESS holds it.
 
     - ``acquire()`` takes one row for an owner, ``release()`` gives it back.
     - A timeout says until when a row stays in its status. ``move_stale()`` then moves it on: from IN_PROGRESS to
@@ -35,7 +35,7 @@ Where the article is wrong
       ``tests/systems/mutex/test_article.py`` shows it. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status
       of the row as it is now, and ``MATERIALIZED`` runs the subquery once. This is what ``transition()`` sends.
     - It sets a status without asking for the one before, so a late answer overwrites a newer one.
-    - It needs a process that moves stale rows on. Here each client does so before it captures; this costs two look-ups
+    - It needs a process that moves stale rows on. Here each client does so before it captures; this costs two searches
       in an index.
 
 Run it with ``python3 manage.py systems mutex``.

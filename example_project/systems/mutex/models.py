@@ -31,7 +31,7 @@ class TaskStates(ClaimQuerySet["TaskState"]):
     """Rows, and the verbs by which clients share them. Each statement names the statuses from which it moves rows."""
 
     def acquire(self, queue: str, name: str, owner: str, timeout: timedelta | None = None) -> TaskState | None:
-        """Take one row, as a mutex. Return None if somebody has it, or if it has no retries left."""
+        """Take one row, as a mutex. Return None if an owner has it, or if it has no retries left."""
         taken = self.filter(queue=queue, name=name).capture(owner, 1, timeout)
         return taken[0] if taken else None
 

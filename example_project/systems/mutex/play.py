@@ -67,7 +67,7 @@ def an_owner(stage: Stage) -> None:
 
 
 def a_frozen_holder(stage: Stage) -> None:
-    """A holder is stopped for longer than its timeout, and goes on as if nothing had happened."""
+    """A holder is stopped for longer than its timeout, and then continues as before."""
     daily = TaskState.objects.create(queue="reports", name="daily")
     holder = stage.call(hold, "reports", "daily", 1.0)
     wait_until(lambda: TaskState.objects.filter(pk=daily.pk, status=Status.IN_PROGRESS).exists(), holder)
@@ -80,7 +80,7 @@ def a_frozen_holder(stage: Stage) -> None:
     holder.send_signal(signal.SIGCONT)
     released = holder.wait(LONGEST) != 0
     stage.say(f"  Bert tries it: {answer(refused)}. {seconds:.1f} s later her time is over: acquired.")
-    stage.say(f"  Carla's process goes on, and releases what was hers: {released}.")
+    stage.say(f"  Carla's process continues, and releases what was hers: {released}.")
 
 
 def killed_clients(stage: Stage) -> list[int]:
@@ -108,7 +108,7 @@ def killed_clients(stage: Stage) -> list[int]:
         if process.wait(LONGEST):
             raise RuntimeError(f"A client ended with {process.returncode}:\n{stage.fleet.output()}")
     stage.say(f"  {done():3} rows are done. What the killed processes held was captured again after its timeout.")
-    stage.say(f"  {POISONED} rows fail each time. They had three retries, and are left alone.")
+    stage.say(f"  {POISONED} rows fail each time. They had three retries, and are not tried again.")
     return left
 
 
@@ -213,7 +213,7 @@ def evidence(stage: Stage, left: list[int]) -> None:
         "SELECT count(*) FROM task_state WHERE name = 'poison' AND (status NOT IN ('failed', 'expired') OR token <> 3)",
     )
     stage.claim(
-        "Whoever came too late has released nothing: the row is its next owner's",
+        "A late release has no effect: the row belongs to its next owner",
         "SELECT count(*) FROM task_state WHERE name = 'daily' AND owner IS DISTINCT FROM 'bert'",
     )
 

@@ -9,7 +9,7 @@ of an instance that dies are free again when its session ends. Nothing has to be
 
 **Sharing rows** (``processing.py``) takes ``ClaimManager`` on the model, and ``filter(processed=False).claim(10)`` as a
 block. Its rows are ours to the end of the block, which is the end of the transaction. ``listen`` wakes the instances
-when a program that adds rows calls ``notify``, and lets them look every second for rows of which nobody tells.
+when a program that adds rows calls ``notify``, and lets them poll every second for rows without a notification.
 
 **A row that cannot be processed** must not stop the others. Each row has a savepoint of its own, its failures are
 counted in the row, and after three it is set aside. Rows are claimed by ``tries`` first, so a row that has failed comes
@@ -30,8 +30,8 @@ are counted before they begin.
   row, both process it, and the second UPDATE overwrites the first. The harm is work that is done twice.
 - It says that instances get equal amounts. A claim takes what is free. Shares are equal where instances are equally
   fast; a slow one takes less, which is what one wants. A claim of all rows would leave nothing to the others.
-- Its query has no order, and no index that leaves out what is processed. Without the first some rows wait for ever
-  while others arrive; without the second each claim reads past all the rows that were ever processed.
+- Its query has no order, and no index that leaves out what is processed. Without an order some rows wait forever
+  while others arrive; without an index each claim reads past all the rows that were ever processed.
 - It polls for new rows: most often in vain, and always late. A notification wakes who sleeps.
 - It claims one row per transaction. A batch of ten pays for one claim and one commit.
 - It calls a distributed lock the worse form of this. It is for something else: rows that can be processed independently

@@ -23,7 +23,7 @@ from example_project.systems.sharing.report import LOCK_AT_LEAST_FOR, LOCK_AT_MO
 from example_project.systems.stage import Stage
 
 ROWS = 240
-#: What cannot be processed: Python refuses the first, PostgreSQL the result of the second, which is too long.
+#: Values that cannot be processed: Python refuses the first, PostgreSQL the result of the second, which is too long.
 POISON = ("no number", "7" * 100)
 CLOCKS = {"node 1": 0, "node 2": 3600, "node 3": -3600}
 LONGEST = 120.0
@@ -217,6 +217,6 @@ def wait(stage: Stage, nodes: list[Popen[bytes]], question: Callable[[], Answer]
         for node in nodes:
             stage.fleet.require_running(node)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"This did not come to its end.\n{stage.fleet.output()}")
+            raise TimeoutError(f"This did not end in time.\n{stage.fleet.output()}")
         time.sleep(0.01)
     return answer

@@ -175,7 +175,7 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
 
 def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
     """A worker kept as many as its coroutines had ever needed at once, until its end."""
-    monkeypatch.setattr(async_sessions, "IDLE", 0.2)
+    monkeypatch.setattr(async_sessions, "IDLE_TIMEOUT", 0.2)
 
     async def main():
         before = await asessions()

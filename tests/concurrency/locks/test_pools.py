@@ -56,7 +56,7 @@ def test_closing_under_a_lock_ends_the_session_and_is_noticed(pooled, close, eve
     assert locks_held() == 0
 
 
-def test_a_handle_that_nobody_releases_ends_with_the_request(pooled, eventually):
+def test_an_unreleased_handle_ends_with_the_request(pooled, eventually):
     kept = lock("forgotten").acquire()
     assert locks_held() == 1
     close_old_connections()

@@ -155,7 +155,7 @@ def test_a_wait_for_a_task_that_moves_meanwhile_ends():
     assert result.wait(NEVER).return_value == 7
 
 
-def test_a_task_enqueued_after_one_that_moves_waits_for_nothing(in_threads):
+def test_a_task_does_not_wait_for_a_dependency_that_moves_to_the_archive(in_threads):
     """The one that enqueues and the one that moves lock the same row. Neither of them cancels the new task."""
     turn_on("default")
     rows = [make(days=TWO_HOURS) for _ in range(40)]

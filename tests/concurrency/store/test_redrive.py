@@ -15,7 +15,7 @@ from tests.db.store.test_redrive import SEVEN
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_several_who_redrive_a_group_at_once_get_one_redrive(in_threads):
+def test_concurrent_redrives_of_a_group_become_one_redrive(in_threads):
     made = in_threads(lambda _: enqueue_redrive("default", SEVEN, 1), 4)
     assert len({id_ for id_, _ in made}) == 1
     assert sorted(is_new for _, is_new in made) == [False, False, False, True]

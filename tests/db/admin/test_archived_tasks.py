@@ -152,7 +152,7 @@ def test_the_list_of_tasks_links_to_the_archive_if_there_is_one(admin_client):
     assert ARCHIVE not in admin_client.get(reverse("admin:index")).text
 
 
-def test_a_user_who_may_view_tasks_may_view_the_archive_and_nobody_may_change_it(client, archived):
+def test_the_right_to_view_tasks_shows_the_archive_and_no_right_changes_it(client, archived):
     person(client, "view_worker")
     assert client.get(ARCHIVE).status_code == 403
     assert client.get(page_of(archived[0])).status_code == 403

@@ -197,14 +197,14 @@ def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
     assert made.args == ["retry", [failed[0].pk, failed[1].pk]]
 
 
-def test_the_index_of_the_admin_lists_the_page_for_users_who_may_view_tasks(client):
+def test_the_index_of_the_admin_lists_the_page_with_the_right_to_view_tasks(client):
     person(client, "view_task")
     assert PAGE in client.get(reverse("admin:index")).content.decode()
     person(client, "view_queue")
     assert PAGE not in client.get(reverse("admin:index")).content.decode()
 
 
-def test_the_page_shows_what_a_worker_has_counted_until_somebody_changes_a_group(client, failed):
+def test_the_page_shows_counts_of_a_worker_until_a_group_is_changed(client, failed):
     person(client, "view_task", "mute_failuregroup")
     keep_counts("default")
     page = client.get(PAGE)

@@ -44,7 +44,7 @@ def history(client):
         ({"queue": "nobody\x00s"}, 61, 0),
     ],
 )  # fmt: skip
-def test_the_charts_count_what_is_chosen(client, history, query, steps, succeeded):
+def test_the_charts_count_the_chosen_tasks(client, history, query, steps, succeeded):
     values = drawn(client, **query)["finished"]["succeeded"]
     assert len(values) in (steps - 1, steps)
     assert sum(values) == succeeded

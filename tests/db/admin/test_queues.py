@@ -101,7 +101,7 @@ def test_actions_on_the_list(client, queue):
     ]
 
 
-def test_a_queue_that_nobody_has_used_is_paused_by_its_name(client):
+def test_an_unused_queue_is_paused_by_its_name(client):
     person(client, "view_queue")
     assert client.get(ADD).status_code == 403
     assert client.post(ADD, {"name": "mail"}).status_code == 403

@@ -47,7 +47,7 @@ def test_the_list_and_the_page_show_a_schedule(client, nightly):
     assert "disabled</span>" in client.get(LIST).content.decode()
 
 
-def test_a_schedule_that_nobody_keeps_is_overdue(client):
+def test_a_schedule_of_removed_code_becomes_overdue(client):
     person(client, "view_schedule")
     row = Schedule.objects.create(task_path="gone.tasks.nightly", expression="every 5 s", timezone="", next_at=Now())
     assert "overdue" not in client.get(LIST).content.decode()

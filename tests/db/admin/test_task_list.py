@@ -196,7 +196,7 @@ SECRET = {"kwargs": {"card": "42"}, "meta": {"redact": ["card"], "card": "42"}, 
 
 
 @pytest.mark.parametrize("query", [{"argument": "card=42"}, {"metadata": "card=42"}, {"key": "card:42"}])
-def test_no_filter_finds_what_is_redacted(client, settings, query):
+def test_no_filter_finds_redacted_values(client, settings, query):
     """Else a user could guess a hidden value, one request for each guess."""
     person(client, "view_task")
     make(**SECRET)

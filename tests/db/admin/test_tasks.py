@@ -76,7 +76,7 @@ def test_a_button_of_no_task_is_not_found(client, verb, key):
     assert not LogEntry.objects.exists()
 
 
-def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
+def test_a_user_with_the_view_right_sees_neither_buttons_nor_actions(client):
     person(client, "view_task")
     row = make("FAILED")
     assert 'name="action"' not in client.get(LIST).content.decode()
@@ -119,7 +119,7 @@ def test_a_task_that_was_started_again_is_not_deleted(client, monkeypatch):
     assert not Task.objects.exists()
 
 
-def test_nothing_is_added_and_only_what_is_finished_is_deleted(client):
+def test_tasks_are_not_added_and_only_finished_tasks_are_deleted(client):
     person(client, "view_task", "add_task", "change_task", "delete_task")
     assert client.get(reverse("admin:django_pglock_task_add")).status_code == 403
     running, finished = make("RUNNING"), make("SUCCESSFUL")

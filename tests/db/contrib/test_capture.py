@@ -68,7 +68,7 @@ def test_an_update_has_a_second_trigger_if_it_is_asked_for_primary_keys_only(dec
     assert triggers_of(Book) == names
 
 
-def test_the_tables_of_all_who_inherit_from_an_abstract_model_are_captured(declared):
+def test_tables_of_all_children_of_an_abstract_model_are_captured(declared):
     class Searched(models.Model):
         changes = Capture(tasks.reindex, on="insert")
 

@@ -132,7 +132,7 @@ def test_a_browser_gets_a_page():
     assert answer["Content-Type"].startswith("text/html")
 
 
-def test_on_a_class_it_is_refused_because_nobody_is_authenticated_there():
+def test_lock_view_refuses_a_class_because_it_has_no_authenticated_user():
     for decorate in (lock_view("a"), lock_any_view("a")):
         with pytest.raises(ConfigurationError, match="handler methods"):
             decorate(Checkout)

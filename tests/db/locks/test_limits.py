@@ -136,7 +136,7 @@ def test_long_waits_and_holds_are_warned_of(somebody, in_threads, caplog, eventu
 # Who it is
 
 
-def test_the_error_says_who_holds_it_if_asked(somebody):
+def test_the_error_names_the_holder_on_request(somebody):
     somebody.holds("a")
     pid = somebody.ask("SELECT pg_backend_pid()")
     with pytest.raises(LockNotAvailable) as caught, lock("a", timeout=0):

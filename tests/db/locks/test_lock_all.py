@@ -213,7 +213,7 @@ def test_one_statement_takes_a_slot_that_is_free(somebody):
     assert len(queries) == 3, "take, the question of this test, free"
 
 
-def test_a_slot_that_becomes_free_is_noticed_by_who_waits_for_another(somebody, in_threads):
+def test_a_waiter_for_one_slot_notices_another_free_slot(somebody, in_threads):
     somebody.holds("s#1")
     other = Somebody()
     other.holds("s#2")

@@ -271,7 +271,7 @@ def test_a_response_that_is_never_sent_frees_its_lock(somebody):
     assert somebody.can_have("a")
 
 
-def test_the_end_of_the_request_frees_the_lock_of_a_response_that_somebody_keeps(somebody):
+def test_the_end_of_the_request_frees_the_lock_of_a_referenced_response(somebody):
     """An exception's traceback may, or a log."""
     request_started.send(None)
     outer = stream_of(somebody)(request_of())

@@ -165,7 +165,7 @@ def test_an_interrupt_ends_only_the_wait(monkeypatch):
     assert Task.objects.count() == 1
 
 
-def test_wait_ends_when_somebody_turns_the_archive_off(monkeypatch):
+def test_wait_ends_when_the_archive_is_turned_off(monkeypatch):
     make(days=TWO_HOURS)
     turn_on("default")
     monkeypatch.setattr(archiving.time, "sleep", lambda _: turn_off("default"))

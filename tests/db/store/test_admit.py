@@ -167,7 +167,7 @@ def test_a_locked_row_also_holds_up_those_behind_it_at_a_key_that_lets_several_r
     assert admit("default", ["api:a"]) == 2
 
 
-def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it_waited(in_threads, eventually):
+def test_admission_sees_concurrent_admissions_at_every_isolation_level(in_threads, eventually):
     """One snapshot for both statements would be older than the lock, and a second task would be let through."""
     with transaction.atomic():
         for order in (1, 2, 2):
@@ -290,7 +290,7 @@ def test_names_of_keys_come_from_the_arguments_however_they_are_passed():
     assert set(Task.objects.values_list("lock_key", flat=True)) == {"order:5"}
 
 
-def test_a_value_cannot_name_somebody_elses_key():
+def test_a_value_cannot_name_the_key_of_another_template():
     keyed.step.enqueue("1:2")
     assert Task.objects.get().lock_key != "order:1:2"
 

@@ -187,7 +187,7 @@ def test_a_worker_without_such_functions_still_finds_them_when_there_is_nothing_
 
 
 @pytest.mark.parametrize(("count", "claimed"), [(10, [["z"], []]), (1500, [[], ["z"]])])
-def test_keys_of_a_function_that_is_gone_keep_nobody_waiting(count, claimed):
+def test_keys_of_a_removed_function_delay_no_task(count, claimed):
     """They come first, more of them than a claim asks for tasks; each claim walks a thousand keys at most."""
     enqueue_many(keyed.serve, [{"tenant": f"a{number:04}"} for number in range(count)])
     Task.objects.update(task_path="gone.function")

@@ -78,7 +78,7 @@ def test_a_leader_that_lost_its_claim_takes_no_members(claim):
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
-def test_a_task_that_somebody_has_locked_is_left_out(claim, locked):
+def test_a_group_skips_a_locked_row(claim, locked):
     rows = enqueue(*"abc")
     [leader] = claim()
     with locked(rows[1].id):

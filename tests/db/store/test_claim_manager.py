@@ -112,7 +112,7 @@ def test_each_row_has_a_transaction_of_its_own_and_a_failure_undoes_the_last(let
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_row_that_somebody_holds_is_left_out_and_the_next_pass_finds_it(letters, in_threads):
+def test_a_claimed_row_is_skipped_until_the_next_pass(letters, in_threads):
     new = Letter.objects.filter(status="new").order_by("pk")
     with new.claim(1):
         assert in_threads(lambda _: new.claim_each(100, done), 1) == [9]
@@ -154,7 +154,7 @@ def test_a_row_whose_function_fails_is_marked_and_stops_no_other(letters, caplog
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_row_is_not_marked_for_what_is_not_its_fault(letters):
+def test_a_lost_session_does_not_mark_a_row_as_failed(letters):
     def lose(letter):
         raise OperationalError("deadlock detected")
 

@@ -30,7 +30,7 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db
 
 
-def test_a_row_says_what_was_asked_for():
+def test_a_row_has_the_options_of_the_call():
     result = tasks.record.using(priority=7, queue_name="mail", max_attempts=4).enqueue("ann", number=3)
     row = Task.objects.get(pk=result.id)
     assert (row.status, row.queue, row.priority, row.max_retries, row.attempts) == ("READY", "mail", 7, 3, 0)
@@ -168,7 +168,7 @@ def test_a_result_can_be_fetched_by_id_and_only_by_id():
             backend.get_result(unknown)
 
 
-def test_a_row_for_a_function_that_nobody_knows_imports_nothing():
+def test_a_row_with_an_unknown_function_imports_nothing():
     """A row must not be able to name a module to import."""
     row = Task.objects.create(queue="default", backend="default", task_path="antigravity.fly")
     with pytest.raises(TaskResultDoesNotExist, match="has not imported"):

@@ -201,7 +201,7 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not():
     assert answer().may_rest is False, "after the death of the older ones nobody might notice it soon"
 
 
-def test_a_worker_may_rest_only_if_the_loss_of_a_host_leaves_one_that_does_not():
+def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker():
     mine, others = uuid4(), uuid4()
 
     def may_rest(me, hostname):

@@ -176,7 +176,7 @@ def test_tasks_of_living_workers_are_left_alone(claim):
     assert Task.objects.get(status="RUNNING").worker == living
 
 
-def test_a_task_that_somebody_asked_to_end_is_cancelled_with_those_that_wait_for_it(claim):
+def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
     first = tasks.nothing.using(keep_result=60).enqueue()
     second = tasks.nothing.using(after=[first]).enqueue()
     [mine] = claim()

@@ -27,7 +27,7 @@ def test_one_statement_looks_up_the_tasks_of_a_thousand_waiters():
     assert not Waiter.objects.exists()
 
 
-def test_a_row_that_somebody_is_deleting_is_not_waited_for():
+def test_a_row_in_deletion_causes_no_wait():
     [result] = results_of(1)
     [earlier] = note_waits("default", [int(result.id)], instead_of=[]).values()
     with closing(dedicated_connection("default")) as other, other.cursor() as cursor, transaction.atomic():

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
-from django_pglock.store import move_to_status
+from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
@@ -102,7 +102,7 @@ def failed_chain(claim):
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
-    monkeypatch.setattr(move_to_status, "WINDOW", window)
+    monkeypatch.setattr(windows, "WINDOW", window)
     failed_chain(claim)
     assert Task.objects.retry() == 3
     for done in range(3):
@@ -206,7 +206,7 @@ def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, cl
         Waiter.objects.all().delete()
 
 
-def test_to_retry_what_was_to_run_after_nothing_costs_one_small_statement(claim):
+def test_a_retry_of_a_task_without_dependencies_adds_one_small_statement(claim):
     for number in range(3):
         tasks.echo.enqueue(number)
         settle_one(claim()[0], Failed(FAILURE))

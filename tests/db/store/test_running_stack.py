@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RunningStack, Task
 from django_pglock.store.requests_to_worker import requests_to
-from django_pglock.store.running_stack import KEPT, answer_stack, request_stack, stack_of, wait_for_stack
+from django_pglock.store.running_stack import KEPT_FOR, answer_stack, request_stack, stack_of, wait_for_stack
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,8 +49,8 @@ def test_a_new_request_takes_the_place_of_the_one_before(mine):
 def test_old_stacks_are_deleted_by_the_next_request(mine):
     rows = {"attempt": 1, "worker": uuid4(), "stack": ""}
     old, young = 10**9, 10**9 + 1
-    RunningStack.objects.create(task=old, asked_at=Now() - timedelta(seconds=KEPT + 60), **rows)
-    RunningStack.objects.create(task=young, asked_at=Now() - timedelta(seconds=KEPT - 60), **rows)
+    RunningStack.objects.create(task=old, asked_at=Now() - timedelta(seconds=KEPT_FOR + 60), **rows)
+    RunningStack.objects.create(task=young, asked_at=Now() - timedelta(seconds=KEPT_FOR - 60), **rows)
     request_stack("default", mine.id)
     assert set(RunningStack.objects.values_list("task", flat=True)) == {young, mine.id}
     assert wait_for_stack("default", old, timeout=120) is None

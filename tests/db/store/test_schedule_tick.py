@@ -66,7 +66,7 @@ def test_a_duplicate_is_skipped_and_told(caplog):
     assert (after.last_at, after.last_task) == (None, None)
 
 
-def test_with_skip_the_one_that_is_there_stands_for_the_tick():
+def test_with_skip_an_existing_task_counts_for_the_tick():
     schedule(due=HOUR, unique=True)
     first = registry.find(NIGHTLY).enqueue()
     assert enqueue_due("default").tasks == [int(first.id)]
@@ -139,7 +139,7 @@ def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
     assert "'when it rains' in '', cannot be read" in caplog.text
 
 
-def test_a_tick_and_its_task_are_one_and_somebody_elses_tick_is_not_waited_for(in_threads, caplog):
+def test_a_tick_and_its_task_commit_together_and_a_locked_tick_causes_no_wait(in_threads, caplog):
     """While another transaction has the tick, nobody waits for it; when that rolls back, the tick is due again."""
     schedule(due=HOUR)
     with transaction.atomic():
@@ -152,7 +152,7 @@ def test_a_tick_and_its_task_are_one_and_somebody_elses_tick_is_not_waited_for(i
     assert len(enqueue_due("default").tasks) == 1
 
 
-def test_a_unique_task_in_an_open_transaction_holds_nobody_up_for_long(in_threads, caplog):
+def test_a_unique_task_in_an_open_transaction_delays_a_tick_only_briefly(in_threads, caplog):
     schedule(due=HOUR, unique=True)
     with transaction.atomic():
         registry.find(NIGHTLY).enqueue()

@@ -31,7 +31,7 @@ def settle_one(claim, outcome):
 
 
 @pytest.mark.parametrize("results", [["null"] * 3, ["null", "7", '{"a": 1}']], ids=["none", "some"])
-def test_successes_that_nobody_observes_are_written_alike_and_answered_in_one_row(claim, results):
+def test_unobserved_successes_are_written_alike_and_answered_in_one_row(claim, results):
     for _ in range(3):
         tasks.nothing.using(keep_result=60).enqueue()
     claims = claim(3)
@@ -69,7 +69,7 @@ def test_each_task_of_a_batch_gets_its_own_result_whatever_is_in_the_others(clai
     assert [found[mine.id] for mine in claims] == list(map(json.loads, texts))
 
 
-def test_successes_that_nobody_observes_have_no_effect_on_a_lost_claim(claim):
+def test_unobserved_successes_have_no_effect_on_a_lost_claim(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
     first, second, third = claim(3)
@@ -272,7 +272,7 @@ def test_an_attempt_keeps_the_name_of_its_worker(claim, is_known):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_only_claims_whose_rows_somebody_has_locked_are_held(claim, locked):
+def test_held_returns_only_claims_with_locked_rows(claim, locked):
     for _ in range(3):
         tasks.nothing.enqueue()
     free, mine, lost = claim(3)

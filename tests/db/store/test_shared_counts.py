@@ -21,7 +21,7 @@ def test_a_count_that_takes_long_is_made_less_often(monkeypatch):
     assert 39 < (row.count_again_at - row.counted_at).total_seconds() < 41
 
 
-def test_counts_that_nobody_has_renewed_are_not_shown(monkeypatch):
+def test_outdated_counts_are_not_shown(monkeypatch):
     tasks.nothing.enqueue()
     assert shared_counts.shared_counts("default")
     monkeypatch.setattr(shared_counts, "MAX_AGE_FOR_METRICS", 0.0)

@@ -107,7 +107,7 @@ def test_a_filter_over_another_table_locks_only_the_rows_that_are_moved(parcels,
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rows_that_somebody_has_locked_are_skipped(parcels, in_threads):
+def test_transition_skips_locked_rows(parcels, in_threads):
     with transaction.atomic():
         Parcel.objects.select_for_update().get(weight=0)
         [moved] = in_threads(lambda _: Parcel.objects.order_by("weight").transition(from_=FREE, to=TAKEN, limit=2), 1)

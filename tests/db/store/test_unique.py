@@ -14,7 +14,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.store import call as call_module
-from django_pglock.store import move_to_status
+from django_pglock.store import windows
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
@@ -252,7 +252,7 @@ def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
 @pytest.mark.parametrize("window", [1, 5000])
 def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
     """A retry that meets the index must neither fail the batch nor make a second one."""
-    monkeypatch.setattr(move_to_status, "WINDOW", window)
+    monkeypatch.setattr(windows, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
         settle_one(claim()[0], Failed(FAILURE))

@@ -150,7 +150,7 @@ def test_arguments_of_a_function_that_is_gone_are_shown_where_nothing_was_hidden
 
 
 @pytest.mark.parametrize("hook", [hide_cards, f"{__name__}.hide_cards"])
-def test_the_setting_replaces_what_is_shown(admin_client, hook, caplog):
+def test_the_setting_replaces_the_shown_value(admin_client, hook, caplog):
     row = row_of(task(lock="pay:{card}")(pay), 7, SECRET, address={"card": SECRET}, broken=SECRET)
     row.result = {"x": 1}
     with override_settings(DJANGO_PGLOCK={"REDACT": hook}):
@@ -172,7 +172,7 @@ def test_an_invalid_setting_is_an_error_of_check():
                 shown(Task(args=[1], meta={}), "args")
 
 
-def test_no_key_is_made_of_what_is_hidden():
+def test_a_key_refuses_a_hidden_argument():
     rate = Rate(1, key="x:{card}")
     for options in ({"lock": "x:{card}"}, {"unique": Unique("{card.number}")}, {"fair": "{card}"}, {"rate": rate}):
         with pytest.raises(TaskOptionError, match="redact hides card"):
@@ -241,7 +241,7 @@ def test_the_digest_of_a_function_that_hides_nothing_needs_no_secret():
         assert function.enqueue(7, SECRET * 10).id == first.id
 
 
-def test_a_key_that_is_made_of_what_is_shown_is_shown():
+def test_a_key_of_visible_arguments_is_shown():
     options = {"lock": "pay:{order_id}", "unique": Unique("pay:{order_id}"), "fair": "pay:{order_id}"}
     row = row_of(task(redact=("card",), **options)(buy), 7, SECRET)
     assert (shown(row, "lock_key"), shown(row, "fair_key")) == ("pay:7", "pay:7")
@@ -278,7 +278,7 @@ def test_what_the_setting_hides_is_not_shown_by_a_key(admin_client):
         assert [shown(row, "lock_key") for row in open_ones] == ["open:0", "open:1", "open:2"]
 
 
-def test_no_key_is_made_of_what_is_hidden_inside_of_an_argument():
+def test_a_key_refuses_a_hidden_attribute_of_an_argument():
     for template in ("x:{order.card}", "x:{order.card.number}"):
         with pytest.raises(TaskOptionError, match="redact hides card"):
             task(redact=("card",), lock=template)(by_order)

@@ -76,7 +76,7 @@ def test_unneeded_sessions_are_closed_although_none_is_given_back(sessions, monk
         sessions.give_back(each)
     sessions.close_surplus()
     assert None not in [each.connection for each in both]
-    monkeypatch.setattr(shared_sessions, "IDLE", 0.0)
+    monkeypatch.setattr(shared_sessions, "IDLE_TIMEOUT", 0.0)
     sessions.close_surplus()
     assert [each.connection is None for each in both] == [True, False]
 
@@ -111,7 +111,7 @@ def terminate(name: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_a_session_that_has_ended_while_nobody_used_it_is_replaced(sessions, in_threads):
+def test_an_unused_session_that_has_ended_is_replaced(sessions, in_threads):
     """As at the limit of a load balancer."""
 
     def look(_):

@@ -258,7 +258,7 @@ def test_the_count_stops_at_the_cap(admin_client, many):
     assert "10000+" not in exact.content.decode(), "just as many as are counted is no more than that"
 
 
-def test_no_address_sorts_by_what_has_no_index(admin_client, many):
+def test_no_query_string_sorts_by_a_column_without_an_index(admin_client, many):
     """The page offers to sort only by the key, but Django would sort by any column that the query string names."""
     for column in range(1, 9):
         with CaptureQueriesContext(connection) as queries:

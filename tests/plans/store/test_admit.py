@@ -26,7 +26,7 @@ def calls(backlog):
     }
 
 
-def test_admission_reads_neither_the_backlog_nor_what_is_for_later_nor_other_buckets(plans):
+def test_admission_reads_neither_the_backlog_nor_later_tasks_nor_other_buckets(plans):
     """While the statistics knew of no buckets, the planner walked through all keys with a bucket before this one."""
     plans.check(rows=20 * BATCH, pages=400)
 

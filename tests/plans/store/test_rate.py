@@ -1,4 +1,4 @@
-"""Buckets of ``rate=`` that nobody uses are looked for along the primary key, some keys at a time."""
+"""Unused buckets of ``rate=`` are searched along the primary key, some keys at a time."""
 
 from __future__ import annotations
 

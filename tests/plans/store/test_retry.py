@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store import move_to_status
+from django_pglock.store import windows
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.retry import _retriable
 from tests.plans.reading import analyze, insert, plan_of, reads
@@ -28,7 +28,7 @@ def test_a_retry_of_one_reads_its_row(plans):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
-    monkeypatch.setattr(move_to_status, "WINDOW", 500)
+    monkeypatch.setattr(windows, "WINDOW", 500)
     insert("SUCCESSFUL", 20_000)
     insert("FAILED", 1500)
     Task.objects.filter(status="FAILED", pk__in=Task.objects.order_by("-pk").values("pk")[:10]).update(
@@ -37,8 +37,8 @@ def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
     analyze()
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.filter(status="FAILED").retry() == 1491
-    windows = [each["sql"] for each in queries if '"django_pglock_task"' in each["sql"]][1:]
-    assert len(windows) >= 9, "three statements for each of three windows"
-    for sql in windows:
+    statements = [each["sql"] for each in queries if '"django_pglock_task"' in each["sql"]][1:]
+    assert len(statements) >= 9, "three statements for each of three windows"
+    for sql in statements:
         plan = plan_of(sql)
         assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, json.dumps(plan, indent=1)

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
 from example_project.systems.handoff.models import Request, Sheet
-from example_project.systems.handoff.play import old_snapshot, pages_read, rows_in_hand
+from example_project.systems.handoff.play import old_snapshot, pages_read, rows_by_process
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,12 +64,12 @@ def test_while_a_create_runs_its_updates_wait_and_other_sheets_go_on(in_threads)
 def test_the_database_says_which_session_has_which_rows(in_threads):
     ask("a")
     with oldest.claim(1) as [create]:
-        [found] = in_threads(lambda _: rows_in_hand("table"), 1)
+        [found] = in_threads(lambda _: rows_by_process("table"), 1)
         assert found == [(connection.connection.info.backend_pid, [create.id])]
-    assert rows_in_hand("table") == []
+    assert rows_by_process("table") == []
 
 
-def test_updates_of_a_sheet_that_is_not_there_end_as_errors_and_stop_nobody():
+def test_updates_of_a_missing_sheet_become_errors_and_block_no_other_request():
     hand_over(*(Request(kind="update", sheet="nobody", line=line) for line in "ab"))
     ask("c")
     assert work() == 4

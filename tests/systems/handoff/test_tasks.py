@@ -10,7 +10,7 @@ from django.db import transaction
 from django_pglock.models import Task
 from django_pglock.worker import Worker
 from example_project.systems.handoff.models import Sheet
-from example_project.systems.handoff.play import rows_in_hand
+from example_project.systems.handoff.play import rows_by_process
 from example_project.systems.handoff.tasks import create, update
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +26,7 @@ def test_updates_wait_for_their_create_and_run_together_in_their_order():
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
 
-def test_a_create_that_is_clicked_twice_is_one_task_and_one_that_comes_later_changes_nothing():
+def test_two_clicks_on_create_make_one_task_and_a_later_one_changes_nothing():
     assert create.enqueue(sheet="plan").id == create.enqueue(sheet="plan").id
     update.enqueue(sheet="plan", line="a")
     Worker(threads=1, drain=True).run()
@@ -36,7 +36,7 @@ def test_a_create_that_is_clicked_twice_is_one_task_and_one_that_comes_later_cha
     assert Sheet.objects.get().lines == ["a", "b"]
 
 
-def test_updates_of_a_sheet_that_is_not_there_fail_and_stop_nobody():
+def test_updates_of_a_missing_sheet_fail_and_block_no_other_task():
     update.enqueue(sheet="nobody", line="a")
     create.enqueue(sheet="plan")
     Worker(threads=1, drain=True).run()
@@ -52,6 +52,6 @@ def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
     with transaction.atomic():
         Sheet.objects.select_for_update().get()
         worker()
-        eventually(lambda: rows_in_hand("tasks") == [(os.getpid(), [Task.objects.get().pk])])
+        eventually(lambda: rows_by_process("tasks") == [(os.getpid(), [Task.objects.get().pk])])
     eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
-    assert rows_in_hand("tasks") == []
+    assert rows_by_process("tasks") == []

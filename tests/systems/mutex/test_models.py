@@ -64,7 +64,7 @@ def test_after_its_timeout_a_row_is_acquired_again_and_the_late_owner_finds_out(
     assert again.release(Status.DONE)
 
 
-def test_after_its_timeout_a_row_is_not_released_even_if_nobody_has_taken_it(row):
+def test_an_owner_cannot_release_a_row_after_its_timeout(row):
     late = acquire("anna", HOUR)
     let_time_pass()
     assert not late.release(Status.DONE)

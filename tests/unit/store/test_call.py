@@ -44,7 +44,7 @@ def test_values_of_a_row():
     assert options_of(task) == (None, None, None, None)
 
 
-def test_meta_has_what_has_no_column():
+def test_meta_has_the_values_without_a_column():
     assert meta_of(tasks.nothing) == "{}"
     task = tasks.nothing.using(meta={"tenant": 5})
     assert json.loads(meta_of(task)) == {"tenant": 5}

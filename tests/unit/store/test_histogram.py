@@ -35,7 +35,7 @@ def test_quantile_is_within_a_bucket_of_the_truth(share):
     assert truth / 1.42 < quantile(counted(values), share) < truth * 1.42
 
 
-def test_quantiles_of_nothing_of_little_and_of_what_is_longer_than_all_bounds():
+def test_quantiles_of_no_values_of_few_and_of_values_above_all_bounds():
     assert quantile([], 0.5) is None
     assert quantile([0] * BUCKETS, 0.5) is None
     assert 0 < quantile(counted([0.0002]), 0.5) <= 0.001

@@ -32,7 +32,7 @@ def fail():
     raise KeyError("order")
 
 
-def test_a_failure_says_what_was_raised_and_where():
+def test_a_failure_has_exception_message_and_traceback():
     error = raised_by(fail)
     failure = Failure.of(error)
     assert (failure.exception_path, failure.message) == ("builtins.KeyError", "KeyError: 'order'")

@@ -56,14 +56,14 @@ def test_they_are_silenced_where_no_handler_takes_them(tree, handlers, is_silenc
     assert tasks.isEnabledFor(logging.WARNING)
 
 
-def test_a_level_that_somebody_set_is_left_alone(tree):
+def test_a_configured_log_level_is_not_changed(tree):
     _, tasks = tree
     tasks.setLevel(logging.DEBUG)
     assert logs.silence_unhandled_loggers() == []
     assert tasks.level == logging.DEBUG
 
 
-def test_where_somebody_else_collects_records_all_is_left_alone(tree, monkeypatch):
+def test_nothing_changes_if_another_package_collects_records(tree, monkeypatch):
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: None)
     assert logs.silence_unhandled_loggers() == []
 

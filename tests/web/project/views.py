@@ -30,7 +30,7 @@ def ready(request: HttpRequest) -> HttpResponse:
 
 
 def collect(request: HttpRequest, name: str) -> HttpResponse:
-    """Have Python collect what nobody uses any more in this process."""
+    """Have Python collect the unused objects of this process."""
     gc.collect()
     return HttpResponse("collected")
 

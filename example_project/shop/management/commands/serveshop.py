@@ -46,7 +46,7 @@ class Command(BaseCommand):
         parser.add_argument("--fd", type=int, help="Descriptor of an inherited socket that listens on this port.")
 
     def handle(self, *args: Any, port: int, fd: int | None, **options: Any) -> None:
-        """Serve for ever."""
+        """Serve until the process ends."""
         server = ShopServer(("127.0.0.1", port), None if fd is None else socket.socket(fileno=fd))
         server.daemon_threads = True
         server.set_app(StaticFilesHandler(get_wsgi_application()))

@@ -124,7 +124,7 @@ def test_failures_of_one_queue_do_not_hide_those_of_others():
 # list and show
 
 
-def test_list_shows_the_newest_first_and_only_what_was_asked_for():
+def test_list_shows_the_matching_tasks_newest_first():
     make("READY", days=9)
     rows = [failed(queue=queue, task_path=path) for queue, path in (("a", "x.one"), ("b", "x.two"), ("a", "y.two"))]
 
@@ -220,7 +220,7 @@ def test_filters_say_how_many_and_ask(answer):
     assert status_of(mine, other) == ["READY", "FAILED"]
 
 
-def test_without_anybody_to_ask_it_wants_yes():
+def test_without_a_terminal_the_command_requires_yes():
     row = failed()
     with pytest.raises(CommandError, match="give --yes"):
         locktasks("retry", "--all")
@@ -294,7 +294,7 @@ def test_counts_in_questions_stop(monkeypatch):
 # prune
 
 
-def test_prune_deletes_what_the_setting_says_or_what_is_asked_for():
+def test_prune_deletes_by_the_setting_or_by_its_options():
     make(), make("CANCELLED", days=8)
     kept = make("FAILED", days=20)
     assert locktasks("prune", "--dry-run") == "1 task would be deleted.\n"

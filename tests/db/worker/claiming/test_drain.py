@@ -65,7 +65,7 @@ def test_with_nothing_to_do_it_ends_at_once():
     drain(listens=False)
 
 
-def test_it_waits_for_what_is_in_flight_and_for_what_follows():
+def test_drain_waits_for_tasks_in_flight_their_retries_and_dependents():
     """The second attempts are ready when the first have ended; what runs keeps it, while the other thread is idle."""
     tasks.fail_twice.enqueue("again")
     tasks.note_and_sleep.enqueue("slow", 0.5)
@@ -84,7 +84,7 @@ def test_a_task_is_in_flight_until_its_followers_are_ready(monkeypatch):
     assert statuses() == {"SUCCESSFUL": 2}
 
 
-def test_what_is_due_counts_and_what_is_scheduled_for_later_does_not():
+def test_drain_waits_for_due_tasks_and_not_for_later_ones():
     tasks.record.using(run_after=timedelta(hours=1)).enqueue("later")
     for number in range(20):
         tasks.record.using(run_after=timedelta(milliseconds=1), lock="same").enqueue("due", number)

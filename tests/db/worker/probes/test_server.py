@@ -318,7 +318,7 @@ def test_what_is_in_flight_is_counted(probed, eventually):
     assert (found["tasks_in_flight"], found["tasks_running"]) == (1, 1)
 
 
-def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
+def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
     read = []
     shared = queue_counts.shared_counts

@@ -125,7 +125,7 @@ def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
     assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
 
 
-def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
+def test_the_log_names_the_task_that_occupies_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(orm_thread, "OCCUPIED_FOR", 0.3)
     worker()
     tasks.occupy.enqueue()

@@ -58,7 +58,7 @@ def sessions_of_threads():
 
 
 def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(worker, eventually, monkeypatch):
-    monkeypatch.setattr(task_connections, "IDLE", 0.3)
+    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", 0.3)
     worker(threads=1)
     tasks.GO_ON.clear()
     tasks.wait_until_told.enqueue()
@@ -78,8 +78,8 @@ def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(work
 def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch, age, idle):
     """After a minute or, if CONN_MAX_AGE is over, after a second: the next task would not use it in any case."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", age)
-    monkeypatch.setattr(task_connections, "IDLE", idle)
-    monkeypatch.setattr(task_connections, "LEAST_IDLE", 0.1)
+    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", idle)
+    monkeypatch.setattr(task_connections, "LEAST_IDLE_TIMEOUT", 0.1)
     worker(threads=1)
     for _ in range(2):
         tasks.tell_backend.enqueue()
@@ -91,7 +91,7 @@ def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkey
 
 def test_no_task_meets_a_connection_that_is_being_closed(worker, eventually, monkeypatch):
     """Each thread closes its connection in the moment in which it has no task, and so in which a task may come."""
-    monkeypatch.setattr(task_connections, "IDLE", 0.0)
+    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", 0.0)
     worker(threads=3)
     for _ in range(60):
         tasks.tell_backend.enqueue()

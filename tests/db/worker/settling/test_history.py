@@ -33,7 +33,7 @@ def history(**chosen):
 CALLS = {
     "success": (lambda: tasks.nothing.enqueue(), {"succeeded": 1}, 1, 1),
     "failure": (lambda: tasks.fail.enqueue(), {"failed": 1}, 1, 1),
-    # Nobody knows when a task was ready that ran again at once.
+    # It is not recorded when a task that ran again at once was ready.
     "retries": (lambda: tasks.fail_twice.enqueue("x"), {"retried": 2, "succeeded": 1}, 1, 3),
     "a later retry": (lambda: tasks.say.enqueue("retry", after=0.01), {"retried": 1, "succeeded": 1}, 2, 2),
     "snooze": (lambda: tasks.say.enqueue("snooze"), {"snoozed": 1, "succeeded": 1}, 2, 2),

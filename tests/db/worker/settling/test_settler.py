@@ -114,7 +114,7 @@ def test_an_outcome_that_is_refused_takes_no_success_along(in_flight, eventually
     assert (running.settler.counts[Succeeded], running.settler.counts[None]) == (1, 1)
 
 
-def test_a_worker_that_ends_says_what_is_still_locked(in_flight, eventually, locked, caplog, monkeypatch):
+def test_a_worker_that_ends_logs_locked_rows(in_flight, eventually, locked, caplog, monkeypatch):
     monkeypatch.setattr("django_pglock.worker.worker.LAST_WRITES", 0.5)
     running, [mine] = in_flight(1)
     with locked(mine.id):

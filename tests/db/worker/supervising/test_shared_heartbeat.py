@@ -15,7 +15,7 @@ from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres import sessions
 from django_pglock.worker import service
-from django_pglock.worker.liveness import json_lines
+from django_pglock.worker.liveness import json_lines, timing
 from django_pglock.worker.liveness.json_lines import JsonLines
 from django_pglock.worker.liveness.supervisor_heartbeat import SupervisorHeartbeat
 from django_pglock.worker.supervising import shared_heartbeat
@@ -281,7 +281,7 @@ def test_the_lock_of_a_process_that_has_died_is_released(end, eventually):
     eventually(lambda: holder(UUID(sent["id"])) is None, why="a session still holds its lock")
 
 
-def test_a_process_that_reads_nothing_stops_nobody_and_keeps_its_lock(end, supervised, eventually):
+def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, supervised, eventually):
     """It is stopped, or a task keeps its threads from running. Without its lock it would look dead."""
     running = supervised()
     lines, sent = JsonLines(end), request()
@@ -334,7 +334,7 @@ def test_a_message_of_another_version_ends_only_its_own_exchange(sent, end, supe
 
 @override_settings(DJANGO_PGLOCK=SLOW_BEATS)
 def test_a_single_request_waits_only_briefly_for_others(end, shared, eventually, monkeypatch):
-    monkeypatch.setattr(shared_heartbeat, "GATHER", 0.0)
+    monkeypatch.setattr(timing, "GATHERED_WITHIN", 0.0)
     other, its_end = socket.socketpair()
     shared.add(other)
     with its_end:
@@ -344,7 +344,7 @@ def test_a_single_request_waits_only_briefly_for_others(end, shared, eventually,
 
 
 def test_when_all_have_requested_a_beat_it_is_sent_at_once(end, eventually, monkeypatch):
-    monkeypatch.setattr(shared_heartbeat, "GATHER", 10_000.0)
+    monkeypatch.setattr(timing, "GATHERED_WITHIN", 10_000.0)
     lines = JsonLines(end)
     lines.send(request())
     assert "beaten" in next_message(lines, eventually)

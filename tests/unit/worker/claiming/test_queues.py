@@ -28,7 +28,7 @@ def firsts(queues, ready, looks):
     ],
 )
 @pytest.mark.parametrize("order", ["weighted", "strict"])
-def test_names_prefixes_and_exclusions_say_what_is_served(queues, served, left, order):
+def test_names_prefixes_and_exclusions_define_the_served_queues(queues, served, left, order):
     queues.order = order
     assert [name for name in served + left if queues.serves(name)] == served
     assert sorted(queues.poll_order(sorted(served + left))) == sorted(served)
@@ -107,7 +107,7 @@ def test_nothing_ready_is_nothing_to_look_into():
         (Queues(), None),
     ],
 )
-def test_one_name_alone_needs_no_look_at_what_is_ready(queues, only):
+def test_a_single_name_needs_no_query_of_ready_queues(queues, only):
     assert queues.only == only
 
 

@@ -45,7 +45,7 @@ def resting(monkeypatch):
     return made
 
 
-def test_after_a_beat_that_somebody_asked_for_many_workers_do_not_rest(resting):
+def test_after_a_requested_beat_many_workers_do_not_rest(resting):
     """One task has all workers beat at once. If the older ones die just then, one has to notice it soon."""
     soon = 0
     for _ in range(300):

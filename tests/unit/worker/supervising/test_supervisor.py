@@ -66,12 +66,12 @@ def test_an_unexpected_end_restarts_the_process_and_no_other(supervise, caplog):
 
 def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, monkeypatch):
     failures = []
-    monkeypatch.setattr(supervisor, "STABLE", math.inf)
+    monkeypatch.setattr(supervisor, "STABLE_AFTER", math.inf)
 
     def pause_after(number):
         failures.append(number)
         # Only the third process can live for long enough, however long the others take to start.
-        monkeypatch.setattr(supervisor, "STABLE", 0.5 if len(failures) == 2 else math.inf)
+        monkeypatch.setattr(supervisor, "STABLE_AFTER", 0.5 if len(failures) == 2 else math.inf)
         return 0.0
 
     monkeypatch.setattr(supervisor, "pause_after", pause_after)

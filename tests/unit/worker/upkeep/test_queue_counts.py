@@ -21,7 +21,7 @@ def clock(monkeypatch):
     return now, read
 
 
-def test_counts_are_read_every_ten_seconds_however_often_somebody_asks(clock):
+def test_counts_are_read_every_ten_seconds_despite_frequent_requests(clock):
     (now, read), counts = clock, QueueCounts("default")
     for second in range(100):
         now[0] = 100.0 + second
@@ -30,7 +30,7 @@ def test_counts_are_read_every_ten_seconds_however_often_somebody_asks(clock):
     assert {later - earlier for earlier, later in itertools.pairwise(read)} == {10.0}
 
 
-def test_counts_are_read_while_somebody_asks(clock):
+def test_counts_are_read_only_while_they_are_requested(clock):
     (now, read), counts = clock, QueueCounts("default")
     counts.run_if_due()
     assert not read

@@ -1,0 +1,78 @@
+"""When a heartbeat is due, late or too old: for the heartbeat of a worker, and for the one of a supervisor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django_pglock.conf import get_settings
+from django_pglock.store.liveness import LATE, REST_INTERVALS, silent_after
+from django_pglock.worker.service import LONGEST_PAUSE
+
+#: Seconds for the supervisor to answer, as a share of the interval. If it does not answer, there is still time for a
+#: heartbeat of the worker itself before the heartbeat counts as missing.
+ANSWERED_WITHIN = 0.5
+#: Seconds from the first request to the statement of the supervisor, as a share of the interval. Further requests may
+#: arrive meanwhile.
+GATHERED_WITHIN = 0.02
+#: The least ``connect_timeout`` in seconds. libpq treats a smaller value as this one.
+LEAST_TO_CONNECT = 2
+
+
+class HeartbeatTiming(NamedTuple):
+    """The times of a heartbeat in seconds, from ``HEARTBEAT_INTERVAL`` and ``HEARTBEAT_LIMIT``.
+
+    ``silent_after``: without a heartbeat for this time a worker counts as dead.
+    """
+
+    interval: float
+    limit: float
+    silent_after: float
+
+    @property
+    def statement_timeout(self) -> float:
+        """A third of the limit: after a timeout, a heartbeat must be repeated before the worker counts as dead."""
+        return self.limit / 3
+
+    @property
+    def longest_pause(self) -> float:
+        """Half an interval, because after an outage the other services wait for the first heartbeat."""
+        return min(LONGEST_PAUSE, self.interval / 2)
+
+    @property
+    def answer_timeout(self) -> float:
+        """How long a worker waits for the answer of its supervisor."""
+        return self.interval * ANSWERED_WITHIN
+
+    def connect_timeout(self, failures: int, configured: int) -> int:
+        """Return the ``connect_timeout`` of a try after ``failures``, if a supervisor may soon be able to beat again.
+
+        The next try may take longer, up to the ``configured`` timeout. For libpq, 0 means no limit.
+        """
+        seconds: int = max(LEAST_TO_CONNECT, round(self.interval)) * 2 ** min(failures, 10)
+        return min(seconds, max(0, configured) or seconds)
+
+    def is_stale(self, age: float, *, is_connected: bool) -> bool:
+        """Return whether a worker may count as dead: its last heartbeat is too old, or old and it has no session."""
+        return age > self.silent_after or (not is_connected and age > 2 * self.interval)
+
+    def is_late(self, age: float, *, is_resting: bool) -> bool:
+        """Return whether a heartbeat is overdue. A worker that rests leaves out heartbeats."""
+        return age >= LATE * (REST_INTERVALS if is_resting else 1) * self.interval
+
+    def gathered_at(self, requested_at: float) -> float:
+        """Return when the supervisor writes a requested heartbeat, if requests of other processes are missing."""
+        return requested_at + GATHERED_WITHIN * self.interval
+
+    def is_outdated(self, request_age: float) -> bool:
+        """Return whether a request is too old to be served: the worker has been stopped, and may have died since."""
+        return request_age > self.interval
+
+    def next_in(self, since_start: float) -> float:
+        """Return the seconds until the next multiple of the interval. All processes of a supervisor beat then."""
+        return self.interval - since_start % self.interval
+
+
+def heartbeat_timing() -> HeartbeatTiming:
+    """Return the times that the present settings give."""
+    settings = get_settings()
+    return HeartbeatTiming(settings.HEARTBEAT_INTERVAL, settings.HEARTBEAT_LIMIT, silent_after())

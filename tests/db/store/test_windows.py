@@ -1,0 +1,60 @@
+"""Verbs change many tasks in windows, and in a transaction of the caller all at once."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Task
+from django_pglock.store import windows
+from django_pglock.store.windows import is_among
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_windows_that_are_done_stay_done_after_an_interrupt(monkeypatch):
+    """Many tasks in one transaction would keep workers waiting for its rows until the last one is written."""
+    monkeypatch.setattr(windows, "WINDOW", 2)
+    ids = [tasks.nothing.enqueue().id for _ in range(5)]
+    told = []
+
+    def tell(count, last):
+        told.append((count, str(last)))
+        if count == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.cancel(progress=tell)
+    assert told == [(2, ids[3]), (4, ids[1])], "the newest first"
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", *["CANCELLED"] * 4]
+    told.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.retry(progress=tell)
+    assert told == [(2, ids[2]), (4, ids[4])], "the oldest first"
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_a_transaction_of_the_caller_changes_all_tasks_or_none(monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 2)
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    told = []
+    with pytest.raises(KeyError), transaction.atomic():
+        assert Task.objects.cancel(progress=lambda count, last: told.append(count)) == 5
+        raise KeyError
+    assert told == []
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_a_window_counts_dependents_that_an_earlier_window_cancelled(monkeypatch):
+    """The end of the one cancels the other: it was asked for, so it is among those that were moved."""
+    monkeypatch.setattr(windows, "WINDOW", 1)
+    tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
+    assert Task.objects.cancel() == 2
+
+
+def test_ids_are_compared_as_one_array():
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
+    assert set(Task.objects.filter(is_among(ids[1:])).values_list("pk", flat=True)) == {*ids[1:]}
+    assert not Task.objects.filter(is_among([])).exists()
