@@ -17,6 +17,16 @@ class Below:
         return False
 
 
+class NamedClaim:
+    """What a log line needs of a claim."""
+
+    def __str__(self):
+        return "Task 7 (shop.send)"
+
+    def log_fields(self):
+        return {}
+
+
 @pytest.fixture
 def tree(monkeypatch):
     """A logger like django.tasks, below one like django, that does not reach pytest's handlers."""
@@ -93,3 +103,16 @@ def test_python_itself_does_not_write_them_to_the_terminal_either(tree, capsys):
     tasks.error("a task has failed")
     assert capsys.readouterr().err == ""
     assert logs.silence_unhandled_loggers() == ["house.tasks"]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("TypeError: nothing is in stock", "Task 7 (shop.send) failed: TypeError: nothing is in stock."),
+        ("TaskTimeout: It took too long.", "Task 7 (shop.send) failed: TaskTimeout: It took too long."),
+        ("Refused: really?", "Task 7 (shop.send) failed: Refused: really?"),
+    ],
+)
+def test_a_line_has_one_full_stop_also_if_it_ends_with_the_sentence_of_an_exception(caplog, said, line):
+    logs.log_claim(logging.ERROR, NamedClaim(), "failed: %s", said)
+    assert caplog.messages == [line]
