@@ -109,8 +109,8 @@ class LockNotAvailable(LockError, TimeoutError):
     """Another session holds the lock, and the time to wait (``timeout``, in seconds) has passed.
 
     ``keys`` are the numbers of all requested locks and ``names`` their names, ``using`` is the database alias, and
-    ``model`` the name of the model that lists the holders. ``sqlstate`` is "55P03" if the server waited and reported the timeout, with the error
-    of the server as the cause, and None if there was no wait (``timeout=0``).
+    ``model`` the name of the model that lists the holders. ``sqlstate`` is "55P03" if the server waited and reported
+    the timeout, with the error of the server as the cause, and None if there was no wait (``timeout=0``).
     """
 
     def __init__(

@@ -218,7 +218,7 @@ def _task_id(value: Any) -> int:
     if not isinstance(given, int) or isinstance(given, bool):
         raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
     if given < 0:
-        raise TaskOptionError(f"after takes results or their ids, not a negative number.")
+        raise TaskOptionError("after takes results or their ids, not a negative number.")
     if given >= 2**63:
         raise TaskOptionError("after takes results or their ids, and no task has an id as large as one of these.")
     return given

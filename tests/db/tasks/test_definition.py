@@ -145,7 +145,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_the_decorator(options, said):
 
 @pytest.mark.parametrize("options", [{"queue_name": 5}, {"priority": "hi"}, {"atomic": "yes"}])
 def test_a_value_of_a_wrong_type_is_refused_by_using(options):
-    with pytest.raises(TaskOptionError, match=f"@task on tests.sample.tasks.echo: {[*options][0]} is "):
+    with pytest.raises(TaskOptionError, match=f"@task on tests.sample.tasks.echo: {next(iter(options))} is "):
         tasks.echo.using(**options)
 
 
