@@ -18,7 +18,7 @@ from django.core.checks import CheckMessage, Error
 from django.db import DatabaseError, transaction
 from django.utils.functional import cached_property
 
-from django_pglock.conf import get_settings, task_database
+from django_pglock.conf import get_settings, require_queues, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.archived import find_archived
@@ -59,7 +59,7 @@ class PostgresBackend(BaseTaskBackend):
     """Stores tasks in the ``Task`` table of one database, in the transaction of the caller who enqueues them.
 
     ``OPTIONS``: ``database``, the alias of that database (default ``"default"``). Raises ``ConfigurationError`` for any
-    other option.
+    other option, and for ``QUEUES`` that are no list of names.
     """
 
     task_class = PostgresTask
@@ -69,6 +69,7 @@ class PostgresBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        require_queues(alias, params.get("QUEUES", []))
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
         self._number = next(_numbers)
