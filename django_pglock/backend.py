@@ -18,13 +18,14 @@ from django.core.checks import CheckMessage, Error
 from django.db import DatabaseError, transaction
 from django.utils.functional import cached_property
 
-from django_pglock.conf import get_settings, task_database
+from django_pglock.conf import get_settings, require_queues, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.archived import find_archived
 from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.call import Call, batches, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
+from django_pglock.store.id_range import id_in
 from django_pglock.store.result import result_of_row
 from django_pglock.store.statements import rows_of
 from django_pglock.store.why_unfinished import Obstacle, Unfinished, why_unfinished
@@ -58,7 +59,7 @@ class PostgresBackend(BaseTaskBackend):
     """Stores tasks in the ``Task`` table of one database, in the transaction of the caller who enqueues them.
 
     ``OPTIONS``: ``database``, the alias of that database (default ``"default"``). Raises ``ConfigurationError`` for any
-    other option.
+    other option, and for ``QUEUES`` that are no list of names.
     """
 
     task_class = PostgresTask
@@ -68,6 +69,7 @@ class PostgresBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        require_queues(alias, params.get("QUEUES", []))
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
         self._number = next(_numbers)
@@ -160,7 +162,8 @@ class PostgresBackend(BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` if this backend has no task of this id, or if the process does not know the
         function of the task.
         """
-        row = self._row_of(int(result_id)) if _is_id(result_id) else None
+        number = id_in(str(result_id))
+        row = None if number is None else self._row_of(number)
         if row is None:
             raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
         result = result_of_row(row)
@@ -255,11 +258,6 @@ def _refuse(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
         to_json(value, what=f"Argument {name!r} of {path}", most=most)
     to_json(list(args), what=f"The positional arguments of {path}", most=most)
     to_json(kwargs, what=f"The keyword arguments of {path}", most=most)
-
-
-def _is_id(text: Any) -> bool:
-    # Ids are positive bigints. No other id exists, and PostgreSQL would raise an error for it.
-    return str(text).isascii() and str(text).isdigit() and int(text) < 2**63
 
 
 def _obstacle(task: Unfinished) -> str:

@@ -7,7 +7,7 @@ argument of a call or of a command is not a setting.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -202,6 +202,18 @@ def task_database(backend: str, options: Any) -> str:
     if not isinstance(alias, str):
         raise ConfigurationError(f"{where}['database'] is {alias!r}; it must be a string.")
     return alias
+
+
+def require_queues(backend: str, queues: Any) -> None:
+    """Raise ``ConfigurationError`` unless ``QUEUES`` of a backend in ``TASKS`` are names of queues.
+
+    Django makes a set of them, so a text would become the names of its letters.
+    """
+    is_list = isinstance(queues, Collection) and not isinstance(queues, (str, bytes))
+    if not is_list or not all(isinstance(name, str) for name in queues):
+        raise ConfigurationError(
+            f"TASKS[{backend!r}]['QUEUES'] is {queues!r}; give a list of names, such as ['default', 'mail']."
+        )
 
 
 def _require_options(where: str, given: Any, known: Sequence[str]) -> None:

@@ -108,9 +108,9 @@ class LockError(PGLockError):
 class LockNotAvailable(LockError, TimeoutError):
     """Another session holds the lock, and the time to wait (``timeout``, in seconds) has passed.
 
-    ``keys`` are the numbers of all requested locks, ``using`` is the database alias, and ``model`` the name of the
-    model that lists the holders. ``sqlstate`` is "55P03" if the server waited and reported the timeout, with the error
-    of the server as the cause, and None if there was no wait (``timeout=0``).
+    ``keys`` are the numbers of all requested locks and ``names`` their names, ``using`` is the database alias, and
+    ``model`` the name of the model that lists the holders. ``sqlstate`` is "55P03" if the server waited and reported
+    the timeout, with the error of the server as the cause, and None if there was no wait (``timeout=0``).
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class LockNotAvailable(LockError, TimeoutError):
         key: int | None = None,
         timeout: float | None = None,
         keys: Sequence[int] = (),
+        names: Sequence[str] = (),
         using: str | None = None,
         model: str = "AdvisoryLock",
         sqlstate: str | None = None,
@@ -128,6 +129,7 @@ class LockNotAvailable(LockError, TimeoutError):
         super().__init__(message, name=name, key=key)
         self.timeout = timeout
         self.keys = keys
+        self.names = names
         self.sqlstate = sqlstate
         self._using = using
         self._model = model
@@ -136,9 +138,13 @@ class LockNotAvailable(LockError, TimeoutError):
         """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, for a lease, of ``Lease``.
 
         Raises ``ConfigurationError`` if ``django_pglock`` is not in ``INSTALLED_APPS``, because the rows are from its
-        view or table.
+        view or table. A holder that has not written the name of its lock into its statement gets the requested name.
         """
-        return list(model_of(self._model).objects.using(self._using).held().filter(key__in=self.keys))
+        rows = list(model_of(self._model).objects.using(self._using).held().filter(key__in=self.keys))
+        names = dict(zip(self.keys, self.names, strict=False))
+        for row in rows:
+            row.name = row.name or names.get(row.key)
+        return rows
 
 
 class LockLost(LockError):

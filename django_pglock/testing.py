@@ -15,6 +15,7 @@ from psycopg import Error as PsycopgError
 from django_pglock.conf import get_settings
 from django_pglock.keys import make_key, reserved
 from django_pglock.locks.base_handle import BaseHandle
+from django_pglock.locks.statements.fragments import comment
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -40,7 +41,8 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
     suffix = "_shared" if shared else ""
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
+            # With the comment that shows the name of the lock in the admin and in holders().
+            cursor.execute(f"{comment([key])}SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
             if not cursor.fetchone()[0]:
                 raise AssertionError(f"Lock {key.name!r} is held by somebody else already.")
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from django.utils.text import get_text_list
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_pglock.store.move_to_queue import check_target
@@ -14,16 +15,17 @@ from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
 Progress = Callable[[int, int], None]
 
-#: Returns the translated text about a number of rows, with a place for ``%(count)s``. A function, because a lazy text
-#: with a plural takes 30 kB of memory.
+#: Returns the translated text about a number of rows, with places for ``%(count)s`` and ``%(statuses)s``. A function,
+#: because a lazy text with a plural takes 30 kB of memory.
 Message = Callable[[int], str]
 
 
 def _not_changed(number: int) -> str:
     return ngettext(
-        "%(count)s of the selected tasks was not changed: its state has changed, or its worker is storing its outcome.",
-        "%(count)s of the selected tasks were not changed: their state has changed, or workers are storing their "
-        "outcomes.",
+        "%(count)s of the selected tasks was not changed, because of its status, or because its worker is storing its "
+        "outcome. This action changes only tasks whose status is %(statuses)s.",
+        "%(count)s of the selected tasks were not changed, because of their status, or because workers are storing "
+        "their outcomes. This action changes only tasks whose status is %(statuses)s.",
         number,
     )
 
@@ -65,7 +67,8 @@ class Verb:
     def message(self, text: Message, number: int, *, most: int | None = None) -> str:
         """Return the text about a number of rows; ``most`` is the number at which counting stops."""
         count = str(number) if most is None or number <= most else f"{most}+"
-        return text(number) % {"count": count}
+        labels = [str(TaskStatus(each).label) for each in sorted(self.statuses)]
+        return text(number) % {"count": count, "statuses": get_text_list(labels)}
 
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""

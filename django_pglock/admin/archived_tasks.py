@@ -21,6 +21,7 @@ from django_pglock.store.archive_state import archive_state
 from django_pglock.store.archived import bounds_of_day
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import MOST_SEARCHED, search_end
+from django_pglock.store.id_range import id_in
 from django_pglock.tasks.redaction import shown
 
 #: The most days that the filter offers. The address of the page takes any day.
@@ -110,9 +111,8 @@ class ArchivedTaskChangeList(CappedChangeList):
     def _of_the_day(self, request: HttpRequest) -> Any:
         """Return all tasks of the chosen day, the newest first."""
         rows = self.root_queryset.order_by("-pk")
-        below = request.GET.get("id__lt", "")
-        if below.isascii() and below.isdigit():
-            rows = rows.filter(pk__lt=int(below))
+        if (below := id_in(request.GET.get("id__lt", ""))) is not None:
+            rows = rows.filter(pk__lt=below)
         for each in self.filter_specs:
             if isinstance(each, DayFilter):
                 rows = each.queryset(request, rows)

@@ -88,7 +88,7 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
         return HttpResponseNotAllowed(["GET", "HEAD"])
     before = request.GET.get("before", "1")
     # PostgreSQL would raise an error for a number outside of the range of the column.
-    if not (before.isascii() and before.isdigit() and int(before) < 2**31):
+    if not (before.isascii() and before.isdigit() and len(before) <= 10 and int(before) < 2**31):
         raise BadRequest("before must be the number of an attempt.")
     task = seen_task(model_admin, request, task_id)
     rows = newest_first(task.failures.all())

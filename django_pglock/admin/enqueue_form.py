@@ -124,9 +124,12 @@ def parameters_of(task: TaskFields) -> list[_Parameter]:
     return list(inspect.signature(task.func).parameters.values())[task.takes_context :]
 
 
-def by_parameter(task: TaskFields, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_parameter(task: TaskFields, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a row by the parameters that take them, if the function still takes them."""
     signature = inspect.Signature(parameters_of(task))
+    if not isinstance(args, list):
+        # A sentence instead of a value that cannot be read.
+        return {}
     try:
         return dict(signature.bind_partial(*args, **kwargs).arguments)
     except TypeError:

@@ -26,7 +26,7 @@ from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status
-from django_pglock.store.id_range import IdRange, ids_between
+from django_pglock.store.id_range import IdRange, id_in, ids_between
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import positional_names
@@ -271,9 +271,8 @@ def has_index(status: str) -> bool:
 def candidates(request: HttpRequest, using: str) -> Any:
     """Return the tasks among which to search, in the order of the index that has them; of any time."""
     rows = Task.objects.using(using)
-    below = request.GET.get("id__lt", "")
-    if below.isascii() and below.isdigit():
-        rows = rows.filter(pk__lt=int(below))
+    if (below := id_in(request.GET.get("id__lt", ""))) is not None:
+        rows = rows.filter(pk__lt=below)
     if status := searched_status(request):
         return in_status(rows, status).order_by("-status", "-pk")
     if status_of(request) == TaskStatus.FAILED:

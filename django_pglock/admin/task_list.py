@@ -30,7 +30,7 @@ from django_pglock.models import ArchivedTask, Task, Worker
 from django_pglock.store.archive_state import may_be_archived
 from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
-from django_pglock.store.id_range import above_succeeded
+from django_pglock.store.id_range import above_succeeded, id_in
 from django_pglock.store.windows import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
@@ -169,7 +169,8 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     ``newest_only``: search only as many tasks as the list does, because there is no index on functions.
     """
     if term.isascii() and term.isdigit():
-        return queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()
+        number = id_in(term)
+        return queryset.none() if number is None else queryset.filter(pk=number)
     # This process knows all paths, and they are few, so the query has a list of values instead of a pattern.
     paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
     found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])

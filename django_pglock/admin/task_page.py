@@ -77,7 +77,7 @@ def shown_unique_key(task: Task) -> str | None:
 @admin.display(description=_("progress"))
 def shown_progress(task: Task) -> str:
     """Return the progress that the function has reported."""
-    return _as_json(task.progress)
+    return _as_json(shown(task, "progress"))
 
 
 @admin.display(description=_("result"))

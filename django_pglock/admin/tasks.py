@@ -40,6 +40,7 @@ from django_pglock.admin.task_list import (
 )
 from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
 from django_pglock.store.archived import archived_among
+from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 
@@ -266,8 +267,8 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
         """Lead to the page of the archive if the task is there."""
-        is_id = object_id.isascii() and object_id.isdigit() and int(object_id) < 2**63
-        if is_id and archived_among(Task.objects.db, [int(object_id)]) and self.has_view_permission(request):
+        number = id_in(object_id)
+        if number is not None and archived_among(Task.objects.db, [number]) and self.has_view_permission(request):
             name = "admin:django_pglock_archivedtask_change"
             return HttpResponseRedirect(reverse(name, args=[object_id], current_app=self.admin_site.name))
         parent: Any = super()

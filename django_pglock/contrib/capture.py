@@ -29,7 +29,7 @@ from django.db.models.sql.query import Query
 from django.utils.module_loading import import_string
 from pgtrigger import compiler
 
-from django_pglock.errors import LockKeyError, TaskOptionError
+from django_pglock.errors import NOT_INSTALLED, LockKeyError, TaskOptionError
 from django_pglock.store.capture import OLD_ROW, Captured, Columns, body_of, identifier, literal
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.definition import PostgresTask
@@ -296,7 +296,7 @@ def _condition(model: type[models.Model], when: models.Q) -> str:
 
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
-    """E008, E009 and E010: a capture that is invalid, or whose tasks no worker would run."""
+    """E007 to E010: a capture without the app, or that is invalid, or whose tasks no worker would run."""
     triggers: list[tuple[Any, pgtrigger.Trigger]] = pgtrigger.registered()
     captures = dict.fromkeys((model, each.capture) for model, each in triggers if isinstance(each, CaptureTrigger))
     return [problem for model, capture in captures if (problem := _problem(model, capture)) is not None]
@@ -310,6 +310,8 @@ def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None
             obj=model,
             id="django_pglock.E009",
         )
+    if not apps.is_installed("django_pglock"):
+        return Error(NOT_INSTALLED, obj=model, id="django_pglock.E007")
     try:
         for trigger in capture.triggers(model, "capture"):
             trigger.body(model)

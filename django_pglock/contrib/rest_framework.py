@@ -19,7 +19,7 @@ from rest_framework.views import set_rollback
 
 from django_pglock.errors import ConfigurationError, LockNotAvailable
 from django_pglock.locks.busy import PROBLEM_JSON, busy_text, problem
-from django_pglock.locks.views import STATUSES, View
+from django_pglock.locks.views import STATUSES, View, check_retry_after
 from django_pglock.locks.views import lock_view as lock_any_view
 
 
@@ -38,11 +38,13 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
     """Return a decorator that runs a handler method, an action or a function below ``@api_view`` under a lock.
 
     Arguments as for ``django_pglock.lock_view``; ``retry_after`` is in seconds. A busy lock raises ``Busy``, which the
-    framework answers with ``status`` and ``Retry-After``. Raises ``ConfigurationError`` for a wrong ``status``, and on
+    framework answers with ``status`` and ``Retry-After``. Raises ``ConfigurationError`` for a wrong ``status`` or
+    ``retry_after``, and on
     a class, because its ``dispatch`` starts before the user is authenticated.
     """
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
+    check_retry_after(retry_after)
 
     def raise_busy(error: LockNotAvailable, *args: Any, **kwargs: Any) -> NoReturn:
         raise Busy(status=status, wait=retry_after) from error

@@ -103,6 +103,10 @@ def part_of(value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if hasattr(value, "_meta") and hasattr(value, "pk"):
+        if isinstance(value, type):
+            raise LockKeyError(
+                f"The model {value.__name__} cannot be part of a lock's name; use a saved instance, or a string."
+            )
         return _part_of_model(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID, date)):
         raise LockKeyError(

@@ -64,10 +64,16 @@ class KeyTemplate:
                 pieces.append((literal, []))
                 continue
             path = field.split(".")
-            # Only public attributes: no index, no call, no format, no private name.
-            if form or conversion or not all(step.isidentifier() and not step.startswith("_") for step in path):
+            # Only public attributes: no index, no call, no private name.
+            if not all(step.isidentifier() and not step.startswith("_") for step in path):
                 raise LockKeyError(
                     f"{self._where}: {{{field}}} in the key {self.text!r} must be a parameter, or attributes of one."
+                )
+            if form or conversion:
+                written = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+                raise LockKeyError(
+                    f"{self._where}: {{{written}}} in the key {self.text!r} has a conversion or a format, and keys "
+                    f"have none. Write {{{field}}}."
                 )
             pieces.append((literal, path))
         return pieces

@@ -70,7 +70,8 @@ def lock(
       ``"transaction"``.
     - ``using``: database alias; default from the setting ``USING``.
     - ``on_busy``: what a decorated call does when the lock is busy: ``"raise"``, ``"skip"`` (return None) or a callable
-      that gets the exception and the call's arguments and whose result is returned.
+      that gets the exception and the call's arguments and whose result is returned. A block cannot be skipped, so
+      ``with`` and ``acquire()`` refuse it; use ``try_lock`` there.
     - ``reentrant``: False refuses a lock that this thread or coroutine holds already.
     - ``stale_ok``: take a transaction lock also at REPEATABLE READ and above, where the snapshot is older than the
       lock.
@@ -198,6 +199,9 @@ class Lock(ContextDecorator[Handle, AsyncHandle]):
 
 class TryLock(Lock):
     """Options of a lock whose acquire may fail without an error; made by ``try_lock()``. The handle is false then."""
+
+    def _check_without_call(self) -> None:
+        pass
 
     def _acquire(self, handle: Handle, *, may_begin: bool) -> None:
         with suppress(LockNotAvailable):

@@ -164,6 +164,7 @@ class BaseHandle:
             key=self.key,
             timeout=timeout,
             keys=self.keys,
+            names=[key.name for key in self.request.keys],
             using=self.using,
             model=self._model,
             sqlstate=getattr(getattr(cause, "__cause__", None), "sqlstate", None),

@@ -77,16 +77,27 @@ class ContextDecorator(Generic[H, A]):
     async def _aacquire(self, handle: A) -> None:
         await handle.acquire()
 
+    def _check_without_call(self) -> None:
+        """Raise ``ConfigurationError`` for ``on_busy`` without a decorated function: nothing can be skipped."""
+        if self._on_busy != "raise":
+            where = f"{self._name!r}: " if self._parts else ""
+            raise ConfigurationError(
+                f"{where}on_busy is for decorated functions. A block cannot be skipped: catch LockNotAvailable, "
+                "or write try_lock instead of lock."
+            )
+
     # Handles
 
     def acquire(self) -> H:
         """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
+        self._check_without_call()
         handle = self._handle(self._parts)
         self._acquire(handle, may_begin=False)
         return handle
 
     async def aacquire(self) -> A:
         """Acquire and return the handle; the caller must ``await handle.release()``."""
+        self._check_without_call()
         handle = self._async_handle(self._parts)
         await self._aacquire(handle)
         return handle
@@ -94,6 +105,7 @@ class ContextDecorator(Generic[H, A]):
     # with, async with
 
     def __enter__(self) -> H:
+        self._check_without_call()
         handle = self._handle(self._parts)
         try:
             self._acquire(handle, may_begin=True)
@@ -122,6 +134,7 @@ class ContextDecorator(Generic[H, A]):
             self._open.discard(handle)
 
     async def __aenter__(self) -> A:
+        self._check_without_call()
         handle = self._async_handle(self._parts)
         try:
             await self._aacquire(handle)

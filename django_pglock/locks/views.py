@@ -61,6 +61,7 @@ def lock_view(
         raise ConfigurationError(f"lock_view was given {key!r} as its key; write @lock_view('order:{{order_id}}').")
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
+    check_retry_after(retry_after)
     if on_busy is not None and not callable(on_busy):
         raise ConfigurationError(f"lock_view: on_busy is {on_busy!r}; give a function that makes the answer.")
     return ViewLock(
@@ -75,6 +76,12 @@ def lock_view(
         methods=None if methods is None else _methods_of(methods),
         on_busy=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
     )
+
+
+def check_retry_after(value: object) -> None:
+    """Raise ``ConfigurationError`` for a value that the header ``Retry-After`` cannot have."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"lock_view: retry_after is {value!r}; give whole seconds, 0 or more.")
 
 
 def _methods_of(value: Iterable[str]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import MOST_DAYS
+from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -123,6 +124,6 @@ def plain_text(value: str) -> str:
 
 def task_id(text: str) -> int:
     """Return the id of a task. Raises ``ArgumentTypeError`` for a text that cannot be one."""
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+    if (number := id_in(text)) is None:
         raise argparse.ArgumentTypeError(_("%r is not the id of a task") % text)
-    return int(text)
+    return number

@@ -13,6 +13,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, in_group
+from django_pglock.store.id_range import id_in
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
 from django_pglock.verbs import TASK_VERBS
 
@@ -116,9 +117,9 @@ def groups_as_table(groups: list[FailureCounts]) -> str:
 
 
 def _fingerprint(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+    if (number := id_in(text)) is None:
         raise argparse.ArgumentTypeError(_("%r is not a fingerprint; run: manage.py locktasks failures") % text)
-    return int(text)
+    return number
 
 
 def _rate(text: str) -> float:

@@ -14,6 +14,7 @@ from django_pglock.models import Task
 from django_pglock.store.archived import find_archived, is_archived
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.store.unreadable import first_row
 from django_pglock.tasks.redaction import shown
 
 #: The fields of a task that a list shows. Other fields may have megabytes.
@@ -41,7 +42,7 @@ def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, 
 
     The task may be in the archive.
     """
-    task = rows.filter(pk=task_id).first() or find_archived(rows.db, task_id)
+    task = first_row(rows.filter(pk=task_id)) or find_archived(rows.db, task_id)
     if task is None:
         return None
     names = [field.attname for field in task._meta.concrete_fields if field.attname != "failed_attempts"]

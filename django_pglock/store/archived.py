@@ -16,6 +16,7 @@ from django.utils.timezone import make_naive
 
 from django_pglock.store.archive_state import bounds_of, may_be_archived
 from django_pglock.store.statements import array_of_numbers, rows_of, run
+from django_pglock.store.unreadable import first_row
 
 # Which of these tasks are in the archive.
 ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"
@@ -29,7 +30,7 @@ def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
     """
     if not may_be_archived(using):
         return None
-    return rows_of("ArchivedTask", using).filter(pk=task_id, **wanted).order_by().first()
+    return first_row(rows_of("ArchivedTask", using).filter(pk=task_id, **wanted).order_by())
 
 
 def archived_among(using: str, ids: Collection[int]) -> set[int]:

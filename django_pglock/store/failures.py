@@ -32,7 +32,8 @@ HOURS = 24
 
 # The groups of failed tasks, those with the latest failures first, and muted groups last. Each fingerprint is found by
 # one index probe. A group is counted in the same index, the newest tasks first, up to a limit. The index has the dates,
-# too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1.
+# too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1. The
+# beginning of a traceback is read, too, because the message at its end may have any length.
 FAILURE_GROUPS = """
 WITH RECURSIVE found AS (
     (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
@@ -74,7 +75,9 @@ CROSS JOIN LATERAL (
     WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
     ORDER BY task.fingerprint, task.id LIMIT 1) AS oldest
 LEFT JOIN LATERAL (
-    SELECT attempt.exception_path, right(attempt.traceback, %s) AS trace FROM {attempt} AS attempt
+    SELECT attempt.exception_path,
+           left(attempt.traceback, 4000) || chr(10) || right(attempt.traceback, %s) AS trace
+    FROM {attempt} AS attempt
     WHERE attempt.task_id = shown.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
 """
 
@@ -92,9 +95,10 @@ FROM newest LEFT JOIN LATERAL (
 ORDER BY newest.id DESC
 """
 
-# The end of the last traceback of each of a few tasks.
+# The beginning and the end of the last traceback of each of a few tasks.
 LAST_TRACEBACKS = """
-SELECT wanted.id, (SELECT right(attempt.traceback, %s) FROM {attempt} AS attempt
+SELECT wanted.id, (SELECT left(attempt.traceback, 4000) || chr(10) || right(attempt.traceback, %s)
+                   FROM {attempt} AS attempt
                    WHERE attempt.task_id = wanted.id ORDER BY attempt.number DESC LIMIT 1)
 FROM unnest(%s::bigint[]) AS wanted (id)
 """

@@ -18,6 +18,8 @@ from django_pglock.store.statements import filled, run
 
 #: A range of ids of this size is not bisected further.
 PRECISION = 300
+#: Digits of a bigint.
+MOST_DIGITS = 19
 
 # The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
 # gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
@@ -82,6 +84,12 @@ def ids_between(tasks: Any, since: datetime | None, before: datetime | None, *, 
         low, high, found = cursor.fetchone()
     ids = {"pk__gt": low if since else None, "pk__lt": high if before else None}
     return IdRange({lookup: int(id_) for lookup, id_ in ids.items() if id_ is not None}, found)
+
+
+def id_in(text: str) -> int | None:
+    """Return the id that a text is; None if it is not a number that the id of a task can be."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if is_number and int(text) < 2**63 else None
 
 
 def above_succeeded(using: str) -> int | None:

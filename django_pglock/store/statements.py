@@ -23,10 +23,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.apps import apps
 from django.db import connections
 from psycopg import ClientCursor
 
+from django_pglock.errors import model_of
 from django_pglock.postgres.connections import in_transaction
 from django_pglock.store.claim_columns import NEXT_ATTEMPT, claim_columns
 
@@ -57,7 +57,7 @@ _QUOTED = '"%s"'
 
 def rows_of(model: str, using: str) -> Any:
     """Return all rows of a model of this app in the database ``using``, as a queryset."""
-    return apps.get_model("django_pglock", model).objects.using(using)
+    return model_of(model).objects.using(using)
 
 
 def run(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -120,7 +120,7 @@ def filled(statement: str) -> str:
 
 
 def _table_of(model: str) -> str:
-    return str(apps.get_model("django_pglock", model)._meta.db_table)
+    return str(model_of(model)._meta.db_table)
 
 
 def array_of_numbers(numbers: Iterable[int]) -> str:

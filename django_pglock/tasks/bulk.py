@@ -8,6 +8,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from django_pglock.errors import TaskArgumentsError
+from django_pglock.tasks.compat import InvalidTask
 
 
 def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
@@ -26,6 +27,8 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
         raise TaskArgumentsError(
             f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with one item for each call."
         )
+    if not hasattr(task, "get_backend"):
+        raise InvalidTask(f"enqueue_many was given {task!r}, which is not a task. Decorate the function with @task.")
     backend = task.get_backend()
     if hasattr(backend, "enqueue_many"):
         ids: list[str] = backend.enqueue_many(task, calls)

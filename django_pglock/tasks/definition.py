@@ -26,6 +26,7 @@ from django_pglock.tasks.context import OWN_META
 from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import (
     captured_level,
+    check_bool,
     check_concurrency,
     check_template,
     group_of,
@@ -97,6 +98,7 @@ class PostgresTask(TaskFields):
         snoozes = self.max_snoozes
         if snoozes is not None and (not isinstance(snoozes, int) or isinstance(snoozes, bool) or snoozes < 0):
             raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give 0 or a larger number.")
+        self._check_types(where)
         if self.atomic and iscoroutinefunction(self.func):
             raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
         check_backoff(self.backoff)
@@ -114,6 +116,16 @@ class PostgresTask(TaskFields):
         if self.timeout == 0:
             raise TaskOptionError(f"{where}: timeout is 0; give more than 0 seconds, or None for no timeout.")
         check_schedule(self, where)
+
+    def _check_types(self, where: str) -> None:
+        for name in ("atomic", "advisory"):
+            check_bool(getattr(self, name), option=f"{where}: {name}")
+        # Django's validation compares these values, which fails for other types without the name of the option.
+        name, priority = self.queue_name, self.priority
+        if not isinstance(name, str):
+            raise TaskOptionError(f"{where}: queue_name is {name!r}; give a text.")
+        if isinstance(priority, bool) or not isinstance(priority, (int, float)):
+            raise TaskOptionError(f"{where}: priority is {priority!r}; give a whole number from -100 to 100.")
 
     def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
@@ -205,6 +217,8 @@ def _task_id(value: Any) -> int:
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool):
         raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
-    if not 0 <= given < 2**63:
+    if given < 0:
+        raise TaskOptionError("after takes results or their ids, not a negative number.")
+    if given >= 2**63:
         raise TaskOptionError("after takes results or their ids, and no task has an id as large as one of these.")
     return given

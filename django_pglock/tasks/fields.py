@@ -51,6 +51,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
       ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: each ``Exception``), and that are not.
+      With ``BaseException`` a task whose function calls ``sys.exit()`` is retried, too.
     - ``atomic``: run the function in a transaction that also settles the task, so that its database changes are
       committed exactly once even if the worker is killed.
     - ``timeout``: seconds or a timedelta that one attempt may take.

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.retry import duration_of
 from django_pglock.tasks.states import UniqueScope
 
@@ -177,9 +178,19 @@ def rate_of(value: RateOption | None) -> Rate | None:
 
 
 def check_template(value: object, *, option: str) -> None:
-    """Raise ``TaskOptionError`` unless it is a text. Its fields are checked with the function."""
+    """Raise ``TaskOptionError`` unless it is a text that a row can hold. Its fields are checked with the function."""
     if not isinstance(value, str) or not value:
         raise TaskOptionError(f"{option} is {value!r}; give a template such as 'order:{{order_id}}'.")
+    try:
+        check_text(value, option)
+    except ValueError as error:
+        raise TaskOptionError(str(error)) from error
+
+
+def check_bool(value: object, *, option: str) -> None:
+    """Raise ``TaskOptionError`` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TaskOptionError(f"{option} is {value!r}; give True or False.")
 
 
 def check_concurrency(value: object) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.tasks")
 
 REDACTED = "[redacted]"
+#: Instead of a value that another program has written with SQL, and that Python cannot read or print.
+NOT_SHOWN = "[This value is nested too deeply, or has too many digits, to be shown. Read it with SQL.]"
+#: The number of levels of a value that are shown. Python's encoder of JSON fails at about a thousand.
+MOST_LEVELS = 200
 #: The name of the result: a word that cannot be the name of a parameter.
 RESULT = "return"
 #: The fields of a row that are computed from its arguments.
@@ -40,6 +44,8 @@ def shown(row: Any, field: str) -> Any:
     ``REDACT`` replaces them. Keys from which a hidden value could be read are hidden, too.
     """
     value = getattr(row, field)
+    if field == "progress":
+        return _to_level(value)
     if value is None or field not in ("args", "kwargs", "result", "meta", *KEYS):
         return value
     if field in KEYS:
@@ -102,7 +108,7 @@ def _make_show(row: Any, hook: Hook | None) -> Show:
     """Return the function that shows a value of this row by its name."""
     hidden = _hidden_of(row)
 
-    def show(name: str, value: Any) -> Any:
+    def show(name: str, value: Any, level: int = 0) -> Any:
         if hidden is None or name in hidden:
             return REDACTED
         if hook is not None:
@@ -111,14 +117,19 @@ def _make_show(row: Any, hook: Hook | None) -> Show:
             except Exception:
                 logger.exception("REDACT failed for argument %r of %r. The value is not shown.", name, row.task_path)
                 return REDACTED
-        return inside(value)
-
-    def inside(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: show(name, each) for name, each in value.items()}
-        return [inside(each) for each in value] if isinstance(value, list) else value
+        return _to_level(value, level, show)
 
     return show
+
+
+def _to_level(value: Any, level: int = 0, show: Callable[[str, Any, int], Any] | None = None) -> Any:
+    """Return a value without its parts below ``MOST_LEVELS``. ``show`` returns the shown value of a name."""
+    if level > MOST_LEVELS and isinstance(value, (dict, list)):
+        return NOT_SHOWN
+    if isinstance(value, dict):
+        shows = show or (lambda _, each, deeper: _to_level(each, deeper))
+        return {name: shows(name, each, level + 1) for name, each in value.items()}
+    return [_to_level(each, level + 1, show) for each in value] if isinstance(value, list) else value
 
 
 def _hidden_of(row: Any) -> frozenset[str] | None:
@@ -134,7 +145,8 @@ def _hidden_of(row: Any) -> frozenset[str] | None:
 
 def _hidden_at_enqueue(row: Any) -> frozenset[str] | None:
     """Return the names that were hidden when the task was enqueued, or None for all."""
-    then = row.meta.get("redact", ()) if isinstance(row.meta, dict) else ()
+    # Without readable metadata nobody knows which names were hidden.
+    then = () if row.meta is None else row.meta.get("redact", ()) if isinstance(row.meta, dict) else None
     return frozenset(map(str, then)) if isinstance(then, (list, tuple)) else None
 
 

@@ -7,7 +7,8 @@ from types import TracebackType
 
 #: Frames in files with one of these in their paths are not the project's.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/django_pglock/", "<frozen ")
-_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+#: A frame. Lines of an exception group begin with a bar, and those of the exceptions in the group with more spaces.
+_FRAME = re.compile(r'^(?:  \|)? +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 #: Characters of a message that are shown.
 LONGEST_MESSAGE = 500
 
@@ -21,7 +22,7 @@ def message_in(trace: str, exception: str) -> str:
     """Return the message in the last line of a traceback that names the exception; empty if there is none."""
     name = exception.rpartition(".")[2]
     for line in reversed(trace.splitlines()):
-        start, _, message = line.partition(": ")
+        start, _, message = line.removeprefix("  | ").partition(": ")
         if start.rpartition(".")[2] == name:
             return message[:LONGEST_MESSAGE]
     return ""

@@ -27,7 +27,9 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     error = None if failure is None else failure.exception
     exc_info = None if error is None else (type(error), error, error.__traceback__)
     args, extra = (claim, *values), claim.log_fields()
-    record = logger.makeRecord(logger.name, level, __file__, 0, f"%s {text}.", args, exc_info, "log_claim", extra)
+    # The message of an exception, which is the last value, may be a sentence with its own full stop.
+    end = "" if text.endswith("%s") and str(values[-1]).endswith((".", "!", "?")) else "."
+    record = logger.makeRecord(logger.name, level, __file__, 0, f"%s {text}{end}", args, exc_info, "log_claim", extra)
     if failure is not None:
         # The stored text. So no handler formats the exception, which could run the user's code and fail.
         record.exc_text = failure.traceback.rstrip("\n")

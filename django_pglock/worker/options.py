@@ -35,11 +35,19 @@ def seconds(text: str) -> float:
     return number
 
 
-def amount(text: str) -> float:
-    """Read a number above zero. Raises ``ValueError``."""
-    if not (number := seconds(text)):
-        raise ValueError(f"{text!r} is not above zero")
-    return number
+def amount_of(unit: str) -> Callable[[str], float]:
+    """Return a function that reads a number above zero, or raises ``ValueError``."""
+
+    def read(text: str) -> float:
+        try:
+            number = seconds(text)
+        except ValueError:
+            number = 0.0
+        if not number:
+            raise ValueError(f"{text!r} is not a number of {unit} above zero")
+        return number
+
+    return read
 
 
 def port(text: str) -> int:
@@ -54,8 +62,8 @@ NUMBERS: dict[str, Callable[[str], float]] = {
     "threads": up_to(1000),
     "grace": seconds,
     "max_tasks": up_to(10**9),
-    "max_memory": amount,
-    "max_time": amount,
+    "max_memory": amount_of("MiB"),
+    "max_time": amount_of("seconds"),
     "probe_port": port,
 }
 

@@ -50,6 +50,8 @@ class Service:
         self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
+        #: The error of the last pass; None if it had none.
+        self.last_error: BaseException | None = None
         #: The moment, of time.monotonic(), until which the service reports again if it is not stuck.
         self.next_report_by = math.inf
 
@@ -139,10 +141,11 @@ class Service:
         else:
             if self._failures:
                 logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
-            self._failures = 0
+            self._failures, self.last_error = 0, None
 
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
+        self.last_error = error
         if self._failures == 1:
             # If the server refuses a statement, for example because a right is missing, the connection is not lost.
             is_refusal = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)

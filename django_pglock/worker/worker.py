@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
+from django_pglock.conf import get_settings
 from django_pglock.errors import model_of
 from django_pglock.store.liveness import HeartbeatReply
 from django_pglock.store.plans import keep_plans
@@ -260,14 +262,18 @@ class Worker:
     def start(self) -> None:
         """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
-        Waits until the database and its tables are available, or until a stop is requested.
+        Waits until the database and its tables are available, or until a stop is requested. With ``drain`` it waits for
+        ``HEARTBEAT_LIMIT`` seconds at most.
         """
+        began, limit = time.monotonic(), get_settings().HEARTBEAT_LIMIT
         self.probes.start()
         if self.channel is not None:
             self.channel.start()
         self.deadlines.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
+            if self.drain is not None and time.monotonic() - began > limit:
+                self.drain.give_up_start(self.heartbeat.why_not_ready(), after=limit)
             if self._stop_requested.is_set():
                 return
         self.settler.start()

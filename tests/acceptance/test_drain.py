@@ -103,3 +103,16 @@ def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
     drain.finish()
     assert ended == [1]
     assert drain.left_behind == ["1 task of queue 'default' that runs on a worker that may be dead"]
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), LEFT_BEHIND), (("--processes", "2"), 1)])
+def test_it_ends_if_its_database_does_not_exist(options, expected):
+    process = WorkerProcess("--drain", *options, url=f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/nowhere")
+    try:
+        code = process.wait()
+    finally:
+        process.end()
+    assert code == expected, process.output
+    text = "could not use the database 'default' within 4 s: "
+    assert text in process.output
+    assert 'database "nowhere" does not exist' in process.output.partition(text)[2]

@@ -108,6 +108,16 @@ def test_invalid_options_of_a_task_backend_are_reported_by_check_and_by_the_back
         assert checks.check_databases() == checks.check_task_database() == []
 
 
+@pytest.mark.parametrize("queues", ["mail", b"mail", 5, None, ["mail", 5]])
+def test_queues_that_are_no_list_of_names_are_reported_by_check_and_by_the_backend(queues):
+    """Python would make a set of the letters of a text."""
+    backend = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": queues}
+    with override_settings(TASKS={"default": backend}):
+        for ask in (run_checks, lambda: task_backends["default"]):
+            with pytest.raises(ConfigurationError, match=r"TASKS\['default'\]\['QUEUES'\] is .*; give a list of names"):
+                ask()
+
+
 def test_another_kind_of_database_is_refused(monkeypatch):
     monkeypatch.setattr(type(connections["default"]), "vendor", "sqlite")
     assert [problem.id for problem in checks.check_databases()] == ["django_pglock.E002"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock import LockNotAvailable, lock
+from django_pglock.models import AdvisoryLock
 from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
 
 
@@ -15,6 +16,7 @@ def test_hold_takes_the_lock_in_another_session():
         with pytest.raises(LockNotAvailable), lock("checkout", 1, timeout=0):
             pass
         assert_locked("checkout:1")
+        assert [row.name for row in AdvisoryLock.objects.for_name("checkout", 1)] == ["checkout:1"]
         with pytest.raises(AssertionError, match="already"), hold("checkout:1"):
             pass
         with pytest.raises(AssertionError, match="is held"):

@@ -184,7 +184,7 @@ async def use_async() -> None:
 
 
 def use() -> None:
-    with lock("report", timeout=2, on_busy="skip") as handle:
+    with lock("report", timeout=2) as handle:
         handle.assert_held()
     with semaphore("render", limit=3) as slot:
         assert_type(slot.name, str)

@@ -13,7 +13,14 @@ from django_pglock.errors import DuplicateTask, LockError, LockNotAvailable, PGL
 from django_pglock.tasks import Cancel, Retry, Snooze
 
 ATTRIBUTES = {
-    "LockNotAvailable": {"name": "order:5", "key": -5, "timeout": 0.5, "keys": [-5, 6], "using": "other"},
+    "LockNotAvailable": {
+        "name": "order:5",
+        "key": -5,
+        "timeout": 0.5,
+        "keys": [-5, 6],
+        "names": ["order:5", "#6"],
+        "using": "other",
+    },
     "DuplicateTask": {"result_id": "17"},
 }
 CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PGLockError)]

@@ -35,7 +35,7 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     - ``timeout``: seconds or a timedelta to wait; default 0 does not wait, None waits without limit.
     - ``owner``: the name of the holder, shown in the admin; default ``host:process``.
     - ``using``: database alias; default from the setting ``USING``.
-    - ``on_busy``: what a decorated call does if the lease is taken; as for ``lock``.
+    - ``on_busy``: what a decorated call does if the lease is taken; as for ``lock``, not for ``with``.
 
     The lease is acquired, renewed and released in separate database sessions, so it is independent of any ``atomic()``
     block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.

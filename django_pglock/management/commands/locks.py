@@ -23,7 +23,7 @@ from django_pglock.management.tables import ago, aligned, duration_text, printab
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest
-from django_pglock.worker.options import amount
+from django_pglock.worker.options import amount_of
 
 
 class Command(BaseCommand):
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help=_("Print JSON."))
         parser.add_argument(
             "--watch",
-            type=read_by(amount),
+            type=read_by(amount_of("seconds")),
             nargs="?",
             const=2.0,
             metavar="SECONDS",

@@ -212,6 +212,17 @@ class Heartbeat(ConnectedService):
             self.in_flight.wake_fetcher()
         self._wait_for_next_beat(next_in)
 
+    def why_not_ready(self) -> str:
+        """Return why there was no beat yet, for people."""
+        if (error := self.last_error) is not None:
+            return " ".join(str(error).split())
+        return f"migrations of django_pglock are pending {self._migrate()}" if self.pending else "it does not answer"
+
+    def _migrate(self) -> str:
+        """Return the pending migrations, and the command that applies them."""
+        names = ", ".join(self.pending)
+        return f"({names}). Run: manage.py migrate django_pglock --database {self.using}"
+
     def _is_prepared(self) -> bool:
         """Prepare the first beat. Return whether it is prepared. This may take long, because nothing is claimed yet."""
         super().open()
@@ -226,11 +237,7 @@ class Heartbeat(ConnectedService):
         was_logged = bool(self.pending)
         self.pending = pending_migrations(self.using)
         if self.pending and not was_logged:
-            logger.warning(
-                "Waiting for migrations of django_pglock (%s). Run: manage.py migrate django_pglock --database %s",
-                ", ".join(self.pending),
-                self.using,
-            )
+            logger.warning("Waiting for migrations of django_pglock %s", self._migrate())
         return not self.pending
 
     def wake(self) -> None:

@@ -74,6 +74,9 @@ class StoppableAttempt:
         if self.claim.is_cancelled:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
+            if self.is_stop_sent and isinstance(error, TaskTimeout) and error.args == TaskTimeout().args:
+                # Only a class can be sent into a thread, and no message.
+                error.args = self.timed_out().args
             # The function may still decide how its task continues.
             reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:

@@ -63,13 +63,17 @@ def test_an_action_says_what_it_did_not_change(client):
     person(client, "view_task", "retry_task")
     response = act(client, "retry", make("FAILED"), make("SUCCESSFUL"), make("READY"))
     assert said(response)[0] == "1 task will run again."
-    assert said(response)[1].startswith("2 of the selected tasks were not changed")
+    assert said(response)[1] == (
+        "2 of the selected tasks were not changed, because of their status, or because workers are storing their "
+        "outcomes. This action changes only tasks whose status is Cancelled or Failed."
+    )
 
 
 def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
     person(client, "view_task", "retry_task", "reset_task")
     [text] = said(act(client, "retry", make("READY")))
-    assert text.startswith("1 of the selected tasks was not changed: its state")
+    assert text.startswith("1 of the selected tasks was not changed, because of its status, or because its worker is")
+    assert text.endswith("This action changes only tasks whose status is Cancelled or Failed.")
     [text] = said(act(client, "reset_stuck", make("FAILED")))
     assert text.startswith("1 of the selected tasks was not changed: its worker is alive")
 

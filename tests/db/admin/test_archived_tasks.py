@@ -69,6 +69,11 @@ def test_only_the_partition_of_the_day_is_read(admin_client, archived):
     assert listing
 
 
+@pytest.mark.parametrize("query", [{"q": "9" * 5000}, {"q": "x", "id__lt": "9" * 5000}])
+def test_a_number_of_any_length_is_searched(admin_client, query):
+    assert admin_client.get(ARCHIVE, query, follow=True).status_code == 200
+
+
 @pytest.mark.parametrize(("query", "numbers"), [({"queue": "q1"}, [3]), ({"q": "nothing", "queue": "q0"}, [4, 2])])
 def test_filters_search_the_newest_tasks_of_the_day(admin_client, archived, query, numbers):
     with CaptureQueriesContext(connection) as queries:

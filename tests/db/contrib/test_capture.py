@@ -199,9 +199,9 @@ def test_a_check_reports_triggers_that_will_not_be_created(monkeypatch, settings
     trigger = CaptureTrigger(Capture(tasks.reindex), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
     assert check_captures() == []
-    monkeypatch.setattr(apps, "is_installed", lambda name: name != "pgtrigger")
-    [problem] = check_captures()
-    assert problem.id == "django_pglock.E009"
+    for missing, number in (("pgtrigger", "E009"), ("django_pglock", "E007")):
+        monkeypatch.setattr(apps, "is_installed", lambda name, missing=missing: name != missing)
+        assert [problem.id for problem in check_captures()] == [f"django_pglock.{number}"]
 
 
 def test_a_check_reports_a_table_in_another_database_than_the_tasks(monkeypatch, settings):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from asgiref.sync import async_to_sync
 from celery import Celery
 from django.core.management.base import BaseCommand
 
@@ -130,3 +133,28 @@ def test_generator_functions_are_refused_at_decoration():
             lock("a")(function)
     with pytest.raises(LockKeyError, match="not a parameter"):
         lock("a:{nobody}")(lambda x: x)
+
+
+@pytest.mark.parametrize("on_busy", ["skip", lambda busy: None], ids=["skip", "function"])
+@pytest.mark.parametrize("make", [partial(lock, timeout=0), Lease], ids=["lock", "Lease"])
+def test_on_busy_of_a_block_is_refused_because_the_body_would_run_in_any_case(make, on_busy):
+    """A body cannot be skipped, so nobody may believe that it would be."""
+    made = make("a", on_busy=on_busy)
+    with pytest.raises(ConfigurationError, match=r"'a': on_busy is for decorated functions.* try_lock"), made:
+        raise AssertionError("The body ran.")
+    with pytest.raises(ConfigurationError, match="on_busy is for decorated functions"):
+        made.acquire()
+
+    async def use():
+        async with made:
+            raise AssertionError("The body ran.")
+
+    with pytest.raises(ConfigurationError, match="on_busy is for decorated functions"):
+        async_to_sync(use)()
+    with pytest.raises(ConfigurationError, match="on_busy is for decorated functions"):
+        async_to_sync(made.aacquire)()
+
+
+def test_a_name_of_none_is_the_callers_for_on_busy_of_a_block():
+    with pytest.raises(ConfigurationError, match=r"^on_busy is for decorated functions"), lock(on_busy="skip"):
+        raise AssertionError("The body ran.")

@@ -182,6 +182,9 @@ def test_invalid_views_are_refused_at_decoration():
         lock_view("a:{order_id}")(lambda request: None)
     with pytest.raises(ConfigurationError, match="418"):
         lock_view("a", status=418)
+    for wrong in (-1, 1.5, "5", True):
+        with pytest.raises(ConfigurationError, match=r"lock_view: retry_after is .*; give whole seconds, 0 or more"):
+            lock_view("a", retry_after=wrong)
     with pytest.raises(ConfigurationError, match="on_busy is 'skip'; give a function"):
         lock_view("a", on_busy="skip")
     with pytest.raises(ConfigurationError, match=r"<function .* as its key; write @lock_view\('order:{order_id}'\)"):

@@ -115,6 +115,13 @@ def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monke
     assert [each.is_capped for each in Task.objects.failures()] == [True, True]
 
 
+@pytest.mark.parametrize("fingerprint", [7, None])
+def test_the_place_and_the_message_are_found_before_a_message_of_any_length(fingerprint):
+    fail(fingerprint=fingerprint, trace=TRACE + " and more" * 10_000)
+    [group] = Task.objects.failures()
+    assert (group.place, group.message[:17]) == ("bank.py:88", "order 7 and more ")
+
+
 def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprint():
     number = fingerprint_of(PATH, "bank.Refused")
     fail(hours_ago=2)

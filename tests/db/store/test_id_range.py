@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store.count import search_end
-from django_pglock.store.id_range import PRECISION, above_succeeded, ids_between
+from django_pglock.store.id_range import PRECISION, above_succeeded, id_in, ids_between
 from tests.plans.reading import insert
 
 pytestmark = pytest.mark.django_db
@@ -74,3 +74,9 @@ def test_nothing_is_skipped_if_the_newest_tasks_have_succeeded():
     insert("READY", 5000)
     insert("SUCCESSFUL", 5000)
     assert above_succeeded("default") is None
+
+
+def test_a_text_is_an_id_only_if_a_task_can_have_it():
+    """Python refuses to convert a text of more than 4,300 digits."""
+    assert [id_in(text) for text in ("7", "0", str(2**63 - 1))] == [7, 0, 2**63 - 1]
+    assert [id_in(text) for text in ("", "-1", "x", "\u0663", str(2**63), "1" * 5000)] == [None] * 6

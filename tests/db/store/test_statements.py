@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from django.apps import apps
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.statements import (
     OFF,
@@ -82,3 +84,13 @@ def test_numbers_are_an_array():
         found = run("default", "SELECT id FROM {task} WHERE id = ANY (%s::bigint[])", array_of_numbers(iter(chosen)))
         assert sorted(id_ for (id_,) in found) == chosen
     assert Task.objects.count() == 3
+
+
+def test_a_project_without_the_app_is_told_so(monkeypatch):
+    def missing(*_):
+        raise LookupError("No installed app with label 'django_pglock'.")
+
+    monkeypatch.setattr(apps, "get_model", missing)
+    for ask in (lambda: rows_of("Task", "default"), lambda: filled("SELECT 1 FROM {task} -- without the app")):
+        with pytest.raises(ConfigurationError, match="Add 'django_pglock' to INSTALLED_APPS"):
+            ask()

@@ -124,3 +124,41 @@ def test_so_is_one_of_a_single_call(options, said):
     with pytest.raises(TaskOptionError) as refused:
         tasks.echo.using(**options)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lock": "a\0:{value}"}, "lock contains a NUL character or a lone surrogate"),
+        ({"queue_name": 5}, "queue_name is 5; give a text."),
+        ({"priority": "hi"}, "priority is 'hi'; give a whole number from -100 to 100."),
+        ({"priority": True}, "priority is True; give a whole number from -100 to 100."),
+        ({"atomic": "yes"}, "atomic is 'yes'; give True or False."),
+        ({"advisory": 1, "lock": "a:{value}"}, "advisory is 1; give True or False."),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_by_the_decorator(options, said):
+    with pytest.raises(TaskOptionError) as refused:
+        task(**options)(tasks.echo.func)
+    assert str(refused.value).startswith(f"@task on tests.sample.tasks.echo: {said}")
+
+
+@pytest.mark.parametrize("options", [{"queue_name": 5}, {"priority": "hi"}, {"atomic": "yes"}])
+def test_a_value_of_a_wrong_type_is_refused_by_using(options):
+    with pytest.raises(TaskOptionError, match=f"@task on tests.sample.tasks.echo: {next(iter(options))} is "):
+        tasks.echo.using(**options)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [([-1], "not a negative number."), ([2**63], "no task has an id as large as one of these.")],
+)
+def test_an_id_that_no_task_can_have_is_refused(after, said):
+    with pytest.raises(TaskOptionError, match=f"after takes results or their ids, .*{said}"):
+        tasks.echo.using(after=after)
+
+
+def test_each_exception_may_be_retried():
+    """By default ``SystemExit``, which is no ``Exception``, fails a task. A project may want to retry it."""
+    assert not tasks.echo.can_retry(SystemExit())
+    assert task(retry_on=BaseException)(tasks.echo.func).can_retry(SystemExit())

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import logging
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -21,7 +22,7 @@ from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOpt
 from django_pglock.models import Task
 from django_pglock.tasks import call_keys, registry
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.redaction import REDACTED, redacting_paths, shown
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED, redacting_paths, shown
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -104,6 +105,18 @@ def test_a_redacted_argument_is_not_shown_and_stays_in_the_row(admin_client, wor
     assert (about["id"], about["status"], about["queue"]) == (row.pk, "SUCCESSFUL", "default")
     assert REDACTED in all_that_is_shown(admin_client, row)[0]
     assert SECRET not in caplog.text + repr(function.get_result(str(row.pk)))
+
+
+def test_a_deep_value_is_cut_at_a_limit():
+    """Python could not print it. Above the limit, hidden values are hidden."""
+    value = "bottom"
+    for _ in range(3000):
+        value = [value]
+    row = SimpleNamespace(task_path="shop.unknown", args=[value, {"card": 1}], meta={}, progress=value)
+    for field in ("args", "progress"):
+        text = json.dumps(shown(row, field), indent=2)
+        assert NOT_SHOWN in text
+        assert "bottom" not in text
 
 
 @pytest.mark.parametrize("call", [(("a", SECRET), {}), ((), {"order_id": 1, "card": SECRET})])

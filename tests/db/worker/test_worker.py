@@ -12,6 +12,7 @@ from django.db import OperationalError
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
+from tests.db.worker.conftest import run_to_its_end
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -112,3 +113,24 @@ def test_a_signal_may_come_between_any_two_lines():
 
 def refuse(*args, **kwargs):
     raise OperationalError("not yet")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OperationalError("password authentication\nfailed"), "within 4 s: password authentication failed"),
+        (None, "within 4 s: migrations of django_pglock are pending (0001_initial). Run: manage.py migrate django"),
+    ],
+)
+def test_a_draining_worker_does_not_wait_for_its_database_without_end(monkeypatch, caplog, error, said):
+    """A cron job would hang, and with it all that waits for it."""
+
+    def pending(using):
+        if error is not None:
+            raise error
+        return ["0001_initial"]
+
+    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.pending_migrations", pending)
+    ended = run_to_its_end(drain=True)
+    assert ended.left_behind == ["what it could not read"]
+    assert f"This worker ends, because it could not use the database 'default' {said}" in caplog.text

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.test import override_settings
 from django.test.utils import isolate_apps
@@ -140,6 +141,11 @@ def test_a_proxy_and_its_concrete_model_name_one_lock():
 def test_invalid_names_of_locks_are_refused(bad):
     with pytest.raises(LockKeyError):
         make_key(bad)
+
+
+def test_the_class_of_a_model_is_named_as_such():
+    with pytest.raises(LockKeyError, match=r"The model ContentType cannot be part of a lock's name; use a saved insta"):
+        make_key(ContentType)
 
 
 def test_no_part_is_refused():

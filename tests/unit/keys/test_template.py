@@ -30,8 +30,6 @@ def test_braces_that_are_doubled_stand_for_themselves():
         "{request.__class__}",
         "{request._x}",
         "{order_id[0]}",
-        "{order_id!r}",
-        "{order_id:>5}",
         "{}",
         "{0}",
         "{request.}",
@@ -40,6 +38,15 @@ def test_braces_that_are_doubled_stand_for_themselves():
 def test_a_field_is_a_parameter_with_public_attributes(field, known):
     with pytest.raises(LockKeyError, match=r"here: .* must be a parameter, or attributes of one"):
         template(f"a:{field}", known)
+
+
+@pytest.mark.parametrize("field", ["{order_id!r}", "{order_id:>5}", "{order_id!s:>5}"])
+def test_a_conversion_or_a_format_is_named_as_such(field):
+    with pytest.raises(LockKeyError) as refused:
+        template(f"a:{field}")
+    assert str(refused.value) == (
+        f"here: {field} in the key 'a:{field}' has a conversion or a format, and keys have none. Write {{order_id}}."
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "a:{order_id", "a}"])

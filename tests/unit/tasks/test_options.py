@@ -162,3 +162,10 @@ def test_a_template_is_a_text_that_is_not_empty(value):
 def test_an_invalid_value_is_refused_where_it_is_written(make, words):
     with pytest.raises(TaskOptionError, match=words):
         make()
+
+
+@pytest.mark.parametrize("text", ["a\0:{x}", "\ud800:{x}"], ids=["NUL", "surrogate"])
+def test_a_template_has_only_characters_that_a_row_can_hold(text):
+    """The call could be enqueued in no case, so the decorator says it."""
+    with pytest.raises(TaskOptionError, match=r"lock contains a NUL character or a lone surrogate"):
+        check_template(text, option="lock")

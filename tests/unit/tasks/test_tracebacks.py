@@ -17,10 +17,27 @@ requests.exceptions.ConnectionError: refused: try later
 """
 
 
+#: As Python 3.11 and newer write it. The frames of the exceptions inside of the group have another place.
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/srv/shop/tasks.py", line 12, in charge_all
+  |     async with TaskGroup() as group:
+  |   File "/usr/lib/python3.12/asyncio/taskgroups.py", line 145, in __aexit__
+  |     raise me from None
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/srv/shop/bank.py", line 88, in pay
+    |     post(url)
+    | ExceptionGroup: refused
+    +------------------------------------
+"""
+
+
 @pytest.mark.parametrize(
     ("trace", "place"),
     [
         (TRACE, "bank.py:88"),
+        (GROUP, "tasks.py:12"),
         (TRACE.replace("/srv/shop", "/srv/venv/lib/python3.12/site-packages/shop"), "api.py:115"),
         ("no traceback", ""),
         ("", ""),
@@ -41,3 +58,8 @@ def test_the_place_is_the_last_own_frame(trace, place):
 )
 def test_the_message_stands_behind_the_exception(exception, message):
     assert message_in(TRACE, exception) == message
+
+
+def test_the_message_of_a_group_is_its_own():
+    expected = "unhandled errors in a TaskGroup (1 sub-exception)"
+    assert message_in(GROUP, "builtins.ExceptionGroup") == expected

@@ -17,6 +17,16 @@ class Below:
         return False
 
 
+class NamedClaim:
+    """What a log line needs of a claim."""
+
+    def __str__(self):
+        return "Task 7 (shop.send)"
+
+    def log_fields(self):
+        return {}
+
+
 @pytest.fixture
 def tree(monkeypatch):
     """A logger like django.tasks, below one like django, that does not reach pytest's handlers."""
@@ -100,3 +110,16 @@ def test_a_record_that_repeats_is_allowed_once_in_its_time(monkeypatch):
     monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
     rate = logs.RateOfRecords(60.0)
     assert [rate.allows() for _ in range(5)] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("TypeError: nothing is in stock", "Task 7 (shop.send) failed: TypeError: nothing is in stock."),
+        ("TaskTimeout: It took too long.", "Task 7 (shop.send) failed: TaskTimeout: It took too long."),
+        ("Refused: really?", "Task 7 (shop.send) failed: Refused: really?"),
+    ],
+)
+def test_a_line_has_one_full_stop_also_if_it_ends_with_the_sentence_of_an_exception(caplog, said, line):
+    logs.log_claim(logging.ERROR, NamedClaim(), "failed: %s", said)
+    assert caplog.messages == [line]

@@ -59,7 +59,7 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
         (("--watch", "-1"), "'-1' is not a number of seconds"),
         (("--watch", "nan"), "'nan' is not a number of seconds"),
         (("--watch", "1e300"), "'1e300' is not a number of seconds"),
-        (("--watch", "0"), "'0' is not above zero"),
+        (("--watch", "0"), "'0' is not a number of seconds above zero"),
         (("--free-lease", "a", "--terminate", "1"), "not allowed with"),
         (("--blocked", "--leases"), "not allowed with"),
     ],

@@ -14,7 +14,9 @@ from django.db.models.functions import Now
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.liveness import beat
+from django_pglock.tasks.redaction import NOT_SHOWN
 from tests.db.store.test_prune import ago, left, make
+from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -55,6 +57,12 @@ def status_of(*rows):
 
 def failed(**fields):
     return make("FAILED", days=0, **fields)
+
+
+@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_show_says_that_a_value_cannot_be_shown(value, form):
+    assert NOT_SHOWN in locktasks("show", unreadable(value=value).pk, *form)
 
 
 # status

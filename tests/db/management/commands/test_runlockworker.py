@@ -32,7 +32,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         (["--processes", "2", "--reload"], "cannot be combined with"),
         (["--max-time", "60", "--reload"], "cannot be combined with"),
         (["--processes", "65"], "from 1 to 64"),
-        (["--max-memory", "0"], "'0' is not above zero"),
+        (["--max-memory", "0"], "'0' is not a number of MiB above zero"),
         (["--max-tasks", "0"], "not a number from 1"),
         (["--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
         (

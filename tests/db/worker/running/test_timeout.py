@@ -33,6 +33,7 @@ def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventua
     assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.exception_path) == ("FAILED", TIMEOUT)
+    assert "The attempt took longer than its timeout of " in attempt.traceback
     result.refresh()
     assert issubclass(result.errors[0].exception_class, TimeoutError)
 
