@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_pglock import Rate, task
 from django_pglock.errors import LockKeyError, TaskOptionError
+from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
 from tests.sample import tasks
 
@@ -28,6 +29,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         *(({"max_attempts": bad}, "never: max_attempts is .*; give a number from 1 to 32,767") for bad in (0, 32_768)),
         *(({"max_attempts": bad}, f"never: max_attempts is {bad!r}") for bad in (True, 1.5, None)),
         *(({"max_snoozes": bad}, f"never: max_snoozes is {bad!r}; give 0 or a larger") for bad in (-1, True, 1.5)),
+        ({"backoff": "soon"}, "backoff is 'soon'"),
         ({"meta": None}, "never: meta is None; give a dict"),
         ({"lock": "a", "rate": Rate(1, key="b")}, "never: with lock, rate cannot have its own key"),
         ({"concurrency": 2}, "needs a key"),
@@ -151,6 +153,13 @@ def test_a_copy_of_a_task_has_its_options():
     for made in (copy.copy(call), pickle.loads(pickle.dumps(call))):
         assert made == call
         assert (made.func, made.timeout, made.after, made.carried) == (call.func, 7.0, (3,), {"timeout": 7.0})
+
+
+def test_a_copy_is_made_in_a_process_that_has_not_imported_the_function(monkeypatch):
+    pickled = pickle.dumps(tasks.echo.using(priority=5))
+    monkeypatch.setattr(registry, "_definitions", {})
+    made = pickle.loads(pickled)
+    assert (made.func, made.priority) == (tasks.echo.func, 5)
 
 
 def test_a_wait_becomes_a_date_for_a_backend_that_knows_only_dates(settings):
