@@ -10,3 +10,5 @@ def test_numbers_of_workers_have_31_bits_and_are_rarely_the_same():
     drawn = [draw_number() for _ in range(200)]
     assert all(0 <= number < 2**31 for number in drawn)
     assert len(set(drawn)) >= 199
+    # Only half of the numbers would mean twice as many pairs.
+    assert max(drawn) >= 2**30

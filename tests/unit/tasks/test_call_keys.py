@@ -133,6 +133,7 @@ def test_a_further_argument_with_the_name_of_a_parameter_is_another_one():
 
 def test_the_key_of_a_call_stays_what_it_was():
     """Tasks that wait in a database have keys that an earlier version has made."""
+    assert (LONGEST_ARGUMENTS, LONGEST_KEY) == (100, 512)
     path = "tests.unit.tasks.test_call_keys"
     assert key(bill, 1, [2]) == f'{path}.bill [1,[2],"",[]]'
     text = '[{"first":1,"note":"a","other":3,"rest":[2]}]'
