@@ -50,3 +50,10 @@ def test_an_exception_is_retried_if_it_is_of_the_one_and_not_of_the_other_types(
 def test_none_does_not_change_an_option():
     call = tasks.echo.using(priority=5, timeout=3)
     assert call.using(priority=None, queue_name=None, timeout=None) == call
+
+
+@pytest.mark.parametrize("name", ["delay", "nonsense"])
+def test_an_attribute_that_is_not_there_is_named_so_that_python_can_suggest_another(name):
+    with pytest.raises(AttributeError) as refused:
+        getattr(tasks.echo, name)
+    assert (refused.value.name, refused.value.obj) == (name, tasks.echo)
