@@ -87,11 +87,6 @@ def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
         tasks.nothing.using(backoff=3)
 
 
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
-        tasks.echo.using(run_after="x")
-
-
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
 def test_a_date_that_python_cannot_read_is_refused(zone):
     """In a time zone to the east or to the west, Python does not have it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -170,3 +170,24 @@ def test_a_wait_becomes_a_date_for_a_backend_that_knows_only_dates(settings):
     assert tasks.echo.using(run_after=timedelta(hours=1)).run_after == timedelta(hours=1)
     date = timezone.now()
     assert tasks.echo.using(backend="dummy", run_after=date).run_after == date
+
+
+def test_a_date_that_is_none_is_refused():
+    with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
+        tasks.echo.using(run_after="x")
+
+
+@pytest.mark.parametrize(
+    ("date", "is_taken"), [((1, 12, 31), 0), ((2, 1, 1), 1), ((9998, 12, 31), 1), ((9999, 1, 1), 0)]
+)
+def test_a_date_is_within_the_years_that_python_has_in_each_time_zone(date, is_taken):
+    date = datetime(*date, tzinfo=timezone.get_default_timezone())
+    if is_taken:
+        assert tasks.echo.using(run_after=date).run_after == date
+        return
+    with pytest.raises(TaskOptionError, match="give a date of the years 2 to 9998"):
+        tasks.echo.using(run_after=date)
+
+
+def test_redacted_names_are_those_of_parameters():
+    assert task(redact=["value"])(tasks.echo.func).redact == ("value",)
