@@ -13,7 +13,7 @@ from django_pglock.errors import TaskOptionError
 
 #: The longest delay in seconds: ten years. PostgreSQL's dates are limited, too.
 MAX_DELAY = 10 * 365 * 86400.0
-#: The largest factor of ``Exponential``: its largest power still fits into a float.
+#: The largest factor of ``Exponential``.
 MOST_FACTOR = 1000
 
 
@@ -71,9 +71,11 @@ class Exponential:
             raise TaskOptionError(f"Exponential: factor is {factor!r}; give a number above 0, up to {MOST_FACTOR:,}.")
 
     def delay(self, failures: int) -> float:
-        # The exponent is bounded before the power, which would overflow for a task that failed a thousand times.
-        exponent = min(failures - 1, 64)
-        bound = min(self.cap, self.base * self.factor**exponent)
+        try:
+            # Of floats: a large power of an int takes long to compute, and does not overflow.
+            bound = min(self.cap, self.base * float(self.factor) ** (failures - 1))
+        except OverflowError:
+            bound = self.cap if self.base else 0.0
         return random.uniform(0, bound) if self.jitter else bound  # noqa: S311
 
 

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Rate
-from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
+from django_pglock.errors import LockKeyError, TaskArgumentsError
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
@@ -318,45 +318,6 @@ def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
     with pytest.raises(TaskArgumentsError, match="506 characters"):
         advisory_tasks.count_shelf.enqueue(long, "path")
     assert statuses() == ["READY"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lock": "order:{nobody}"}, "nobody"),
-        ({"concurrency": 2}, "needs a key"),
-        ({"advisory": True}, "advisory=True needs the name of a lock"),
-        ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
-        ({"advisory": True, "lock": "a", "redact": True}, "users who may view locks see the name"),
-        ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
-        ({"group": "a", "lock": "b", "concurrency": 2}, "group cannot be combined with"),
-        ({"group": "a", "rate": "1/s"}, "group cannot be combined with"),
-        ({"lock": "a", "rate": {"key": "b"}}, "rate is"),
-        ({"rate": "often"}, "often"),
-        ({"rate": "0/s"}, "count is 0"),
-        ({"unique": 5}, "unique is 5"),
-        ({"lock": 5}, "never: lock is 5; give a template such as 'order:{order_id}'"),
-        ({"lock": ""}, "never: lock is ''"),
-        ({"fair": ""}, "never: fair is ''"),
-        ({"unique": ""}, "Unique: key is ''"),
-        ({"group": ""}, "Group: key is ''"),
-        ({"retry_on": None}, "never: retry_on takes exception types"),
-        ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
-        ({"timeout": -1}, "timeout is -1"),
-        ({"timeout": 0}, "never: timeout is 0; give more than 0 seconds, or None for no timeout"),
-        ({"timeout": timedelta()}, "never: timeout is 0;"),
-        ({"keep_result": "long"}, "keep_result is"),
-        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),
-        ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),
-    ],
-)
-def test_invalid_options_are_refused_where_they_are_written(options, words):
-    from django_pglock import task
-
-    with pytest.raises((TaskOptionError, LockKeyError), match=words):
-
-        @task(**options)
-        def never(order_id): ...
 
 
 def test_workers_of_the_tests_leave_no_row():

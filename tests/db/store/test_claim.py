@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from operator import itemgetter
 from uuid import uuid4
 
 import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.store.claim import claim_statement
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
+from django_pglock.store.pause import pause
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import date_of
 from tests.sample import tasks
@@ -46,6 +49,41 @@ def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
     assert [len(each.execute(10, queue)) for each, queue in ((of_backend, "mail"), (of_backend, "default"))] == [0, 1]
     assert len(of_any.execute(10, "default")) == 1
     assert Task.objects.get(status="READY").queue == "mail"
+
+
+def test_tasks_of_a_paused_queue_and_tasks_that_take_turns_are_left_out():
+    """Other statements claim those that take turns."""
+    tasks.nothing.enqueue()
+    Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.nothing", fair_key="shop")
+    pause("default", "mail")
+    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"])
+    assert len(statement.execute(10, "default")) == 1
+    tasks.nothing.enqueue()
+    pause("default", "default")
+    assert statement.execute(10, "default") == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_a_later_one_waits_for_is_claimed_before_the_commit_of_that_one(claim):
+    """The transaction has locked the key of the row."""
+    awaited = tasks.nothing.enqueue()
+    other = dedicated_connection("default")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT FROM django_pglock_task WHERE id = %s FOR KEY SHARE", [int(awaited.id)])
+            assert [each.id for each in claim()] == [int(awaited.id)]
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
+
+
+def test_claims_run_in_the_order_of_priority_and_id_whatever_the_order_of_the_answer(claim):
+    ids = [int(tasks.nothing.using(priority=priority).enqueue().id) for priority in (0, 5, 0, 5)]
+    worker = uuid4()
+    rows = claim_statement("default", worker=worker, paths=["tests.sample.tasks.nothing"]).execute(10, "default")
+    rows = sorted(rows, key=itemgetter(0), reverse=True)
+    assert [each.id for each in claims_of(rows, worker)] == [ids[1], ids[3], ids[0], ids[2]]
 
 
 def test_behind_a_task_are_later_tasks_of_its_priority():

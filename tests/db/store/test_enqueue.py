@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from datetime import datetime, timedelta, timezone
-from functools import partial
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -88,11 +87,6 @@ def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
         tasks.nothing.using(backoff=3)
 
 
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
-        tasks.echo.using(run_after="x")
-
-
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
 def test_a_date_that_python_cannot_read_is_refused(zone):
     """In a time zone to the east or to the west, Python does not have it."""
@@ -101,38 +95,6 @@ def test_a_date_that_python_cannot_read_is_refused(zone):
             tasks.echo.using(run_after=date.replace(tzinfo=zone))
     for date in (datetime(2, 1, 1), datetime(9998, 12, 31)):
         tasks.echo.using(run_after=date.replace(tzinfo=zone or timezone.utc)).enqueue(1)
-
-
-@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000, -1], ids=["bigint", "large", "huge", "negative"])
-def test_an_id_that_no_task_can_have_is_refused(value):
-    with pytest.raises(TaskOptionError, match="no task has an id as large"):
-        tasks.echo.using(after=[value])
-
-
-@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5])
-def test_what_is_no_id_is_refused(value):
-    with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
-        tasks.echo.using(after=[value])
-
-
-@pytest.mark.parametrize("options", [{}, {"retries": 3}])
-@pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
-def test_what_is_no_function_is_no_task(thing, options):
-    with pytest.raises((InvalidTask, TaskOptionError), match=rf"@task (was given a|on) {type(thing).__name__}\b") as no:
-        task(**options)(thing)
-    assert "secret" not in str(no.value)
-
-
-def test_generators_which_could_only_fail_are_no_tasks():
-    def generator():
-        yield
-
-    async def async_generator():
-        yield
-
-    for function in (generator, async_generator):
-        with pytest.raises(InvalidTask, match=f"{function.__name__}: a call of a generator function returns before"):
-            task(function)
 
 
 @pytest.mark.parametrize("options", [{"run_after": timedelta(1)}, {"after": ["1"]}], ids=list)

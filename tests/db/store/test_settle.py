@@ -8,16 +8,28 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import DataError, OperationalError, connection, transaction
 from django.db.models.functions import Now
+from django.db.transaction import TransactionManagementError
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
-from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Interrupted, Retried, Succeeded
-from django_pglock.store.settle import held, settle, settle_unobserved
+from django_pglock.store.outcome import (
+    Abandoned,
+    Failed,
+    Failure,
+    GivenBack,
+    Interrupted,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from django_pglock.store.settle import finish_dates, held, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -128,12 +140,39 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
     assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
     assert row.retries == isinstance(outcome, Retried)
     assert row.rescues == 0, "only the death of a worker is one"
+    assert row.uncounted == isinstance(outcome, (GivenBack, Abandoned))
     assert [attempt.outcome for attempt in Attempt.objects.all()] == ([record] if record else [])
     if status == "SUCCESSFUL":
         assert row.result == {"a": 1}
     if record:
         attempt = Attempt.objects.get()
         assert (attempt.number, attempt.worker, attempt.exception_path) == (1, mine.worker, "builtins.ValueError")
+
+
+def test_the_number_of_an_attempt_is_without_claims_that_were_given_back(claim):
+    tasks.nothing.enqueue()
+    for outcome in (GivenBack(), Snoozed(0), Failed(FAILURE)):
+        settle_one(claim()[0], outcome)
+    assert (Task.objects.get().attempts, Attempt.objects.get().number) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(GivenBack(), "BLOCKED"), (Retried(FAILURE, 0), "BLOCKED"), (Retried(FAILURE, 60), "SCHEDULED"),
+     (Failed(FAILURE), "FAILED")],
+)  # fmt: skip
+def test_a_task_that_runs_again_now_waits_for_its_key_again(claim, outcome, status):
+    keyed.step.enqueue(1)
+    settle_one(claim()[0], outcome)
+    assert Task.objects.get().status == status
+
+
+def test_only_limited_snoozes_are_counted_in_the_row(claim):
+    tasks.nothing.using(meta={"trace": "abc"}).enqueue()
+    settle_one(claim()[0], Snoozed(0))
+    assert Task.objects.get().meta == {"trace": "abc"}
+    settle_one(claim()[0], Snoozed(0, snoozes=1))
+    assert Task.objects.get().meta == {"trace": "abc", "snoozes": 1}
 
 
 def test_a_claim_given_back_unused_has_never_started(claim):
@@ -283,4 +322,82 @@ def test_held_returns_only_claims_with_locked_rows(claim, locked):
     with locked(lost.id):
         assert held("default", [lost]) == set(), "it runs no more"
     assert held("default", [free, mine, lost]) == set()
+    assert held("default", [free]) == set()
+    with locked(free.id):
+        assert held("default", [free]) == {free.id}
     assert settle_one(mine, Succeeded()), "nothing stays locked"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_claim_that_is_held_is_compared_with_its_own_row(claim, locked):
+    tasks.nothing.enqueue()
+    settle_one(claim()[0], GivenBack())
+    tasks.nothing.enqueue()
+    mine = claim(2)
+    assert {each.attempt for each in mine} == {1, 2}
+    with locked(mine[0].id), locked(mine[1].id):
+        assert held("default", mine) == {each.id for each in mine}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE)], ids=["success", "failure"])
+def test_a_locked_row_holds_up_a_batch_for_a_moment_only_and_the_session_keeps_its_limit(claim, locked, outcome):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    with locked(mine.id), pytest.raises(OperationalError):
+        settle_one(mine, outcome)
+    assert settle_one(mine, outcome)
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_the_dates_of_tasks_that_have_finished_are_read(claim):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    first, second, third = claim(3)
+    accepted = settle("default", [(first, Succeeded()), (second, Succeeded())], first.worker)
+    assert finish_dates("default", [first.id, third.id]) == {first.id: accepted[first.id]}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_successes_are_written_with_the_transaction_of_their_function(claim):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    first, second, other = claim(3)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT clock_timestamp()")
+            [begun] = cursor.fetchone()
+        settle_and_commit("default", [(first, Succeeded("null")), (second, Succeeded('{"a": 1}'))])
+    rows = {row.pk: row for row in Task.objects.all()}
+    assert [rows[each.id].status for each in (first, second, other)] == ["SUCCESSFUL", "SUCCESSFUL", "RUNNING"]
+    assert [rows[each.id].result for each in (first, second)] == [None, {"a": 1}]
+    assert rows[first.id].finished_at > begun, "it ends when the function ends, not when the transaction begins"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM django_pglock_task WHERE result IS NULL")
+        assert cursor.fetchone() == (2,), "a JSON null takes place"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_a_lost_claim_nothing_is_committed(claim):
+    tasks.nothing.enqueue()
+    tasks.nothing.enqueue()
+    mine, lost = claim(2)
+    lost = replace(lost, attempt=lost.attempt + 1)
+    with pytest.raises(ClaimLost, match="no longer claimed by this attempt"), transaction.atomic():
+        Task.objects.filter(pk=mine.id).update(priority=7)
+        settle_and_commit("default", [(mine, Succeeded()), (lost, Succeeded())])
+    assert set(Task.objects.values_list("status", "priority")) == {("RUNNING", 0)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_cannot_be_committed_says_why(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    with pytest.raises(TransactionManagementError), transaction.atomic():
+        transaction.set_rollback(True)
+        settle_and_commit("default", [(mine, Succeeded())])
+    with pytest.raises(DataError, match="type json"), transaction.atomic():
+        settle_and_commit("default", [(mine, Succeeded("no JSON"))])
+    assert Task.objects.get().status == "RUNNING"

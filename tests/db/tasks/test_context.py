@@ -33,6 +33,19 @@ def test_the_context_is_djangos_and_more(claim):
     assert mine.progress is None
 
 
+def test_the_context_of_a_group_is_that_of_its_first_call(claim):
+    for trace in ("first", "second"):
+        tasks.nothing.using(meta={"trace": trace}).enqueue()
+    claims = [*claim(), *claim()]
+    claims[1].attempt = 5
+    context = TaskContext(task_result=None, _claims=claims, _reason_to_stop=lambda: None)
+    assert (context.meta, context.fencing_token) == ({"trace": "first"}, 1)
+    context.progress(1, 2)
+    assert [each.progress for each in claims] == ['{"done":1,"total":2}'] * 2
+    with pytest.raises(TaskArgumentsError, match="The progress of a task"):
+        context.progress(float("nan"))
+
+
 @pytest.mark.parametrize("name", OWN_META)
 def test_meta_has_no_names_of_ours(name):
     with pytest.raises(TaskOptionError, match=f"meta has {name}, which"):

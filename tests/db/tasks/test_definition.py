@@ -16,14 +16,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_on_commit_means_after_the_commit_and_never_after_a_rollback():
     with transaction.atomic():
-        tasks.echo.enqueue_on_commit(1)
+        tasks.echo.enqueue_on_commit(value=1)
         assert not Task.objects.exists()
-    assert Task.objects.get().args == [1]
+    assert Task.objects.get().kwargs == {"value": 1}
     with transaction.atomic():
         tasks.echo.enqueue_on_commit(2)
         transaction.set_rollback(True)
     tasks.echo.enqueue_on_commit(3)
-    assert [row.args for row in Task.objects.order_by("id")] == [[1], [3]]
+    assert [row.args for row in Task.objects.order_by("id")] == [[], [3]]
 
 
 def test_arguments_are_checked_while_they_can_be_mended():

@@ -166,8 +166,15 @@ def test_without_instruments_nothing_is_stored(claim):
 def test_another_instrument_of_the_same_name_takes_its_place(recorder):
     other = Recorder(recorder.name)
     instrumentation.add(other)
+    assert instrumentation.instruments == (other,)
     tasks.nothing.enqueue()
     assert (len(recorder.told), len(other.told)) == (0, 1)
+
+
+def test_an_instrument_without_headers_stores_nothing(recorder, claim):
+    recorder.enqueuing = lambda task: EnqueueObserver()
+    tasks.nothing.enqueue()
+    assert claim()[0].meta == "{}"
 
 
 @pytest.mark.parametrize("meta", ["{}", "[]", '{"headers": 3}', '{"headers": {"recorder": "x"}}', '{"a": "headers"}'])

@@ -149,6 +149,9 @@ def test_what_was_to_be_hidden_stays_so_when_its_function_is_gone_or_says_otherw
     assert shown(row, "args") == [7, REDACTED], "named then"
     del registry._definitions[row.task_path]
     assert shown(row, "args") == [REDACTED, REDACTED], "nobody knows any more which argument is which"
+    task(redact=True)(pay)
+    assert shown(row, "args") == [REDACTED, REDACTED], "all are hidden now"
+    del registry._definitions[row.task_path]
     [id_] = enqueue_many(task(pay), [(7, SECRET)])
     del registry._definitions[row.task_path]
     task(redact=("card",))(pay)

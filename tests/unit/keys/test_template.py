@@ -19,6 +19,34 @@ def test_templates_escape_what_they_are_given():
     assert template("a:{request.user.pk}:{order_id}").render({"request": request, "order_id": 5}) == "a:1%3A2:5"
 
 
+def test_the_names_are_those_of_parameters_and_of_their_attributes():
+    assert template("a:{request.user.pk}:b:{order_id}").names == {"request", "user", "pk", "order_id"}
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{order_id}", "{order_id}"),
+        ("a{request.user}", "{request.user}"),
+        ("a:{order_id}{request.user}", "{request.user}"),
+    ],
+)
+def test_a_field_without_a_colon_before_it_is_refused(text, field):
+    with pytest.raises(LockKeyError) as error:
+        template(text)
+    assert str(error.value) == (
+        f"here: the key {text!r} has no colon before {field}, so two different keys could become the same name. "
+        f"Write it like 'order:{field}'."
+    )
+
+
+def test_only_the_first_field_of_an_own_name_needs_no_colon():
+    own = KeyTemplate("a{order_id}:{request}", known=None, where="here", is_own=True)
+    assert own.render({"order_id": 1, "request": 2}) == "a1:2"
+    with pytest.raises(LockKeyError, match=r"no colon before \{request}"):
+        KeyTemplate("{order_id}{request}", known=None, where="here", is_own=True)
+
+
 def test_braces_that_are_doubled_stand_for_themselves():
     assert template("a{{b}}:{order_id}").render({"order_id": 5}) == "a{b}:5"
 

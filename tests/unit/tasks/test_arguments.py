@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock.errors import TaskArgumentsError
-from django_pglock.tasks.arguments import MAX_PATH, MAX_TEXT, describe_exception, from_json, storable, to_json
+from django_pglock.models import Attempt
+from django_pglock.tasks.arguments import (
+    MAX_MESSAGE,
+    MAX_PATH,
+    MAX_TEXT,
+    describe_exception,
+    from_json,
+    message_of,
+    storable,
+    to_json,
+)
 
 json_values = st.recursive(
     st.none()
@@ -51,6 +61,7 @@ def test_a_document_may_be_so_many_bytes_long_and_not_more():
 
 def test_tuples_and_bytes_become_what_django_tasks_makes_of_them():
     assert from_json(to_json((1, b"two", {"three": (4,)}), what="it")) == [1, "two", {"three": [4]}]
+    assert to_json(MappingProxyType({"a": (1,)}), what="it") == '{"a":[1]}'
 
 
 def loop():
@@ -81,6 +92,26 @@ def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
         to_json(value, what="Argument x")
 
 
+@pytest.mark.parametrize(
+    ("value", "flaw"),
+    [
+        ({"rows": [1, {"at": datetime(2026, 1, 1)}]}, "it contains a datetime at ['rows'][1]['at']"),
+        (({"a@b.example": {1}},), "it contains a set at [0][…]"),
+        ([float("nan")], "it contains NaN or infinity at [0]"),
+        (b"\xff", "it is bytes that are not UTF-8"),
+        ({1: "one", "two": 2, None: 3}, "it is a dict with keys of type NoneType, int instead of str"),
+        (SimpleNamespace(pk=7), "it is a SimpleNamespace"),
+        (SimpleNamespace(_meta=1, pk=None), "it is a SimpleNamespace that has not been saved yet"),
+        (object(), "it is an object"),
+    ],
+)
+def test_a_flaw_is_described_with_its_place_and_without_data(value, flaw):
+    """A key that is no identifier may be data."""
+    with pytest.raises(TaskArgumentsError) as error:
+        to_json(value, what="It")
+    assert str(error.value) == f"It cannot be stored as JSON: {flaw}."
+
+
 def test_a_number_that_python_does_not_write_is_refused():
     with pytest.raises(TaskArgumentsError, match="it is an int with more digits than Python writes"):
         to_json(10**5000, what="Argument x")
@@ -93,7 +124,13 @@ def test_a_text_about_nul_is_no_nul():
 
 def test_traces_are_made_storable_whatever_they_contain():
     assert storable("nul \x00 surrogate \udcff") == "nul \\x00 surrogate \\udcff"
-    assert len(storable("x" * 10 * MAX_TEXT)) < MAX_TEXT + 100
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end():
+    assert storable("x" * MAX_TEXT) == "x" * MAX_TEXT
+    half = MAX_TEXT // 2
+    expected = "a" * half + "\n… 1,000 characters left out …\n" + "b" * half
+    assert storable("a" * half + "-" * 1000 + "b" * half) == expected
 
 
 def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
@@ -103,5 +140,27 @@ def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
 
     Unprintable.__qualname__ = "U" * 2000
     path, text = describe_exception(Unprintable())
-    assert len(path) <= MAX_PATH
+    assert len(path) == MAX_PATH == Attempt._meta.get_field("exception_path").max_length
     assert "Unprintable" in text or "U" * 100 in text
+
+
+def test_an_exception_whose_cause_cannot_be_read_is_described_all_the_same():
+    class Odd(Exception):
+        @property
+        def __cause__(self):
+            raise ZeroDivisionError
+
+    path, text = describe_exception(Odd())
+    assert path.endswith(".Odd")
+    assert text == f"{path}: its traceback cannot be printed (ZeroDivisionError)"
+
+
+def test_the_message_of_an_exception_is_one_short_line():
+    class Unreadable(Exception):
+        def __str__(self):
+            raise SystemExit
+
+    assert message_of(ValueError("a\n  b\x00")) == "ValueError: a b\ufffd"
+    assert message_of(ValueError()) == "ValueError"
+    assert message_of(ValueError("x" * MAX_MESSAGE + "y")) == "ValueError: " + "x" * MAX_MESSAGE
+    assert message_of(Unreadable()).endswith("Unreadable: its message cannot be read (SystemExit)")

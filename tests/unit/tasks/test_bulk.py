@@ -1,11 +1,48 @@
-"""Many calls at once: what is refused before a backend is asked."""
+"""Many calls at once: what is a list of calls, and what each call is, also for a backend of Django's own."""
 
 from __future__ import annotations
 
 import pytest
+from asgiref.sync import async_to_sync
 
-from django_pglock import enqueue_many
+from django_pglock import aenqueue_many, enqueue_many
+from django_pglock.errors import TaskArgumentsError
 from django_pglock.tasks.compat import InvalidTask
+from tests.sample.tasks import nothing
+
+
+class Recording:
+    """A task whose backend has no ``enqueue_many``."""
+
+    def __init__(self):
+        self.calls = []
+
+    def get_backend(self):
+        return object()
+
+    def enqueue(self, *args, **kwargs):
+        self.calls.append((args, kwargs))
+        return type("Result", (), {"id": str(len(self.calls))})
+
+
+CALLS = [{"a": 1}, (1, 2), [3], "text"]
+
+
+@pytest.mark.parametrize("enqueue", [enqueue_many, async_to_sync(aenqueue_many)])
+def test_a_backend_without_a_bulk_call_gets_each_call(enqueue):
+    recording = Recording()
+    assert enqueue(recording, CALLS) == ["1", "2", "3", "4"]
+    assert recording.calls == [((), {"a": 1}), ((1, 2), {}), (([3],), {}), (("text",), {})]
+
+
+@pytest.mark.parametrize("calls", ["text", b"text", {"a": 1}, 5, None])
+def test_a_single_call_is_not_a_list_of_calls(calls):
+    with pytest.raises(TaskArgumentsError) as error:
+        enqueue_many(nothing, calls)
+    expected = (
+        f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with one item for each call."
+    )
+    assert str(error.value) == expected
 
 
 def test_a_function_that_is_not_a_task_is_named():

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_pglock import task
+from django_pglock import Rate, task
+from django_pglock.errors import LockKeyError, TaskArgumentsError
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.call_keys import LONGEST_ARGUMENTS, keys_of, positional_names
+from django_pglock.tasks.call_keys import (
+    LONGEST_ARGUMENTS,
+    LONGEST_KEY,
+    keys_of,
+    positional_names,
+    text_of_arguments,
+)
 
 
 @task(unique=True)
@@ -38,6 +45,16 @@ def pack(shop, number):
     """Takes turns, and is unique."""
 
 
+@task(unique=True, takes_context=True)
+def report(context, order_id):
+    """Takes a context, which is no argument of a call."""
+
+
+@task(unique=True)
+def sweep(*places, **more):
+    """Takes nothing that is needed."""
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='ab{}[]",:\\é', max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet="ab", max_size=2), inner, max_size=3),
@@ -61,6 +78,18 @@ def test_by_position_and_by_name_are_one_call(order, options, note):
         keys_of(bill, (order, options, note, ()), {}).unique,
     }
     assert len(keys) == 1
+
+
+def test_by_position_and_by_name_are_one_call_also_if_the_arguments_are_not_all():
+    """The text of the positional arguments alone would be another key."""
+    assert key(report, 1) == key(report, order_id=1)
+    assert key(gather, 1) == key(gather, first=1)
+    assert key(sweep) == keys_of(sweep, (), {}).unique
+    with pytest.raises(TaskArgumentsError, match="report cannot be called like this"):
+        key(report, 1, 2)
+    with pytest.raises(TaskArgumentsError, match="bill cannot be called like this"):
+        key(bill, 1, 2, "", (), other=3)
+    assert text_of_arguments(bill, {"options": 2, "order_id": 1}) == '[1,2,"",[]]'
 
 
 @given(VALUES, VALUES)
@@ -104,6 +133,7 @@ def test_a_further_argument_with_the_name_of_a_parameter_is_another_one():
 
 def test_the_key_of_a_call_stays_what_it_was():
     """Tasks that wait in a database have keys that an earlier version has made."""
+    assert (LONGEST_ARGUMENTS, LONGEST_KEY) == (100, 512)
     path = "tests.unit.tasks.test_call_keys"
     assert key(bill, 1, [2]) == f'{path}.bill [1,[2],"",[]]'
     text = '[{"first":1,"note":"a","other":3,"rest":[2]}]'
@@ -112,3 +142,53 @@ def test_the_key_of_a_call_stays_what_it_was():
     assert key(bill, 1, long) == f'{path}.bill [1,"{long}","",[]]'
     digest = hashlib.sha256(f'[1,"{long}.","",[]]'.encode()).hexdigest()
     assert key(bill, 1, f"{long}.") == f"{path}.bill {digest}"
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_long_key_is_cut_and_ends_in_its_digest():
+    decorated = task(lock="sort:{first}")(sort.func)
+    assert keys_of(decorated, ("a" * (LONGEST_KEY - 105),), {}).lock == "sort:" + "a" * (LONGEST_KEY - 105)
+    whole = "sort:" + "a" * (LONGEST_KEY - 104)
+    assert keys_of(decorated, (whole[5:],), {}).lock == (
+        f"{whole[: LONGEST_KEY - 65]}…{hashlib.sha256(whole.encode()).hexdigest()}"
+    )
+    longest = "a" * 2 * LONGEST_KEY
+    assert len(keys_of(decorated, (longest,), {}).lock) == LONGEST_KEY
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_the_name_of_an_advisory_lock_is_not_cut():
+    """Other programs know the name. They cannot know how it is shortened."""
+    decorated = task(lock="sort:{first}", advisory=True)(sort.func)
+    assert keys_of(decorated, ("a" * (LONGEST_KEY - 105),), {}).lock == "sort:" + "a" * (LONGEST_KEY - 105)
+    with pytest.raises(TaskArgumentsError, match=f"has {LONGEST_KEY - 99} characters.* {LONGEST_KEY - 100} at most"):
+        keys_of(decorated, ("a" * (LONGEST_KEY - 104),), {})
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_group_without_a_lock_is_also_the_lock_of_its_calls():
+    decorated = task(group="{first}")(sort.func)
+    keys = keys_of(decorated, (), {"first": 1})
+    assert (keys.lock, keys.group) == (f"%group {sort.module_path} 1", "1")
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_template_names_parameters_and_the_lock_begins_with_a_text():
+    def send(order_id, customer):
+        """Has two parameters."""
+
+    def collect(order_id, **more):
+        """May have any parameter."""
+
+    send.__qualname__, collect.__qualname__ = "sort", "gather"
+    for option in ("lock", "fair", "unique", "rate"):
+        value = Rate(1, key="a:{nothing}") if option == "rate" else "a:{nothing}"
+        with pytest.raises(
+            LockKeyError, match=r"'nothing', which is not a parameter\. The parameters: customer, order_id"
+        ):
+            task(**{option: value})(send)
+        assert task(**{option: value})(collect)
+    assert task(group="{nothing}")(send)
+    assert task(fair="{order_id}", unique="{customer}")(send)
+    with pytest.raises(LockKeyError, match=r"no colon before \{order_id}"):
+        task(lock="{order_id}")(send)

@@ -20,3 +20,11 @@ def test_each_method_is_one_of_ours_and_each_foreign_word_is_not():
 def test_an_option_that_is_only_misspelt_is_found_too():
     assert option_hints.about_option("max_attempt", fields.OPTIONS).startswith("write max_attempts")
     assert option_hints.about_option("colour", fields.OPTIONS).startswith("its options are advisory, atomic, backend")
+
+
+def test_a_foreign_word_is_only_answered_with_an_option_that_can_be_used():
+    assert option_hints.about_option("queue", ["queue_name", "priority"]) == "write queue_name."
+    assert option_hints.about_option("queue", ["priority", "after"]) == "its options are after, priority."
+    assert option_hints.about_option("prior", ["priority"]) == "write priority."
+    # Two thirds of the letters are the same.
+    assert option_hints.about_option("fun", ["fan"]) == "its options are fan."

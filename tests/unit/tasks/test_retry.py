@@ -28,6 +28,12 @@ def test_constant_linear_and_exponential_grow_as_they_say():
     assert [after(Exponential(1, 2, cap=5, jitter=False), n) for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
 
 
+def test_a_small_factor_also_grows_up_to_the_cap():
+    slow = Exponential(1, 1.05, jitter=False)
+    assert [round(slow.delay(n), 6) for n in (66, 100, 200)] == [round(1.05**65, 6), round(1.05**99, 6), 600]
+    assert Exponential(0, 1000, jitter=False).delay(1000) == 0
+
+
 def test_the_waits_of_policies_without_options():
     assert [Exponential(jitter=False).delay(n) for n in (1, 2, 3, 20)] == [1, 2, 4, 600]
     assert [Linear(1000).delay(n) for n in (1, 3, 4)] == [1000, 3000, 3600]
@@ -63,6 +69,7 @@ def test_a_wait_that_is_none_is_refused_where_it_is_written(policy, name, nonsen
 def test_a_factor_that_is_none_is_refused_where_it_is_written(nonsense):
     with pytest.raises(TaskOptionError, match="Exponential: factor is"):
         Exponential(factor=nonsense)
+    assert Exponential(factor=1000, jitter=False).delay(2) == 600
 
 
 @given(failures=st.integers(1, 10**6), base=st.floats(0, 1e6), factor=st.floats(1, 1000), cap=st.floats(0, 1e6))
@@ -83,6 +90,7 @@ def test_a_function_is_asked_with_exception_and_result():
 
 
 def test_no_wait_is_longer_than_postgresql_can_write():
+    assert timedelta(days=3650).total_seconds() == MAX_DELAY
     assert after(1e300) == MAX_DELAY
     assert duration_of(MAX_DELAY, option="period") == MAX_DELAY
     with pytest.raises(TaskOptionError, match="the maximum is ten years"):

@@ -12,7 +12,7 @@ import pytest
 
 from django_pglock import task
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.schedules import Timing, cron_ticks, timing_of
+from django_pglock.tasks.schedules import LONGEST_EXPRESSION, Timing, cron_ticks, timing_of
 from tests.sample import scheduled
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -177,6 +177,13 @@ def test_an_invalid_schedule_is_refused_when_the_function_is_decorated(options, 
 def test_a_function_that_needs_arguments_is_refused(function, options):
     with pytest.raises(TaskOptionError, match=f"{function.__name__}: a schedule calls the function without arguments"):
         task(every=5, **options)(function)
+
+
+def test_the_shortest_period_and_the_longest_expression_are_taken():
+    assert task(every=0.1)(scheduled.nightly).every == 0.1
+    longest = f"0{',1' * 123} * * * *"
+    assert len(longest) == LONGEST_EXPRESSION
+    assert task(cron=longest)(scheduled.nightly).cron == longest
 
 
 def test_a_function_that_needs_none_is_taken():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.tasks.tracebacks import message_in, place_in
+from django_pglock.tasks.tracebacks import LONGEST_MESSAGE, function_of, message_in, place_in
 
 TRACE = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 12, in charge
@@ -63,3 +63,25 @@ def test_the_message_stands_behind_the_exception(exception, message):
 def test_the_message_of_a_group_is_its_own():
     expected = "unhandled errors in a TaskGroup (1 sub-exception)"
     assert message_in(GROUP, "builtins.ExceptionGroup") == expected
+
+
+def test_a_message_is_shown_up_to_its_five_hundredth_character():
+    assert LONGEST_MESSAGE == 500
+    assert message_in(f"ValueError: {'x' * 499}yz", "ValueError") == "x" * 499 + "y"
+
+
+def trace_of(call):
+    with pytest.raises(ValueError, match="no") as caught:
+        call()
+    return caught.tb
+
+
+def test_the_function_is_that_of_the_last_own_frame():
+    """The file of a library is told by its path."""
+    own, library = {"__name__": "shop.bank"}, {"__name__": "requests.api"}
+    exec(compile("def post():\n    raise ValueError('no')", "/srv/venv/site-packages/requests/api.py", "exec"), library)
+    exec(compile("def pay(post):\n    post()", "/srv/shop/bank.py", "exec"), own)
+    assert function_of(trace_of(lambda: own["pay"](library["post"]))) == "shop.bank:pay"
+    only_library = trace_of(library["post"]).tb_next
+    assert function_of(only_library) == "requests.api:post"
+    assert function_of(None) == ""

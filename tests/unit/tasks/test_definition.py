@@ -1,0 +1,193 @@
+"""The options of a task are checked when it is decorated."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from django.utils import timezone
+
+from django_pglock import Rate, task
+from django_pglock.errors import LockKeyError, TaskOptionError
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
+from tests.sample import tasks
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock": "order:{nobody}"}, "nobody"),
+        *(({"max_attempts": bad}, "never: max_attempts is .*; give a number from 1 to 32,767") for bad in (0, 32_768)),
+        *(({"max_attempts": bad}, f"never: max_attempts is {bad!r}") for bad in (True, 1.5, None)),
+        *(({"max_snoozes": bad}, f"never: max_snoozes is {bad!r}; give 0 or a larger") for bad in (-1, True, 1.5)),
+        ({"backoff": "soon"}, "backoff is 'soon'"),
+        ({"meta": None}, "never: meta is None; give a dict"),
+        ({"lock": "a", "rate": Rate(1, key="b")}, "never: with lock, rate cannot have its own key"),
+        ({"concurrency": 2}, "needs a key"),
+        ({"advisory": True}, "advisory=True needs the name of a lock"),
+        ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
+        ({"advisory": True, "lock": "a", "redact": True}, "users who may view locks see the name"),
+        ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
+        ({"group": "a", "lock": "b", "concurrency": 2}, "group cannot be combined with"),
+        ({"group": "a", "rate": "1/s"}, "group cannot be combined with"),
+        ({"lock": "a", "rate": {"key": "b"}}, "rate is"),
+        ({"rate": "often"}, "often"),
+        ({"rate": "0/s"}, "count is 0"),
+        ({"unique": 5}, "unique is 5"),
+        ({"lock": 5}, "never: lock is 5; give a template such as 'order:{order_id}'"),
+        ({"lock": ""}, "never: lock is ''"),
+        ({"fair": ""}, "never: fair is ''"),
+        ({"unique": ""}, "Unique: key is ''"),
+        ({"group": ""}, "Group: key is ''"),
+        ({"retry_on": None}, "never: retry_on takes exception types"),
+        ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": 0}, "never: timeout is 0; give more than 0 seconds, or None for no timeout"),
+        ({"timeout": timedelta()}, "never: timeout is 0;"),
+        ({"keep_result": "long"}, "keep_result is"),
+        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),
+        ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),
+    ],
+)
+def test_invalid_options_are_refused_where_they_are_written(options, words):
+    with pytest.raises((TaskOptionError, LockKeyError), match=words):
+
+        @task(**options)
+        def never(order_id): ...
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000, -1], ids=["bigint", "large", "huge", "negative"])
+def test_an_id_that_no_task_can_have_is_refused(value):
+    with pytest.raises(TaskOptionError, match="no task has an id as large"):
+        tasks.echo.using(after=[value])
+
+
+@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5])
+def test_what_is_no_id_is_refused(value):
+    with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
+        tasks.echo.using(after=[value])
+
+
+@pytest.mark.parametrize("options", [{}, {"retries": 3}])
+@pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
+def test_what_is_no_function_is_no_task(thing, options):
+    with pytest.raises((InvalidTask, TaskOptionError), match=rf"@task (was given a|on) {type(thing).__name__}\b") as no:
+        task(**options)(thing)
+    assert "secret" not in str(no.value)
+
+
+def test_generators_which_could_only_fail_are_no_tasks():
+    def generator():
+        yield
+
+    async def async_generator():
+        yield
+
+    for function in (generator, async_generator):
+        with pytest.raises(InvalidTask, match=f"{function.__name__}: a call of a generator function returns before"):
+            task(function)
+
+
+def another():
+    """Is not decorated here, so that a test makes its definition."""
+
+
+def test_the_limits_of_options_are_taken():
+    for options in ({"max_attempts": 1}, {"max_attempts": 32_767}, {"max_snoozes": 0}, {"lock": "a", "rate": "1/s"}):
+        assert task(**options)(tasks.echo.func)
+    assert task(lock="a", concurrency=1)(tasks.echo.func).concurrency == 1
+    assert task(lock="a", advisory=True, redact=())(tasks.echo.func).advisory
+
+
+def test_a_coroutine_has_no_transaction_of_djangos():
+    async def never(): ...
+
+    with pytest.raises(TaskOptionError, match="never: atomic=True needs a sync function"):
+        task(atomic=True)(never)
+
+
+def test_options_become_values_of_one_type():
+    """Readers of a definition need not know the short forms."""
+    definition = task(
+        retry_on=ValueError, no_retry_on=[KeyError], timeout=timedelta(minutes=1), keep_result=5, capture_logs="INFO"
+    )(tasks.echo.func)
+    assert (definition.retry_on, definition.no_retry_on) == ((ValueError,), (KeyError,))
+    assert (definition.timeout, definition.keep_result, definition.capture_logs) == (60.0, 5.0, 20)
+
+
+@pytest.mark.parametrize(
+    ("after", "ids"),
+    [
+        (7, (7,)),
+        ("7", (7,)),
+        (SimpleNamespace(id="7"), (7,)),
+        ([7, "8", SimpleNamespace(id=9)], (7, 8, 9)),
+        ((), ()),
+        ([0, 2**63 - 1, "1" * 19], (0, 2**63 - 1, int("1" * 19))),
+    ],
+)
+def test_after_takes_results_and_ids_alone_and_as_a_list(after, ids):
+    assert tasks.echo.using(after=after).after == ids
+    with pytest.raises(TaskOptionError, match=r"after takes results or their ids, not 1\.5"):
+        tasks.echo.using(after=1.5)
+
+
+def test_only_what_differs_from_the_definition_is_carried_by_a_call():
+    definition = task(timeout=5, max_snoozes=2)(another)
+    assert definition.carried == {}
+    assert definition.using(priority=1).carried == {}
+    assert definition.using(timeout=5, max_snoozes=3, atomic=True).carried == {"max_snoozes": 3, "atomic": True}
+
+
+def test_a_copy_of_a_task_has_its_options():
+    call = tasks.echo.using(priority=5, timeout=7, after=[3])
+    for made in (copy.copy(call), pickle.loads(pickle.dumps(call))):
+        assert made == call
+        assert (made.func, made.timeout, made.after, made.carried) == (call.func, 7.0, (3,), {"timeout": 7.0})
+
+
+def test_a_copy_is_made_in_a_process_that_has_not_imported_the_function(monkeypatch):
+    pickled = pickle.dumps(tasks.echo.using(priority=5))
+    monkeypatch.setattr(registry, "_definitions", {})
+    made = pickle.loads(pickled)
+    assert (made.func, made.priority) == (tasks.echo.func, 5)
+
+
+def test_a_wait_becomes_a_date_for_a_backend_that_knows_only_dates(settings):
+    settings.TASKS = {**settings.TASKS, "dummy": {"BACKEND": DUMMY}}
+    before = timezone.now()
+    call = tasks.echo.using(backend="dummy", run_after=timedelta(hours=1))
+    assert before + timedelta(hours=1) <= call.run_after <= timezone.now() + timedelta(hours=1)
+    assert tasks.echo.using(run_after=timedelta(hours=1)).run_after == timedelta(hours=1)
+    date = timezone.now()
+    assert tasks.echo.using(backend="dummy", run_after=date).run_after == date
+
+
+def test_a_date_that_is_none_is_refused():
+    with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
+        tasks.echo.using(run_after="x")
+
+
+@pytest.mark.parametrize(
+    ("date", "is_taken"), [((1, 12, 31), 0), ((2, 1, 1), 1), ((9998, 12, 31), 1), ((9999, 1, 1), 0)]
+)
+def test_a_date_is_within_the_years_that_python_has_in_each_time_zone(date, is_taken):
+    date = datetime(*date, tzinfo=timezone.get_default_timezone())
+    if is_taken:
+        assert tasks.echo.using(run_after=date).run_after == date
+        return
+    with pytest.raises(TaskOptionError, match="give a date of the years 2 to 9998"):
+        tasks.echo.using(run_after=date)
+
+
+def test_redacted_names_are_those_of_parameters():
+    assert task(redact=["value"])(tasks.echo.func).redact == ("value",)

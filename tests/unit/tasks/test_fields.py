@@ -1,0 +1,59 @@
+"""What is asked of the options of a task."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock import task
+from tests.sample import tasks
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+
+
+def send(order=None): ...
+
+
+@pytest.mark.parametrize(
+    ("options", "has_keys"),
+    [
+        ({}, False),
+        ({"timeout": 5}, False),
+        ({"keep_result": 5}, False),
+        ({"lock": "order:{order}"}, True),
+        ({"unique": True}, True),
+        ({"group": "{order}"}, True),
+        ({"fair": "{order}"}, True),
+        ({"rate": "1/s"}, True),
+    ],
+)
+def test_a_call_has_keys_if_one_of_five_options_makes_some(options, has_keys):
+    assert task(**options)(send).has_keys is has_keys
+
+
+def test_one_row_without_options_is_enough_for_a_plain_call():
+    assert tasks.echo.is_plain
+    assert tasks.echo.using(priority=5, timeout=5).is_plain
+    for options in ({"after": [1]}, {"keep_result": 5}, {"unique": True}):
+        assert not tasks.echo.using(**options).is_plain
+
+
+def test_an_exception_is_retried_if_it_is_of_the_one_and_not_of_the_other_types():
+    definition = task(retry_on=(OSError, KeyError), no_retry_on=ConnectionError)(send)
+    retried = [
+        error for error in (OSError(), KeyError(), ConnectionError(), ValueError()) if definition.can_retry(error)
+    ]
+    assert [type(each) for each in retried] == [OSError, KeyError]
+    assert task(send).can_retry(ValueError())
+    assert not task(send).can_retry(SystemExit())
+
+
+def test_none_does_not_change_an_option():
+    call = tasks.echo.using(priority=5, timeout=3)
+    assert call.using(priority=None, queue_name=None, timeout=None) == call
+
+
+@pytest.mark.parametrize("name", ["delay", "nonsense"])
+def test_an_attribute_that_is_not_there_is_named_so_that_python_can_suggest_another(name):
+    with pytest.raises(AttributeError) as refused:
+        getattr(tasks.echo, name)
+    assert (refused.value.name, refused.value.obj) == (name, tasks.echo)
