@@ -281,7 +281,7 @@ def calls_of(random: Random, count: int, kinds_of_seconds: list[float], keys: in
     ]
 
 
-@settings(max_examples=LONG or 150, deadline=None)
+@settings(max_examples=LONG or 100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     threads=st.integers(1, 4),
