@@ -199,7 +199,7 @@ def test_a_stop_ends_the_question_that_is_under_way(proxy, quick, eventually, mo
 
 def test_who_does_something_else_or_asks_again_and_again_is_left_alone(member, eventually, caplog):
     tasks.read_slowly.enqueue(1.5)
-    tasks.ask_often.enqueue(3)
+    tasks.ask_often.enqueue(1.5)
     eventually(is_done)
     assert {task.attempts_made for task in Task.objects.all()} == {1}
     assert "has had no answer" not in caplog.text
