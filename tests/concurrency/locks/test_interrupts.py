@@ -3,7 +3,7 @@
 A signal's handler that raises (SIGALRM, Ctrl-C, a worker's soft limit) does so between two bytecodes. Each of these
 tests runs the same block again and again, and raises at the first boundary, at the second, and so on to the last one.
 
-The short form raises at each boundary of the plainest block, and at some boundaries of the others.
+The short form raises at every third boundary of the plainest block, and at fewer of the others.
 ``PGLOCK_INTERRUPTS=all`` raises at every one.
 """
 
