@@ -113,7 +113,7 @@ def eventually() -> Callable[..., Any]:
                 return value
             # Most ask the database. What takes long is asked for less and less often.
             time.sleep(pause)
-            pause = min(1.05 * pause, 0.1)
+            pause = min(1.2 * pause, 0.1)
         pytest.fail(why)
 
     return wait

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Count
 
 from django_pglock.models import Task, Worker
-from example_project.demo import evidence
+from example_project.demo import evidence, size
 from example_project.demo.background import Background
 from example_project.demo.processes import Fleet, listen
 from example_project.demo.screen import Screen, counted, times
@@ -20,14 +20,6 @@ from example_project.demo.shoppers import Rush, make_shoppers, wait_for_shop
 from example_project.shop import tasks
 from example_project.shop.models import Order
 
-WORKERS = 4
-#: The tasks that are enqueued: 2,000 in all.
-PLAIN, ATOMIC, LUCKY, SPENDING, SLOW = 1200, 500, 160, 120, 20
-TASKS = PLAIN + ATOMIC + LUCKY + SPENDING + SLOW
-CLICKS = 100
-SHOPPERS, CARTS = 25, 4
-#: Seconds over which the tasks are enqueued, so that the worker is killed while tasks run.
-ENQUEUE_OVER = 3.0
 LONGEST = 300.0
 
 
@@ -44,7 +36,7 @@ class Report:
     takeover_seconds: float = 0.0
     http_answers: dict[str, int] = field(default_factory=dict)
     charges: int = 0
-    double_clicks: int = CLICKS
+    double_clicks: int = size.CLICKS
     double_click_charges: int = 0
     findings: list[evidence.Finding] = field(default_factory=list)
 
@@ -73,7 +65,7 @@ class Play:
     def run(self) -> Report:
         """Run the demo and return the results."""
         began = time.monotonic()
-        shoppers = make_shoppers(SHOPPERS + 1, gift=1_000, price=30)
+        shoppers = make_shoppers(size.SHOPPERS + 1, gift=1_000, price=30)
         self.open_shop()
         rush = Rush(self.port)
         self.one_impatient_shopper(rush, shoppers[0])
@@ -86,15 +78,15 @@ class Play:
         """Start the server and the workers, and wait until they are ready."""
         with listen() as listener:
             self.port = listener.getsockname()[1]
-            self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {WORKERS} worker processes.")
+            self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {size.WORKERS} worker processes.")
             descriptor = listener.fileno()
             server = self.fleet.start(
                 "serveshop", str(self.port), "--fd", str(descriptor), pass_fds=[descriptor], CONN_MAX_AGE="0"
             )
-        self.workers = [self.fleet.start("runlockworker", "--threads", "4", "--no-reload") for _ in range(WORKERS)]
+        self.workers = [self.fleet.start("runlockworker", "--threads", "4", "--no-reload") for _ in range(size.WORKERS)]
         wait_for_shop(self.port)
         deadline = time.monotonic() + 120
-        while Worker.objects.count() < WORKERS:
+        while Worker.objects.count() < size.WORKERS:
             for process in (server, *self.workers):
                 self.fleet.require_running(process)
             if time.monotonic() > deadline:
@@ -103,20 +95,22 @@ class Play:
 
     def one_impatient_shopper(self, rush: Rush, shopper: Any) -> None:
         """A hundred clicks on one button at once."""
-        rush.double_clicks(shopper, CLICKS)
+        rush.double_clicks(shopper, size.CLICKS)
         self.report.double_click_charges = Order.objects.count()
         self.screen.say(
-            f"One shopper pressed the button {CLICKS} times at once and was charged "
+            f"One shopper pressed the button {size.CLICKS} times at once and was charged "
             f"{times(self.report.double_click_charges)}: {counted(rush.answers[409], 'answer')} with 409, and "
             f"{counted(rush.answers[200] - 1, 'click')} came later and got the same order."
         )
 
     def a_busy_day(self, rush: Rush, shoppers: list[Any]) -> None:
         """Shoppers and tasks at the same time, and one worker killed in the middle."""
-        self.screen.say(f"{SHOPPERS} others buy, {TASKS:,} tasks come in, and one worker is going to be killed.")
-        self.background = [Background(rush.stream, shoppers, carts=CARTS), Background(self.enqueue)]
+        self.screen.say(
+            f"{size.SHOPPERS} others buy, {size.tasks():,} tasks come in, and one worker is going to be killed."
+        )
+        self.background = [Background(rush.stream, shoppers, carts=size.CARTS), Background(self.enqueue)]
         began = time.monotonic()
-        self.watch(began, until=lambda counts: counts.get("SUCCESSFUL", 0) > TASKS * 0.4)
+        self.watch(began, until=lambda counts: counts.get("SUCCESSFUL", 0) > size.tasks() * 0.4)
         killed_at = self.kill_one()
         self.watch(began, until=lambda counts: counts["taken_over"] > 0)
         self.report.takeover_seconds = round(time.monotonic() - killed_at, 1)
@@ -128,24 +122,24 @@ class Play:
     def enqueue(self) -> None:
         """Enqueue the tasks, in small transactions, as a site does."""
         plan = [
-            ("plain", PLAIN, tasks.count.enqueue),
-            ("atomic", ATOMIC, tasks.count_once.enqueue),
-            ("retried", LUCKY, tasks.count_with_luck.enqueue),
+            ("plain", size.PLAIN, tasks.count.enqueue),
+            ("atomic", size.ATOMIC, tasks.count_once.enqueue),
+            ("retried", size.LUCKY, tasks.count_with_luck.enqueue),
         ]
         for kind, count, _enqueue in plan:
             evidence.expect(kind, range(count))
-        evidence.expect("slow", range(SLOW))
+        evidence.expect("slow", range(size.SLOW))
         calls = [(enqueue, (number,)) for _kind, count, enqueue in plan for number in range(count)]
-        calls += [(tasks.count_slowly.enqueue, (number, 0.6)) for number in range(SLOW)]
+        calls += [(tasks.count_slowly.enqueue, (number, 0.6)) for number in range(size.SLOW)]
         users = list(Order.objects.values_list("user_id", flat=True)[:1])
-        calls += [(tasks.spend.enqueue, (users[0], 30, f"task {number}")) for number in range(SPENDING)]
+        calls += [(tasks.spend.enqueue, (users[0], 30, f"task {number}")) for number in range(size.SPENDING)]
         # Tasks of each kind are spread over the whole time.
         mixed = [call for start in range(40) for call in calls[start::40]]
         for start in range(0, len(mixed), 50):
             with transaction.atomic():
                 for enqueue, arguments in mixed[start : start + 50]:
                     enqueue(*arguments)
-            time.sleep(ENQUEUE_OVER * 50 / len(mixed))
+            time.sleep(size.ENQUEUE_OVER * 50 / len(mixed))
 
     def kill_one(self) -> float:
         """Kill -9 the worker that runs the most tasks at this moment; return when."""
@@ -192,7 +186,7 @@ class Play:
         p50, p95 = evidence.latency()
         rate = done / max(time.monotonic() - began, 0.001)
         note = f"{rate:,.0f}/s  p50 {p50:.0f} ms  p95 {p95:.0f} ms  taken over {counts['taken_over']}"
-        total = max(TASKS, sum(counts.values()) - counts["taken_over"])
+        total = max(size.tasks(), sum(counts.values()) - counts["taken_over"])
         self.screen.progress(done, total, note, is_last=is_last)
 
     def look_at_what_is_left(self, rush: Rush) -> None:
@@ -201,7 +195,9 @@ class Play:
         report.findings = [
             *evidence.collect(),
             evidence.Finding("A hundred clicks charged once", abs(report.double_click_charges - 1)),
-            evidence.Finding("Every cart became one order", abs(Order.objects.count() - 1 - SHOPPERS * CARTS)),
+            evidence.Finding(
+                "Every cart became one order", abs(Order.objects.count() - 1 - size.SHOPPERS * size.CARTS)
+            ),
             evidence.Finding(
                 "The shop answered only 200 and 409", sum(rush.answers.values()) - rush.answers[200] - rush.answers[409]
             ),
@@ -219,4 +215,4 @@ class Play:
 
 def _is_all_done(counts: dict[str, int]) -> bool:
     waiting = sum(counts.get(status, 0) for status in ("READY", "SCHEDULED", "RUNNING"))
-    return waiting == 0 and counts.get("SUCCESSFUL", 0) + counts.get("FAILED", 0) >= TASKS
+    return waiting == 0 and counts.get("SUCCESSFUL", 0) + counts.get("FAILED", 0) >= size.tasks()

@@ -121,5 +121,5 @@ def wait_for(function: Callable[[], Any]) -> Any:
     while time.monotonic() < deadline:
         if value := function():
             return value
-        time.sleep(0.01)
+        time.sleep(0.05)
     raise TimeoutError("What the play waits for has not happened.")

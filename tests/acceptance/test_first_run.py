@@ -176,13 +176,28 @@ def test_without_any_postgresql_it_says_what_to_install(monkeypatch, tmp_path):
         find_programs()
 
 
+#: A fifth of the demo. Its server and its workers are forked by a warm parent.
+SMALL_DEMO = """
+import runpy, sys
+from example_project.demo import size
+from example_project.demo.processes import Fleet
+from tests.warm.process import start
+
+size.PLAIN, size.ATOMIC, size.LUCKY, size.SPENDING = 240, 100, 32, 24
+size.SHOPPERS, size.CARTS = 10, 2
+Fleet.open = staticmethod(start)
+sys.argv = ["manage.py", "demo", "--json"]
+runpy.run_path("manage.py", run_name="__main__")
+"""
+
+
 def test_the_demo_proves_its_claims():
     """The main job, as the README says it: a worker is killed, and the database knows of no violation."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
     }
     demo = subprocess.run(
-        [sys.executable, str(ROOT / "manage.py"), "demo", "--json"],
+        [sys.executable, "-c", SMALL_DEMO], cwd=ROOT,
         env={**environment, "PGLOCK_NO_BOOTSTRAP": "1"}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert demo.returncode == 0, demo.stderr
@@ -190,8 +205,8 @@ def test_the_demo_proves_its_claims():
     assert report["holds"] is True
     assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
     assert len(report["findings"]) == 12
-    assert report["charges"] == 101, "one for the hundred clicks, and one for each cart of the others"
-    assert report["tasks"] >= 2000
+    assert report["charges"] == 21, "one for the hundred clicks, and one for each cart of the others"
+    assert report["tasks"] >= 416
     assert report["taken_over"] >= 1
     assert report["double_click_charges"] == 1
 

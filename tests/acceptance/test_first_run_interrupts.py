@@ -50,6 +50,15 @@ sys.modules["example_project.demo.play"] = types.SimpleNamespace(Play=Play, Repo
 sys.argv = ["manage.py", "demo"]
 runpy.run_path("manage.py", run_name="__main__")
 """
+#: The demo with one worker, few clicks and few shoppers: each process that it starts is a new interpreter.
+SMALL = """
+import runpy, sys
+from example_project.demo import size
+
+size.WORKERS, size.CLICKS, size.SHOPPERS = 1, 5, 2
+sys.argv = ["manage.py", "demo", "--no-serve"]
+runpy.run_path("manage.py", run_name="__main__")
+"""
 
 
 class Run:
@@ -183,10 +192,16 @@ def own_environment():
 
 
 @pytest.mark.parametrize(
-    "stage", ["Starting a private PostgreSQL", "Making the tables", "The shop opens", "others buy"]
+    ("stage", "command"),
+    [
+        ("Starting a private PostgreSQL", ["manage.py", "demo"]),
+        ("Making the tables", ["manage.py", "demo"]),
+        ("The shop opens", ["manage.py", "demo"]),
+        ("others buy", ["-c", SMALL]),
+    ],
 )
-def test_while_the_demo_runs(run, eventually, stage):
-    started = run([sys.executable, "manage.py", "demo", "--no-serve"], ROOT, own_environment())
+def test_while_the_demo_runs(run, eventually, stage, command):
+    started = run([sys.executable, *command], ROOT, own_environment())
     started.wait_for(stage)
     folder = started.interrupt()
     assert_stopped(started, eventually)

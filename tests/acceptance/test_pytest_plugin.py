@@ -39,33 +39,39 @@ def test_without_database():
 """
 
 
-@pytest.mark.parametrize("is_wanted", [True, False])
-@pytest.mark.django_db(transaction=True)
-def test_it_holds_locks_and_reports_locks_that_are_left(tmp_path, is_wanted):
-    (tmp_path / "test_project.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n"
-        + ("django_pglock_no_locks_left = true\n" if is_wanted else "")
-    )
+@pytest.fixture
+def run(tmp_path):
+    """Run the tests of the project, on a database that is made by the first run and kept for the next one."""
     server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "django_pglock.pytest_plugin", "-p", "no:randomly", "--create-db"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
-            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}_plugin",
-            "PGLOCK_NO_BOOTSTRAP": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    name = f"{connection.settings_dict['NAME']}_plugin"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        "DATABASE_URL": f"{server}/{name}",
+        "PGLOCK_NO_BOOTSTRAP": "1",
+    }
+    (tmp_path / "test_project.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "django_pglock.pytest_plugin", "-p", "no:randomly"]
+
+    def run(*arguments):
+        return subprocess.run(
+            [*command, "--reuse-db", *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    yield run
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE test_{name} WITH (FORCE)")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_holds_locks_and_reports_locks_that_are_left_if_that_is_wanted(run):
+    ran = run("-o", "django_pglock_no_locks_left=true")
+    assert "5 passed, 2 errors" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
+    assert ran.stdout.count("advisory locks are held or awaited") >= 2
+
+    ran = run()
     outcome = ran.stdout.splitlines()[-1]
-    if is_wanted:
-        assert "5 passed, 2 errors" in outcome, ran.stdout + ran.stderr
-        assert ran.stdout.count("advisory locks are held or awaited") >= 2
-    else:
-        assert "5 passed" in outcome, ran.stdout + ran.stderr
-        assert "error" not in outcome, ran.stdout + ran.stderr
+    assert "5 passed" in outcome, ran.stdout + ran.stderr
+    assert "error" not in outcome, ran.stdout + ran.stderr

@@ -201,7 +201,7 @@ def test_a_stop_ends_the_question_in_progress(proxy, quick, eventually, monkeypa
 
 def test_the_watch_ignores_slow_reads_and_frequent_queries(member, eventually, caplog):
     tasks.read_slowly.enqueue(1.5)
-    tasks.ask_often.enqueue(3)
+    tasks.ask_often.enqueue(1.5)
     eventually(is_done)
     assert {task.attempts_made for task in Task.objects.all()} == {1}
     assert "has had no answer" not in caplog.text

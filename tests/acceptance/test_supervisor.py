@@ -46,7 +46,7 @@ def supervisor(worker_process, eventually):
 
 
 def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventually):
-    process = supervisor(is_forked=False)
+    process = supervisor()
     running_tasks.wait_for_note.enqueue("go on")
     victim = eventually(lambda: Effect.objects.first()).pid
     survivor = (ready(process) - {victim}).pop()
@@ -67,7 +67,7 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, number):
-    process = supervisor("--grace", "600", is_forked=number == signal.SIGINT)
+    process = supervisor("--grace", "600")
     for _ in range(2):
         running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.count() == 2)
@@ -102,7 +102,7 @@ def test_the_second_signal_gives_everything_back(supervisor, eventually):
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
-    """They see it by their channel, and drain."""
+    """They see it by their channel, and drain. Here all are new interpreters, as for users."""
     process = supervisor(is_forked=False)
     tasks.note_and_sleep.enqueue("finishes", 1)
     eventually(lambda: Effect.objects.exists())

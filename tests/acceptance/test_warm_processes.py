@@ -14,7 +14,7 @@ import pytest
 from example_project.demo.processes import _end_with_parent
 from tests.conftest import ROOT
 from tests.warm import process as warm
-from tests.warm.process import WarmProcess
+from tests.warm.process import BareProcess, WarmProcess
 
 # Tells about itself, reads a line, and ends with the exit code that is its second argument.
 PROGRAM = """
@@ -119,6 +119,63 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
     assert [about[name] for name in names] == [expected[name] for name in names]
     assert about["database"] == f"{before['database']}_other"
     assert [before[name] for name in names] == [again[name] for name in names]
+
+
+#: Ends by ``sys.exit`` while a thread works, and with a function to call at its exit and a stream to flush.
+ENDS = """
+import atexit, sys, threading, time
+def work():
+    time.sleep(0.2)
+    print("thread", flush=True)
+threading.Thread(target=work).start()
+atexit.register(lambda: print("exit", end=""))
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(("code", "expected"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
+def test_it_waits_for_threads_and_calls_what_is_registered_for_the_exit(code, expected):
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    with WarmProcess(
+        [sys.executable, "-c", ENDS.format(code=code)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        said = process.communicate(timeout=120)
+    assert said == (b"thread\nexit", b"a sentence\n" if expected == 1 else b"")
+    assert process.returncode == expected
+
+
+def test_a_process_whose_output_nobody_reads_ends_as_a_new_interpreter():
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+
+    def exit_code(start):
+        read, write = os.pipe()
+        os.close(read)
+        process = start([sys.executable, "-c", "print('unread')"], env=environment, stdout=write, stderr=write)
+        os.close(write)
+        return process.wait(120)
+
+    assert exit_code(WarmProcess) == exit_code(subprocess.Popen) != 0
+
+
+def test_a_process_of_another_project_has_only_what_that_has(tmp_path):
+    """Its parent has imported neither its settings nor ours, and no app."""
+    (tmp_path / "settings.py").write_text("SECRET_KEY = 'of the other project'")
+    code = """
+import os, sys
+from django.apps import apps
+from django.conf import settings
+assert not settings.configured and not apps.ready
+assert not [name for name in sys.modules if name.startswith(("tests.settings", "example_project", "django.contrib"))]
+print(settings.SECRET_KEY, os.environ["VALUE"], "DATABASE_URL" in os.environ, sys.path[0])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    environment |= {"DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "VALUE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with BareProcess([sys.executable, "-c", code], env=environment, cwd=tmp_path, **pipes) as process:
+        assert process.communicate(timeout=120)[0] == f"of the other project 1 False {tmp_path}\n"
+    (tmp_path / "settings.py").write_text("SECRET_KEY = 'changed since'")
+    with BareProcess([sys.executable, "-c", code], env=environment, cwd=tmp_path, **pipes) as process:
+        assert process.communicate(timeout=120)[0].startswith("changed since")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sends this signal on Linux only")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -59,6 +60,12 @@ class Blow:
     victim: UUID | None
     at: float
     hands: set[int]
+
+
+def begins(since: float) -> set[tuple[UUID, str]]:
+    """Return the workers, each with its threads, that have begun a task since a moment."""
+    runs = Run.objects.filter(started_at__gte=datetime.fromtimestamp(since, timezone.utc))
+    return set(runs.values_list("worker", "thread"))
 
 
 class Stage:
@@ -127,19 +134,14 @@ class Stage:
 
     def all_begin(self, crew: Iterable[Member], since: float) -> Callable[[], bool]:
         """Return the condition for ``eventually`` that each worker has begun a task since a moment, under load."""
-
-        def have_begun() -> bool:
-            evidence = self.evidence()
-            return all(evidence.begins(member.id, since) < math.inf for member in crew)
-
-        return self.under_load(have_begun)
+        return self.under_load(lambda: {member.id for member in crew} <= {worker for worker, _ in begins(since)})
 
     def all_threads_begin(self, crew: Collection[Member], since: float, threads: int) -> Callable[[], bool]:
         """Return the condition for ``eventually`` that each of ``count`` threads of each worker has begun a task."""
 
         def have_begun() -> bool:
-            evidence = self.evidence()
-            return all(len(evidence.begins_of_threads(member.id, since)) == threads for member in crew)
+            begun = Counter(worker for worker, _ in begins(since))
+            return all(begun[member.id] == threads for member in crew)
 
         return self.under_load(have_begun)
 

@@ -129,7 +129,7 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and continues or dies there. ``is_short``: each pair in every fifth world
+    The first stops at each of its statements, and continues or dies there. ``is_short``: each pair in one of the worlds
     that both verbs have, in one of its two orders, and at one of the statements.
     """
     for first, second in product(rehearsed, repeat=2):
@@ -139,9 +139,9 @@ def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator
 
 
 def is_worlds_turn(world: str, first: str, second: str) -> bool:
-    """Return whether the short form plays a pair in this world: in one of the first five of theirs, or every fifth."""
+    """Return whether the short form plays a pair in this world: in one of theirs."""
     worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
-    return worlds.index(world) % 5 == _draw(*sorted((first, second))) % min(5, len(worlds))
+    return worlds.index(world) == _draw(*sorted((first, second))) % len(worlds)
 
 
 def _is_order(world: str, first: str, second: str) -> bool:

@@ -14,7 +14,7 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.release import orphaned_waiters, release
 from tests.interleavings.stage import READ_COMMITTED, Died, Turn
 from tests.interleavings.verbs import Ledger, Verb
-from tests.interleavings.worlds import World
+from tests.interleavings.worlds import NAMES, World
 from tests.property.laws import Laws
 
 LOCK_NOT_AVAILABLE = "55P03"
@@ -25,7 +25,7 @@ TO_EXPECT = ("40001", "23505")
 ALL_TASKS, ALL_ARCHIVED, ALL_WAITERS = (
     str(rows.query)
     for rows in (
-        Task.objects.order_by("pk"),
+        Task.objects.order_by("pk").values_list(*NAMES),
         ArchivedTask.objects.values_list("pk"),
         Waiter.objects.values_list("task_id", "awaited"),
     )
@@ -76,8 +76,9 @@ class Judge(Laws):
             self.all_hold()
 
     def look(self) -> None:
-        self.before, self.now = self.world.before, {task.pk: task for task in Task.objects.raw(ALL_TASKS)}
+        self.before = self.world.before
         with connection.cursor() as cursor:
+            self.now = {task.pk: task for task in map(self.world.task_of, cursor.execute(ALL_TASKS))}
             self.archived = {pk for (pk,) in cursor.execute(ALL_ARCHIVED)}
             self.waiters = list(cursor.execute(ALL_WAITERS))
 

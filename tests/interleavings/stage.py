@@ -90,8 +90,8 @@ class Actor:
     def settles(self) -> None:
         """Return when the verb has ended, has stopped, or waits for another session, as the server says."""
         deadline = time.monotonic() + NEVER
-        # The usual case needs no question to the server, and a busy machine is not asked again at once.
-        pause = 0.002
+        # The usual case needs no question to the server, also on a busy machine, which is not asked again at once.
+        pause = 0.01
         while not self._rests.wait(pause) and not self._is_blocked():
             pause = min(2 * pause, 0.05)
             assert time.monotonic() < deadline, f"neither ended nor blocked: {self.turn.statements[-1:]}"

@@ -1,6 +1,6 @@
 """Every verb beside every other one on the same rows, and three verbs at the same keys, ticks, changes and rows.
 
-The short form plays each pair in every fifth world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` plays each
+The short form plays each pair in one world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` plays each
 pair in all worlds and in both orders, and stops the first verb at each of its statements: 82,000 cases, more than half
 an hour of one core.
 """

@@ -5,6 +5,7 @@ A world is built once by the verbs themselves, and copied into tables of its own
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,6 +41,11 @@ from tests.sample import tasks
 
 #: The worker whose claims the verbs settle; one that has died; one that sleeps; and those that claim.
 LIVING, DEAD, SLEEPING, FIRST, SECOND, THIRD = (UUID(int=number) for number in range(1, 7))
+FIELDS = Task._meta.concrete_fields
+NAMES = [each.attname for each in FIELDS]
+PK = NAMES.index("id")
+#: The columns of JSON. Sessions of Django return it as text.
+JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
 TABLES = [
     model._meta.db_table
     for model in (
@@ -71,6 +77,8 @@ class World:
     facts: dict[str, Any] = field(default_factory=dict)
     tables: list[str] = field(default_factory=lambda: [*TABLES])
     _resets: int = 0
+    #: The tasks that a judge has read last: most rows of a case are as in the case before.
+    _read: dict[int, tuple[tuple[Any, ...], Task]] = field(default_factory=dict)
 
     def make(self) -> None:
         """Build the world and keep a copy of it."""
@@ -99,6 +107,16 @@ class World:
             if self._resets % MADE_ANEW_EVERY == 0:
                 cursor.execute(f"TRUNCATE {', '.join(self.tables)}")
             cursor.execute(f"CALL {self._procedure}()")
+
+    def task_of(self, row: tuple[Any, ...]) -> Task:
+        """Return the task of a row. It is the same object as before if the row has not changed."""
+        pk = row[PK]
+        if pk not in self._read or self._read[pk][0] != row:
+            values = [
+                json.loads(value) if number in JSON and value is not None else value for number, value in enumerate(row)
+            ]
+            self._read[pk] = row, Task.from_db("default", NAMES, values)
+        return self._read[pk][1]
 
     def keeps(self, model: type[models.Model]) -> None:
         """Put back the rows of this model, too."""

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import psycopg
 import pytest
 from django.db import connections
 
-from tests.conftest import ROOT
+from tests.conftest import NEVER, ROOT
+from tests.warm.process import start
 
 MANAGE = """
 import os
@@ -47,6 +48,7 @@ class Project:
 
     folder: Path
     database: str
+    start: ClassVar[Callable[..., subprocess.Popen[Any]]] = staticmethod(start)
 
     def write(self, **files: str) -> None:
         """Write Python modules by their names; two underscores stand for a folder: ``shop__models``."""
@@ -58,21 +60,22 @@ class Project:
             path.write_text(dedent(text))
 
     def run(self, *arguments: str, fails: bool = False) -> str:
-        """Run ``python`` with the arguments behind it in the folder; return what it has printed."""
+        """Run ``python`` with the arguments behind it in the folder; return what it has printed.
+
+        It is forked by a process that has imported Django and this package, and nothing else.
+        """
         path = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
         environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-        ran = subprocess.run(
+        process = self.start(
             [sys.executable, *arguments],
             cwd=self.folder,
             env={**environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert bool(ran.returncode) == fails, f"{arguments} returned {ran.returncode}:\n{ran.stdout}{ran.stderr}"
-        return ran.stdout + ran.stderr
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with process:
+            out, err = process.communicate(timeout=NEVER)
+        assert bool(process.returncode) == fails, f"{arguments} returned {process.returncode}:\n{out}{err}"
+        return out + err
 
     def manage(self, *arguments: str, **options: Any) -> str:
         """Run ``manage.py`` with these arguments; return what it has printed."""

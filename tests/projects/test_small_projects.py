@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from tests.projects.conftest import Project
+
 pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture(autouse=True)
+def new_interpreters(monkeypatch):
+    """These tests are about what is imported, so nothing is imported before."""
+    monkeypatch.setattr(Project, "start", subprocess.Popen)
+
 
 JOBS = """
 from django_pglock import task

@@ -393,4 +393,4 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
 @pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.django_db(transaction=True)
 def test_no_walk_over_keyed_tasks_breaks_exclusion_or_order_or_leaves_one_waiting(patient):
-    walk(KeyedTasks, examples=20, steps=35)
+    walk(KeyedTasks, examples=14, steps=35)

@@ -172,14 +172,14 @@ def stuck_once():
 def wait_for_note(name):
     Effect.objects.create(name="waits", pid=os.getpid())
     while not Effect.objects.filter(name=name).exists():
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 @task(atomic=True)
 def write_and_wait_for_note(written, name):
     note(written)
     while not Effect.objects.filter(name=name).exists():
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 @task(timeout=0.2, atomic=True)
@@ -236,7 +236,7 @@ def together(context: TaskContext, calls):
         context.check()
         if Effect.objects.filter(name="go on").exists():
             return
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 @task

@@ -7,12 +7,14 @@ More descriptors are inherited by the child with the numbers that the request sa
 Python needs most of a second to import Django and the project, and a test of processes is not about that. A child is a
 process as any other: it has no connection and no thread of the parent's, because the parent has none, no descriptor but
 those of the request, and the signals' handlers that Python starts with. It runs a program or a module as the main
-program, and ends as Python ends. If the request allows it, the worker processes that the child starts are forked by the
-same parent; for that it has one more descriptor.
+program, and ends as Python ends, but leaves its memory to the kernel: to delete all modules needs more CPU time than to
+fork. If the request allows it, the worker processes that the child starts are forked by the same parent; for that it
+has one more descriptor.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -38,18 +40,35 @@ interrupt = signal.getsignal(signal.SIGINT)
 
 
 def warm_up() -> None:
-    """Import what every process of the project imports."""
+    """Import what every process of the project imports. The system checks import URLs, views and templates.
+
+    Without settings, import only what needs none: the children are processes of other projects.
+    """
     import django
 
-    django.setup()
+    if is_bare():
+        import django.core.management.commands.migrate
+        import django.db.backends.postgresql.base
+    else:
+        django.setup()
+    from django.core.checks import run_checks
     from django.core.management import execute_from_command_line as _  # noqa: F401
 
     import django_pglock.management.commands.runlockworker  # noqa: F401
 
+    if not is_bare():
+        run_checks()
     if threading.active_count() > 1:
         raise RuntimeError("A module has started a thread, which a child would not have.")
     gc.collect()
     gc.freeze()
+
+
+def is_bare() -> bool:
+    """Return whether this is a parent without settings."""
+    from django.conf import settings
+
+    return not settings.configured and "DJANGO_SETTINGS_MODULE" not in os.environ
 
 
 def wait_for_request(control: socket.socket) -> dict[str, Any]:
@@ -133,9 +152,7 @@ def become_child(request: dict[str, Any], descriptors: list[int], to_parent: soc
 
 def change_environment(changes: dict[str, str | None]) -> None:
     """Set variables, and read settings that depend on them again."""
-    from tests.warm.process import READ_AGAIN
-
-    is_other = any(name in changes and os.environ.get(name) != changes[name] for name in READ_AGAIN)
+    is_other = not is_bare() and is_read_again(changes)
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
@@ -143,6 +160,13 @@ def change_environment(changes: dict[str, str | None]) -> None:
             os.environ[name] = value
     if is_other:
         read_settings_again()
+
+
+def is_read_again(changes: dict[str, str | None]) -> bool:
+    """Return whether settings depend on one of the changes."""
+    from tests.warm.process import READ_AGAIN
+
+    return any(name in changes and os.environ.get(name) != changes[name] for name in READ_AGAIN)
 
 
 def read_settings_again() -> None:
@@ -175,6 +199,7 @@ def run(request: dict[str, Any]) -> None:
         module, _, name = request["before"].partition(":")
         getattr(importlib.import_module(module), name)()
     change_environment(request["environment"])
+    sys.path[1:1] = request["path"]
     if "asks_at" in request:
         from tests.warm.process import fork_workers
 
@@ -182,6 +207,7 @@ def run(request: dict[str, Any]) -> None:
     program, *rest = sys.argv = request["arguments"]
     if program == "-c":
         code, *sys.argv[1:] = rest
+        sys.path[0] = request["folder"]
         exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
     elif program == "-m":
         module, *sys.argv[1:] = rest
@@ -192,7 +218,27 @@ def run(request: dict[str, Any]) -> None:
         runpy.run_path(program, run_name="__main__")
 
 
+def run_and_end(request: dict[str, Any]) -> None:
+    """Run the program and end the process. Python ends it after an exception, of which it prints the traceback."""
+    code: Any = None
+    try:
+        run(request)
+    except SystemExit as error:
+        code = error.code
+        if not (code is None or isinstance(code, int)):
+            raise
+    # In the order in which Python does it: threads, then functions that are called at the exit, then the streams.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    # If nobody reads the output any more, Python says so and has an exit code for that.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((code or 0) & 0xFF)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()
     warm_up()
-    run(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
+    run_and_end(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))

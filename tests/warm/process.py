@@ -34,14 +34,15 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
 
     ``options`` are those of ``Popen``; ``preexec_fn`` is a function of a module.
 
-    The process is forked by a warm parent, and so are the worker processes that it starts. It is a new interpreter
-    where coverage measures it, without ``fork``, and in a project that a test has written: its files may change between
-    two starts.
+    The process is forked by a warm parent, and so are the worker processes that it starts. In a project that a test has
+    written, the parent has imported Django and this package, and nothing of the project: its files may change between
+    two starts. Where coverage measures the process, and without ``fork``, it is a new interpreter.
     """
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
-    is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
-    can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
-    return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
+    if is_measured or not hasattr(os, "fork"):
+        return subprocess.Popen(arguments, env=env, **options)
+    is_ours = env.get("DJANGO_SETTINGS_MODULE", "").startswith(("tests.", "example_project."))
+    return (WarmProcess if is_ours else BareProcess)(arguments, env=env, **options)
 
 
 def ask(parent: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
@@ -67,7 +68,8 @@ class WarmParent:
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
         """Start a program; return the socket that tells its process id, and its status when it has ended."""
-        return ask(self._control, {**request, "starter": None, "can_ask": WORKER in request["arguments"]}, descriptors)
+        can_ask = WORKER in request["arguments"] and not request["path"]
+        return ask(self._control, {**request, "starter": None, "can_ask": can_ask}, descriptors)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -133,6 +135,7 @@ class WarmProcess(subprocess.Popen[Any]):
             "session": start_new_session,
             "before": before and f"{before.__module__}:{before.__qualname__}",
             "descriptors": pass_fds,
+            "path": [],
         }
         self._told = self._fork(request, env, [*streams, *pass_fds])
         self.pid = self._read()
@@ -169,6 +172,18 @@ class WarmProcess(subprocess.Popen[Any]):
             finally:
                 self._waitpid_lock.release()
         return self.returncode
+
+
+class BareProcess(WarmProcess):
+    """A child of a warm parent without settings. ``PYTHONPATH`` names the folder of its project."""
+
+    def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+        parents = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        known = [*filter(None, [parents.get("PYTHONPATH")]), str(ROOT)]
+        parents |= {"PYTHONPATH": os.pathsep.join(known), "PYTHONDONTWRITEBYTECODE": "1"}
+        request["environment"] = {name: env.get(name) for name in {*parents, *env}}
+        request["path"] = [each for each in env["PYTHONPATH"].split(os.pathsep) if each not in known]
+        return parent_for(parents).fork(request, descriptors)
 
 
 def fork_workers(parent: socket.socket) -> None:

@@ -88,11 +88,30 @@ def site(request: pytest.FixtureRequest, sites: dict[str, Site], tmp_path_factor
     return sites[name]
 
 
+@pytest.fixture(scope="session")
+def observers() -> Iterator[dict[str, Observer]]:
+    """Sessions of the tests' own, by the databases in which they are."""
+    with contextlib.ExitStack() as stack:
+        yield _Observers(stack)
+
+
+class _Observers(dict[str, Observer]):
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, url: str) -> Observer:
+        self[url] = observer = Observer(url)
+        self._stack.callback(observer.close)
+        return observer
+
+
 @pytest.fixture
-def observer(request: pytest.FixtureRequest, site: Site) -> Iterator[Observer]:
-    """A session of the tests' own in the database where the server's locks are."""
-    with observing(site.databases) as observer:
-        yield observer
+def observer(site: Site, observers: dict[str, Observer]) -> Iterator[Observer]:
+    """A session of the tests' own in the database where the server's locks are. It holds no lock after the test."""
+    observer = observers[site.databases.locks_at]
+    yield observer
+    observer.free_all()
 
 
 @pytest.fixture

@@ -55,6 +55,10 @@ class Observer:
         """Free a lock that was taken."""
         assert self._count("SELECT pg_advisory_unlock(%s)::int", [make_key(name).number])
 
+    def free_all(self) -> None:
+        """Free what a test that failed has left."""
+        self._session.execute("SELECT pg_advisory_unlock_all()")
+
     def close(self) -> None:
         self._session.close()
 

@@ -234,7 +234,7 @@ def wait_until(is_true: Callable[[], object], *processes: subprocess.Popen[bytes
     while not is_true():
         if time.monotonic() > deadline or any(process.poll() for process in processes):
             raise RuntimeError("A client has failed, or what it should do did not happen.")
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def run(statement: str, *rows: tuple[object, ...]) -> None:

@@ -218,5 +218,5 @@ def wait(stage: Stage, nodes: list[Popen[bytes]], question: Callable[[], Answer]
             stage.fleet.require_running(node)
         if time.monotonic() > deadline:
             raise TimeoutError(f"This did not end in time.\n{stage.fleet.output()}")
-        time.sleep(0.01)
+        time.sleep(0.05)
     return answer

@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connection, transaction
 
 #: Seconds between two transactions, or two attempts to connect.
-PAUSE = 0.1
+PAUSE = 0.2
 KEYS = 4
 
 

@@ -20,10 +20,11 @@ from tests.chaos.stage import Stage
 from tests.conftest import NEVER, ROOT
 from tests.sample.models import Run
 from tests.servers.switch_over.pair import Pair, wait_until
+from tests.warm.process import start
 
 CLIENTS = WORKERS = 2
 #: Runs of each worker and commits of each client before the next switch.
-ENOUGH = 10
+ENOUGH = 5
 
 
 class Rounds:
@@ -42,9 +43,7 @@ class Rounds:
         self._pair.replicate_synchronously()
         command = [sys.executable, "-m", "tests.servers.switch_over.client"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self._clients = [
-            subprocess.Popen([*command, str(journal)], cwd=ROOT, env=environment) for journal in self._journals
-        ]
+        self._clients = [start([*command, str(journal)], cwd=ROOT, env=environment) for journal in self._journals]
         return self
 
     def __exit__(self, *error: object) -> None:

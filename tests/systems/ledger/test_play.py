@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from example_project.demo.processes import Fleet
+from example_project.systems.stage import call
 from tests.conftest import NEVER
+from tests.systems.ledger.command import run
 
 
-def test_the_play_holds(environment):
-    """As users run it: each process is a new interpreter. The other plays run in the process of their test."""
-    fleet = Fleet(environment)
-    try:
-        process = fleet.start("systems", "ledger")
-        assert process.wait(2 * NEVER) == 0, fleet.output()
-        assert "✗" not in fleet.output()
-    finally:
-        fleet.stop()
+def test_the_play_holds(fleet):
+    """In a process of its own, as users run it. The other plays run in the process of their test."""
+    process = call(fleet, run)
+    assert process.wait(2 * NEVER) == 0, fleet.output()
+    assert "✓" in fleet.output()
+    assert "✗" not in fleet.output()
