@@ -145,7 +145,7 @@ def _hidden_of(row: Any) -> frozenset[str] | None:
 
 def _hidden_at_enqueue(row: Any) -> frozenset[str] | None:
     """Return the names that were hidden when the task was enqueued, or None for all."""
-    # Without readable metadata nobody knows which names were hidden.
+    # Without readable metadata it is unknown which names were hidden.
     then = () if row.meta is None else row.meta.get("redact", ()) if isinstance(row.meta, dict) else None
     return frozenset(map(str, then)) if isinstance(then, (list, tuple)) else None
 

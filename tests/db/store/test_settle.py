@@ -285,11 +285,8 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb, claim):
         {"status": "SCHEDULED"},
         {"status": "UNHEARD_OF"},
         {"priority": 101},
-        {"concurrency": 0},
-        {"fair_key": ""},
-        {"attempts": -1},
-        {"uncounted": -1},
-        {"attempts": 1, "uncounted": 2},
+        *({"concurrency": 0}, {"fair_key": ""}),
+        *({"attempts": -1}, {"uncounted": -1}, {"attempts": 1, "uncounted": 2}),
     ],
 )
 def test_the_database_refuses_invalid_rows(broken):

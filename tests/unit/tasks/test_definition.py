@@ -65,13 +65,13 @@ def test_invalid_options_are_refused_where_they_are_written(options, words):
         def never(order_id): ...
 
 
-@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000, -1], ids=["bigint", "large", "huge", "negative"])
+@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000], ids=["bigint", "large", "huge"])
 def test_an_id_that_no_task_can_have_is_refused(value):
     with pytest.raises(TaskOptionError, match="no task has an id as large"):
         tasks.echo.using(after=[value])
 
 
-@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5])
+@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5, -1])
 def test_what_is_no_id_is_refused(value):
     with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
         tasks.echo.using(after=[value])
