@@ -202,13 +202,15 @@ def _strings(text: str, lines: list[str], starts: list[int], *, with_messages: b
         # The columns of ast count bytes.
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    tree = ast.parse(text)
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = list(ast.walk(ast.parse(text)))
+    expressions = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    docstrings = set(map(id, expressions))
     inside: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes if with_messages else expressions:
         if id(node) in inside or not isinstance(node, (ast.Constant, ast.JoinedStr)):
             continue
-        inside.update(map(id, ast.walk(node)))
+        if isinstance(node, ast.JoinedStr):
+            inside.update(map(id, ast.walk(node)))
         start, end = place(node.lineno, node.col_offset), place(node.end_lineno or 0, node.end_col_offset or 0)
         # A docstring may name UPDATE and is English nevertheless.
         is_english = id(node) in docstrings or (with_messages and not SQL.search(text[start:end]))

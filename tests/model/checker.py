@@ -98,7 +98,7 @@ def _built(name: str, defines: Sequence[str], *options: str, histories: str = ""
     folder = Path(_folder().name) / str(_built.cache_info().misses)
     shutil.copytree(FOLDER, folder, ignore=lambda _, names: [each for each in names if not each.endswith(".pml")])
     (folder / "histories.pml").write_text(histories)
-    for command in (["spin", "-a", *defines, f"{name}.pml"], ["gcc", "-O1", "-w", *options, "-o", "search", "pan.c"]):
+    for command in (["spin", "-a", *defines, f"{name}.pml"], ["gcc", "-Og", "-w", *options, "-o", "search", "pan.c"]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return folder / "search"
