@@ -138,3 +138,5 @@ def test_on_a_class_it_is_refused_because_nobody_is_authenticated_there():
             decorate(Checkout)
     with pytest.raises(ConfigurationError, match="418"):
         lock_view("a", status=418)
+    with pytest.raises(ConfigurationError, match="retry_after is -1"):
+        lock_view("a", retry_after=-1)
