@@ -22,6 +22,7 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.task_list import TaskChangeList
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task
+from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.tasks.redaction import shown
 
 #: At most this number of tasks is exported.
@@ -33,6 +34,8 @@ FIELDS = (
     *("id", "status", "queue", "priority", "task_path", "args", "kwargs", "result", "meta", "attempts_made", "worker"),
     *("lock_key", "unique_key", "group_key", "enqueued_at", "run_after", "started_at", "finished_at"),
 )
+#: Those of the fields that another program may have filled with JSON that Python cannot read.
+JSON_FIELDS = ("args", "kwargs", "result", "meta")
 #: A spreadsheet takes a cell that begins with one of these for a formula.
 _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -64,7 +67,7 @@ def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpRespon
 
 def _exported(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield the tasks as people may see them. The rows come from a cursor of the server, some at a time."""
-    tasks = rows.iterator(chunk_size=CHUNK)
+    tasks = map(decoded, as_texts(rows, JSON_FIELDS).iterator(chunk_size=CHUNK))
     while chunk := list(islice(tasks, CHUNK)):
         failures = last_failures(rows.db, chunk)
         for task in chunk:

@@ -44,10 +44,10 @@ from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 
-#: The URL names of pages that do not show arguments.
+#: The URL names of pages that do not show arguments, or that load them by themselves.
 _WITHOUT_ARGUMENTS = {
     *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
-    "django_pglock_task_stack",
+    *("django_pglock_task_stack", "django_pglock_task_export"),
 }
 
 
@@ -136,7 +136,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Do not load the columns that a list does not show: arguments may have megabytes."""
         rows = super().get_queryset(request)
         is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
-        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log")
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log", "progress")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""

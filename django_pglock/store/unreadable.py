@@ -7,6 +7,7 @@ PostgreSQL accepts both, and json.loads() raises an error. The page of such a ta
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import JSONField, TextField
@@ -14,24 +15,29 @@ from django.db.models.functions import Cast
 
 from django_pglock.tasks.redaction import NOT_SHOWN
 
+#: The names of the columns as text begin with this.
+_TEXT = "json_text_of_"
+
 
 def first_row(rows: Any) -> Any:
     """Return the first of these tasks, None if there is none. A value that cannot be read is ``NOT_SHOWN``."""
     try:
         return rows.first()
     except (ValueError, RecursionError):
-        return _without_unreadable(rows)
+        names = [field.attname for field in rows.model._meta.concrete_fields if isinstance(field, JSONField)]
+        row = as_texts(rows, names).first()
+        return None if row is None else decoded(row)
 
 
-def _without_unreadable(rows: Any) -> Any:
-    """Read the JSON columns as text, and decode each of them alone."""
-    names = [field.attname for field in rows.model._meta.concrete_fields if isinstance(field, JSONField)]
-    texts = {f"_{name}_text": Cast(name, TextField()) for name in names}
-    row = rows.defer(*names).annotate(**texts).first()
-    if row is None:
-        return None
-    for name in names:
-        setattr(row, name, _decoded(row.__dict__.pop(f"_{name}_text")))
+def as_texts(rows: Any, names: Iterable[str]) -> Any:
+    """Return the tasks with these JSON columns as text. Pass each row to ``decoded``."""
+    return rows.defer(*names).annotate(**{f"{_TEXT}{name}": Cast(name, TextField()) for name in names})
+
+
+def decoded(row: Any) -> Any:
+    """Return a row of ``as_texts`` with its values. Those that cannot be read are ``NOT_SHOWN``."""
+    for text in [each for each in vars(row) if each.startswith(_TEXT)]:
+        setattr(row, text.removeprefix(_TEXT), _decoded(vars(row).pop(text)))
     return row
 
 

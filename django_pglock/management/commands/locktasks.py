@@ -53,6 +53,7 @@ from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
 from django_pglock.store.newest import newest
 from django_pglock.store.prune import ages_of
+from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
@@ -224,14 +225,14 @@ class Command(BaseCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
         found = newest(
-            wanted.only(*LISTED, "meta", *fields_behind_keys()),
+            as_texts(wanted.only(*LISTED), ("meta", *fields_behind_keys())),
             options["limit"],
             statuses=options["status"] or (),
             days=options["older_than"],
             is_narrow=bool(options["queue"] or options["task"]),
         )
         if options["json"]:
-            self._print_json([fields_of_task(row, LISTED) for row in found])
+            self._print_json([fields_of_task(decoded(row), LISTED) for row in found])
         elif found:
             titles = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django_pglock.models import Queue, Task
 from django_pglock.store.liveness import beat
 from django_pglock.tasks.redaction import NOT_SHOWN
-from tests.db.admin.visits import make, person
+from tests.db.admin.visits import LIST, make, person
 from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -117,6 +117,7 @@ def test_a_task_of_a_schedule_leads_to_the_schedule(client):
 def test_a_value_that_cannot_be_shown_is_replaced_by_a_sentence(client, field, value):
     person(client, "view_task", "change_task")
     row = unreadable(field, value)
+    assert client.get(LIST).status_code == 200
     assert NOT_SHOWN in html.unescape(page_of(client, row))
     again = client.get(reverse("admin:django_pglock_task_again", args=[row.pk]))
     assert again.status_code == 200

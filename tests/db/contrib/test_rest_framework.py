@@ -138,3 +138,5 @@ def test_lock_view_refuses_a_class_because_it_has_no_authenticated_user():
             decorate(Checkout)
     with pytest.raises(ConfigurationError, match="418"):
         lock_view("a", status=418)
+    with pytest.raises(ConfigurationError, match="retry_after is -1"):
+        lock_view("a", retry_after=-1)

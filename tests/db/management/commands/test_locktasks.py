@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.liveness import beat
-from django_pglock.tasks.redaction import NOT_SHOWN
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
 from tests.db.store.test_prune import ago, left, make
 from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
 from tests.sample import keyed_tasks as keyed
@@ -63,6 +63,14 @@ def failed(**fields):
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_show_says_that_a_value_cannot_be_shown(value, form):
     assert NOT_SHOWN in locktasks("show", unreadable(value=value).pk, *form)
+
+
+@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
+def test_metadata_that_cannot_be_read_does_not_end_a_list(value):
+    row = unreadable("meta", value, lock_key="a")
+    [found] = json.loads(locktasks("list", "--json"))
+    assert (found["id"], found["lock_key"]) == (row.pk, REDACTED)
+    assert str(row.pk) in locktasks("list")
 
 
 # status
