@@ -23,12 +23,12 @@ class _Duration(models.DurationField):  # type: ignore[type-arg]  # Django's cla
     """Is read as a number of seconds. psycopg reads intervals only if ``IntervalStyle`` is ``postgres``."""
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
-        """Return the expression for the list of a SELECT."""
-        return f"EXTRACT(epoch FROM {sql})", params
+        """Return the expression for the list of a SELECT. A subquery returns intervals, for the query around it."""
+        return (sql if compiler.query.subquery else f"EXTRACT(epoch FROM {sql})"), params
 
-    def from_db_value(self, value: Decimal | None, expression: Any, connection: Any) -> timedelta | None:
-        """Return the duration."""
-        return None if value is None else timedelta(microseconds=int(value * 1_000_000))
+    def from_db_value(self, value: Decimal | timedelta | None, expression: Any, connection: Any) -> timedelta | None:
+        """Return the duration. Of raw queries and of RETURNING the value is an interval."""
+        return timedelta(microseconds=int(value * 1_000_000)) if isinstance(value, Decimal) else value
 
     def deconstruct(self) -> Any:
         """Return the field for migrations: the column is that of Django's field."""
