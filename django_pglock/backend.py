@@ -195,7 +195,8 @@ class PostgresBackend(BaseTaskBackend):
         """
         with suppress(DatabaseError):
             if (found := why_unfinished(self.database, task_id)) is not None:
-                return f"it is {found.status} in the queue {found.queue!r}{_obstacle(found)}"
+                due = f" and due at {found.due.isoformat(' ', 'seconds')}" if found.due else ""
+                return f"it is {found.status} in the queue {found.queue!r}{due}{_obstacle(found)}"
         return ""
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:

@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
+from django_pglock.postgres.sessions import unreadable_styles
 from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
 from django_pglock.tasks import registry
 
@@ -22,6 +23,9 @@ OLDEST_SERVER = 15
 #: Limits that end a session and release its locks; PostgreSQL 17 and newer have the last one. lock_timeout is not
 #: checked, because each statement that waits for a lock sets its own.
 SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+
+#: The only encoding of a database that has each character.
+UTF8 = "UTF8"
 
 #: One row for each limit that the server has. The columns before the limit are the same in all rows.
 READ_SERVER = """
@@ -132,6 +136,12 @@ def check_unfinished_tables(databases: Sequence[str] | None = None, **kwargs: An
     return _check_each(databases, _check_unfinished_tables)
 
 
+@register(Tags.database)
+def check_texts_of_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E012 and E013: the server sends dates as psycopg cannot read them, or cannot store each character."""
+    return _check_each(databases, _check_texts)
+
+
 @register(Tags.database, deploy=True)
 def check_dead_clients(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """W008: the server does not notice that a client which waits for a lock has died.
@@ -220,6 +230,27 @@ def _check_unfinished_tables(alias: str, source: str) -> Iterable[CheckMessage]:
             f"django_pglock/migrations/{LAST_BEFORE_RELEASE}.py, run: manage.py migrate django_pglock --database "
             f"{alias}, and install this version again.",
             id="django_pglock.E011",
+        )
+
+
+def _check_texts(alias: str, source: str) -> Iterable[CheckMessage]:
+    connection: Any = connections[alias]
+    connection.ensure_connection()
+    if style := unreadable_styles(connection).get("DateStyle"):
+        role = connection.connection.info.user
+        yield Error(
+            f"Database {alias!r} has DateStyle = '{style}'. psycopg, and so Django, reads dates only in the style ISO.",
+            hint=_how_to_set(alias, f'"{role}"', "DateStyle", "ISO"),
+            id="django_pglock.E012",
+        )
+    encoding = connection.connection.info.parameter_status("server_encoding") or UTF8
+    if encoding != UTF8 and router.allow_migrate(alias, "django_pglock"):
+        yield Error(
+            f"Database {alias!r} has the encoding {encoding}. The tables of django_pglock need {UTF8}: other encodings "
+            "do not have every character.",
+            hint="Create a database with the encoding UTF8, and restore a dump of this one in it: "
+            "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0;",
+            id="django_pglock.E013",
         )
 
 

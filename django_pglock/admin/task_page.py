@@ -1,9 +1,8 @@
-"""The fields on the page of one task: call, keys and result; and the reason why a waiting task does not run."""
+"""The fields on the page of one task: call, keys and result."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
@@ -17,12 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin.pages import elapsed
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.lock_keys import holders
-from django_pglock.store.why_unfinished import Obstacle, why_unfinished
 from django_pglock.tasks.redaction import shown
-from django_pglock.tasks.states import TaskStatus
+from django_pglock.why_it_waits import FEW
 
-#: At most this number of the tasks for which a task waits is named.
-FEW = 5
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
 
@@ -145,44 +141,6 @@ def moment(name: str) -> Any:
 def _list_of(field: str, value: str) -> str:
     # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
     return format_html('<a href="../../?{}">{}</a>', urlencode({field: value}), value)
-
-
-def why_it_waits(task: Task) -> str:
-    """Return the reason why a task waits, apart from the order of the queue; an empty string if there is none."""
-    if task.status == TaskStatus.READY:
-        return _why_no_worker_runs(task)
-    if task.status != TaskStatus.BLOCKED:
-        return ""
-    if task.waits_for:
-        awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
-        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
-    ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
-    return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {
-        "key": shown(task, "lock_key"),
-        "tasks": _numbers(ids) or gettext("no task at the moment"),
-    }
-
-
-def _numbers(ids: Iterable[int]) -> str:
-    return ", ".join(f"#{each}" for each in ids)
-
-
-def _why_no_worker_runs(task: Task) -> str:
-    """Return why no worker can run a ready task; an empty string if one can."""
-    found = why_unfinished(Task.objects.db, task.pk)
-    if found is None or found.obstacle is None:
-        return ""
-    texts = {
-        Obstacle.NO_WORKER: _("No worker knows this task: no worker is running."),
-        Obstacle.PAUSED: _("No worker runs this task, because the queue %(queue)s is paused. Resume the queue."),
-        Obstacle.UNKNOWN: _(
-            "No worker knows this task. Do the workers import its module, and do they run the new version?"
-        ),
-        Obstacle.UNSERVED: _(
-            "No worker that knows this task serves the queue %(queue)s. Start a worker that serves this queue."
-        ),
-    }
-    return str(texts[found.obstacle]) % {"queue": found.queue}
 
 
 def _text_of(task: Task, field: str) -> str | None:

@@ -43,6 +43,7 @@ from django_pglock.store.archived import archived_among
 from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
+from django_pglock.why_it_waits import why_it_waits
 
 #: The URL names of pages that do not show arguments, or that load them by themselves.
 _WITHOUT_ARGUMENTS = {
@@ -163,7 +164,7 @@ class TaskAdmin(ReadOnlyAdmin):
             if verb.button and obj.status in verb.statuses and self._may(request, verb.permission)
         ]
         before, after = task_summary.before_and_after(obj)
-        waits = task_page.why_it_waits(obj)
+        waits = why_it_waits(obj, Task.objects.db)
         return {
             "pglock_verbs": verbs,
             "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, F, IntegerField, OuterRef, Subquery
-from django.db.models.functions import Coalesce, Now
+from django.db.models import Count, F, FloatField, IntegerField, OuterRef, Subquery
+from django.db.models.functions import Coalesce, Extract, Now
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -28,7 +28,8 @@ class WorkerAdmin(ReadOnlyAdmin):
         """Add the number of running tasks and the age of the heartbeat, in the same query."""
         owned = Task.objects.filter(worker=OuterRef("pk"), status="RUNNING").order_by().values("worker")
         running = Coalesce(Subquery(owned.annotate(count=Count("pk")).values("count"), output_field=IntegerField()), 0)
-        heartbeat_age = Now() - F("heartbeat_at")
+        # In seconds: psycopg reads intervals only if IntervalStyle is "postgres".
+        heartbeat_age = Extract(Now() - F("heartbeat_at"), "epoch", output_field=FloatField())
         return super().get_queryset(request).annotate(running_tasks=running, heartbeat_age=heartbeat_age)
 
     @admin.display(description=_("queues"))
@@ -44,12 +45,12 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description=_("last heartbeat"))
     def heartbeat(self, worker: Any) -> str:
         """Return how long ago the last heartbeat was."""
-        return str(_("%(seconds).1f s ago") % {"seconds": worker.heartbeat_age.total_seconds()})
+        return str(_("%(seconds).1f s ago") % {"seconds": worker.heartbeat_age})
 
     @admin.display(description=_("state"))
     def state(self, worker: Any) -> str:
         """Return whether the worker is working, idle, stopping, or without heartbeat for too long."""
-        if worker.heartbeat_age.total_seconds() > get_settings().HEARTBEAT_LIMIT:
+        if worker.heartbeat_age > get_settings().HEARTBEAT_LIMIT:
             return mark("failed", _("no heartbeat"))
         if worker.is_stopping:
             return mark("scheduled", _("stopping"))

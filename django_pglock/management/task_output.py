@@ -16,6 +16,7 @@ from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.unreadable import first_row
 from django_pglock.tasks.redaction import shown
+from django_pglock.why_it_waits import why_it_waits
 
 #: The fields of a task that a list shows. Other fields may have megabytes.
 LISTED = (
@@ -46,7 +47,14 @@ def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, 
     if task is None:
         return None
     names = [field.attname for field in task._meta.concrete_fields if field.attname != "failed_attempts"]
-    about = fields_of_task(task, names)
+    fields = fields_of_task(task, names)
+    # Beside the status, which is among the first fields.
+    about = {
+        "id": fields.pop("id"),
+        "status": fields.pop("status"),
+        "why_it_waits": why_it_waits(task, rows.db) or None,
+    }
+    about |= fields
     if is_archived(task):
         about["is_archived"] = True
     return about, [fields_of_attempt(row) for row in failures_of(task)]

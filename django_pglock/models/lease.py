@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -13,6 +17,23 @@ from django_pglock.models.requirements import OnPostgreSQL
 
 class _DefaultManager(NotDumped, LeaseManager):
     pass
+
+
+class _Duration(models.DurationField):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
+    """Is read as a number of seconds. psycopg reads intervals only if ``IntervalStyle`` is ``postgres``."""
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        """Return the expression for the list of a SELECT. A subquery returns intervals, for the query around it."""
+        return (sql if compiler.query.subquery else f"EXTRACT(epoch FROM {sql})"), params
+
+    def from_db_value(self, value: Decimal | timedelta | None, expression: Any, connection: Any) -> timedelta | None:
+        """Return the duration. Of raw queries and of RETURNING the value is an interval."""
+        return timedelta(microseconds=int(value * 1_000_000)) if isinstance(value, Decimal) else value
+
+    def deconstruct(self) -> Any:
+        """Return the field for migrations: the column is that of Django's field."""
+        name, _path, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DurationField", args, kwargs
 
 
 class Lease(models.Model):
@@ -27,9 +48,7 @@ class Lease(models.Model):
     owner = models.TextField(_("owner"))
     holder = models.UUIDField(_("holder"), help_text=_("The id of the only handle that may renew the lease."))
     token = models.BigIntegerField(_("token"), help_text=_("Grows with each holder; use it as a fencing token."))
-    ttl = models.DurationField(
-        _("lifetime"), null=True, help_text=_("The lease expires this long after its last renewal.")
-    )
+    ttl = _Duration(_("lifetime"), null=True, help_text=_("The lease expires this long after its last renewal."))
     acquired_at = models.DateTimeField(_("acquired at"))
     renewed_at = models.DateTimeField(_("renewed at"))
     expires_at = models.DateTimeField(_("expires at"), null=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import reprlib
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +33,9 @@ logger = logging.getLogger("django_pglock.listen")
 #: Seconds before the first new session after a lost one. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
+#: Bytes of the name of a channel, and of a payload. PostgreSQL cuts a longer name of LISTEN.
+MOST_CHANNEL, MOST_PAYLOAD = 63, 7999
+
 CONNECTION_ERRORS = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
@@ -40,9 +44,10 @@ def notify(channel: str, payload: str = "", *, using: str | None = None) -> None
 
     After a rollback, no process is woken. ``payload`` is a text of less than 8000 bytes. ``using`` is the database
     alias; default from the setting ``USING``. Commits of transactions that notify wait for each other. So notify once
-    in a transaction, not once for each row. Raises Django's ``DatabaseError`` for a channel without a name or with a
-    name of more than 63 bytes.
+    in a transaction, not once for each row. Raises ``ValueError`` for a channel that is no text of 1 to 63 bytes.
     """
+    _check_text("channel", channel, range(1, MOST_CHANNEL + 1))
+    _check_text("payload", payload, range(MOST_PAYLOAD + 1))
     with connections[using or get_settings().USING].cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
@@ -61,8 +66,10 @@ def listen(channel: str, *, poll: float | None = None, using: str | None = None)
 
     It listens in a separate session. If that is lost, another one is opened, however long it takes, and the loop
     iterates. Before each iteration Django's connections of this thread are checked, as before a request. Raises
-    Django's ``OperationalError`` if the first session cannot be opened.
+    Django's ``OperationalError`` if the first session cannot be opened, and ``ValueError`` for a channel that is no
+    text of 1 to 63 bytes.
     """
+    _check_text("channel", channel, range(1, MOST_CHANNEL + 1))
     using, settings = using or get_settings().USING, get_settings()
     session = _open(using, channel)
     payloads: list[str] = []
@@ -78,6 +85,17 @@ def listen(channel: str, *, poll: float | None = None, using: str | None = None)
                 session, payloads = _open_again(using, channel), []
     finally:
         session.close()
+
+
+def _check_text(name: str, text: str, lengths: range) -> None:
+    """Raise ``ValueError`` for a value that is no text, or that PostgreSQL would refuse or cut."""
+    try:
+        is_ok = "\0" not in text and len(text.encode()) in lengths
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        is_ok = False
+    if not is_ok:
+        shown = reprlib.repr(text)
+        raise ValueError(f"The {name} is {shown}; give a text of {lengths[0]} to {lengths[-1]} bytes.")
 
 
 def _open(using: str, channel: str) -> DatabaseWrapper:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
-from django_pglock.store.marking import checked_limit, mark_rows
+from django_pglock.store.marking import check_changes, checked_limit, mark_rows
 from django_pglock.store.transition import transition
 
 if TYPE_CHECKING:
@@ -114,8 +114,12 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         If the function raises, its changes in the database are rolled back, the row gets the changes ``failed``, the
         exception is logged, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
         ``InterfaceError``, the exception ends the pass and the row is not changed. Raises ``ValueError`` for a limit
-        below one.
+        below one. A ``function`` that is none, and ``failed`` with an unknown field, are refused before the first row.
         """
+        if not callable(function):
+            raise TypeError(f"claim_each() calls a function for each row, and got {function!r}.")
+        if failed is not None:
+            check_changes(self.model, failed)
         # select_for_update, so that ``rows.db`` is the database to which the router sends writes.
         rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
         for count in range(checked_limit(limit)):
@@ -135,8 +139,8 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
-        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one, and for a
-        model that inherits columns from the table of another one.
+        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one, without
+        ``changes``, and for a model that inherits columns from the table of another one.
         """
         return mark_rows(self, checked_limit(limit), changes)
 

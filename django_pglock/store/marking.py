@@ -6,7 +6,7 @@ UPDATE … RETURNING``. So the rows are defined once, as a queryset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[
     Raises ``ValueError`` for a model whose columns are in several tables.
     """
     _require_one_table(rows.model)
+    _require_changes(rows.model, changes)
     selection = first_free(rows, limit)
     # Not rows.db: a router may send reads to a replica.
     using = selection.db
@@ -78,6 +79,23 @@ def _require_one_table(model: type[models.Model]) -> None:
                 f"statement marks rows of one table. Mark rows of {parent.__name__}.objects, or hold rows by claim() "
                 "or claim_each() and save each."
             )
+
+
+def check_changes(model: type[models.Model], changes: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for changes that are none, and Django's error for an unknown field."""
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"The changes of a row are {changes!r}; give a dict, such as {{'status': 'failed'}}.")
+    _require_changes(model, changes)
+    query: Any = model._base_manager.all().query
+    query.chain(UpdateQuery).add_update_values(dict(changes))
+
+
+def _require_changes(model: type[models.Model], changes: Mapping[str, Any]) -> None:
+    if not changes:
+        raise ValueError(
+            f"There is no change for the claimed rows of {model._meta.label}, so they could be claimed again. Give the "
+            "new value of at least one field, as in status='taken'."
+        )
 
 
 def checked_limit(limit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from django_pglock.tasks.states import TaskStatus
 
 # The task, whether its queue is paused, the number of living workers, and the queues of those that know its function.
 WHY_UNFINISHED = """
-SELECT task.status, task.queue, task.task_path, queue.paused_at IS NOT NULL, alive.workers, alive.served
+SELECT task.status, task.queue, task.task_path, task.run_after, queue.paused_at IS NOT NULL, alive.workers, alive.served
 FROM {task} AS task LEFT JOIN {queue} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
     SELECT count(*) AS workers,
            jsonb_agg(worker.queues) FILTER (WHERE worker.task_paths @> to_jsonb(task.task_path)) AS served
@@ -39,15 +40,18 @@ class Unfinished(NamedTuple):
     status: str
     queue: str
     task_path: str
+    #: When a scheduled task is due.
+    due: datetime | None
     obstacle: Obstacle | None
 
 
 def why_unfinished(using: str, task_id: int) -> Unfinished | None:
     """Return why no worker runs a task; None if there is no such task. Sends one statement."""
     alive = get_settings().HEARTBEAT_LIMIT
-    for status, queue, path, is_paused, workers, served in run(using, WHY_UNFINISHED, alive, task_id):
-        is_running = status == TaskStatus.RUNNING
-        return Unfinished(status, queue, path, None if is_running else _obstacle(queue, is_paused, workers, served))
+    for status, queue, path, run_after, is_paused, workers, served in run(using, WHY_UNFINISHED, alive, task_id):
+        due = run_after if status == TaskStatus.SCHEDULED else None
+        obstacle = None if status == TaskStatus.RUNNING else _obstacle(queue, is_paused, workers, served)
+        return Unfinished(status, queue, path, due, obstacle)
     return None
 
 

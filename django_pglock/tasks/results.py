@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from asgiref.sync import sync_to_async
 
 from django_pglock import errors
+from django_pglock.conf import MOST_SECONDS
 from django_pglock.tasks.compat import (
     InvalidTask,
     Task,
@@ -125,6 +126,11 @@ class _Deadline:
     """The moment at which a timeout is over."""
 
     def __init__(self, timeout: float | None) -> None:
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and 0 <= timeout <= MOST_SECONDS):
+            raise ValueError(
+                f"wait() got the timeout {timeout!r}; give seconds (0 to {MOST_SECONDS:,}), or None for no limit."
+            )
         self._at = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:

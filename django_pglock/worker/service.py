@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from django_pglock.postgres.connections import has_session_ended, has_statement_in_progress, is_forbidden
+from django_pglock.postgres.connections import (
+    has_session_ended,
+    has_statement_in_progress,
+    is_forbidden,
+    sqlstates_of,
+)
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.worker.shared_sessions import SharedSessions
 
@@ -34,6 +39,10 @@ logger = logging.getLogger("django_pglock.worker")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 #: The time limit for one statement of a service in seconds, unless the service sets another limit.
 STATEMENT_TIMEOUT = 30.0
+
+#: The first letters of SQLSTATEs by which the server refuses or ends a connection: errors of the connection, too few
+#: resources, and an operator's intervention. Not 57014, the cancel of a statement.
+CONNECTION_ERRORS = ("08", "53", "57P")
 
 #: The server's limits for a statement, and for a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
@@ -147,9 +156,7 @@ class Service:
         self._failures += 1
         self.last_error = error
         if self._failures == 1:
-            # If the server refuses a statement, for example because a right is missing, the connection is not lost.
-            is_refusal = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
-            what = "cannot do its work" if is_refusal else "has lost its database connection"
+            what = "has lost its database connection" if _is_about_connection(error) else "cannot do its work"
             logger.warning("The %s %s and tries again: %s", self.name, what, str(error).strip())
         self.close()
         if is_forbidden(error):
@@ -157,6 +164,14 @@ class Service:
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.report_alive(bound)
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
+
+
+def _is_about_connection(error: BaseException) -> bool:
+    """Return whether an error is about the connection, and not about a statement that the server refuses or cancels."""
+    if not isinstance(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
+        return False
+    # An error of libpq has no SQLSTATE. A statement timeout, for example, is an OperationalError with another one.
+    return all(state.startswith(CONNECTION_ERRORS) for state in sqlstates_of(error))
 
 
 class ConnectedService(Service):

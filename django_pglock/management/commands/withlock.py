@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +25,10 @@ from django_pglock.management.databases import plain_refusals
 EX_TEMPFAIL, EX_SOFTWARE = 75, 70
 #: Seconds between two checks of the lock while the command runs.
 CHECK_INTERVAL = 1.0
+#: Seconds for which a command may ignore SIGTERM after the lock is lost. Another host may run it meanwhile.
+KILLED_AFTER = 10.0
+#: Of the system call prctl: the kernel sends this signal to the process when its parent ends.
+PR_SET_PDEATHSIG = 1
 
 
 class Command(BaseCommand):
@@ -85,26 +91,60 @@ class Command(BaseCommand):
 
     def _run(self, handle: Handle, command: list[str]) -> int:
         try:
-            child = subprocess.Popen(command)  # noqa: S603 - the purpose is to run the given command
+            child = subprocess.Popen(command, preexec_fn=end_with_parent())  # noqa: S603, PLW1509 - runs no lock, no import
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror or error}") from error
         pass_signals_on(child)
-        code = self._wait(handle, child)
+        code = wait_while_held(handle, child)
         # As in a shell: 128 and the number of the signal that ended the command.
         return code if code >= 0 else 128 - code
 
-    def _wait(self, handle: Handle, child: subprocess.Popen[bytes]) -> int:
-        """Wait until the command ends. Terminate it if the lock is lost, because another host may run it now."""
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(CHECK_INTERVAL)
-            try:
-                handle.assert_held()
-            except LockLost:
-                child.terminate()
-                child.wait()
+
+def wait_while_held(handle: Handle, child: subprocess.Popen[bytes]) -> int:
+    """Wait until the command ends, and return its exit code.
+
+    End it if the lock is lost, because another host may run it now. This, or the release, then raises ``LockLost``.
+    """
+    while child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(CHECK_INTERVAL)
+        try:
+            handle.assert_held()
+        except LockLost:
+            end(child)
+            if handle.scope != "session":
                 raise
-        return int(child.returncode)
+            # The release of a session lock raises LockLost itself. It would log a second message if this raised, too.
+            return EX_SOFTWARE
+    return int(child.returncode)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Terminate the command, and kill it if it ignores that."""
+    child.terminate()
+    try:
+        child.wait(KILLED_AFTER)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """Return a function for the child between fork and exec: the kernel kills the command when this process ends.
+
+    Without it, the command would run on without the lock after a SIGKILL of this process. Only Linux can do this.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # This process may have ended before the call.
+        if os.getppid() != parent:
+            os._exit(EX_SOFTWARE)
+
+    return ask_kernel
 
 
 def _seconds(text: str) -> float:

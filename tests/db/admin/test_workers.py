@@ -41,3 +41,14 @@ def test_a_worker_that_runs_a_task_is_not_idle_although_it_finds_no_other(client
     if runs:
         make("RUNNING", worker=worker)
     assert f">{state}<" in client.get(reverse("admin:django_pglock_worker_changelist")).content.decode()
+
+
+def test_workers_have_pages_whatever_the_style_of_intervals_is(client):
+    person(client, "view_worker")
+    worker = uuid4()
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=[], threads=3, is_stopping=False)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL IntervalStyle = 'sql_standard'")
+    page = client.get(reverse("admin:django_pglock_worker_changelist"))
+    assert "0.0 s ago" in page.content.decode()
+    assert client.get(reverse("admin:django_pglock_worker_change", args=[worker])).status_code == 200

@@ -118,3 +118,26 @@ def test_the_connection_of_the_loops_own_thread_is_checked_before_each_turn(lett
     notify("letters")
     next(letters)
     assert connection.connection is None
+
+
+@pytest.mark.parametrize("channel", [5, None, "", "x" * 64, "ü" * 32, "a\0b", "\ud800", b"letters"])
+def test_a_channel_that_the_server_would_refuse_or_cut_is_refused(channel):
+    with pytest.raises(ValueError, match=r"^The channel is .*; give a text of 1 to 63 bytes\.$"):
+        notify(channel)
+    with pytest.raises(ValueError, match=r"^The channel is .*; give a text of 1 to 63 bytes\.$"):
+        next(listen(channel))
+    assert sessions() == []
+
+
+@pytest.mark.parametrize("payload", [5, None, "x" * 8000, "a\0b", "\ud800"])
+def test_a_payload_that_the_server_would_refuse_is_refused(payload):
+    with pytest.raises(ValueError, match=r"^The payload is .{,50}; give a text of 0 to 7999 bytes\.$"):
+        notify("letters", payload)
+
+
+def test_the_longest_channel_and_payload_arrive():
+    channel, payload = "ü" * 31 + "x", "x" * 7999
+    with closing(listen(channel, poll=NEVER)) as loop:
+        next(loop)
+        notify(channel, payload)
+        assert next(loop) == [payload]

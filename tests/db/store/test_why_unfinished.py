@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
@@ -116,3 +116,11 @@ def test_it_is_a_timeout_also_where_the_database_does_not_say_why(monkeypatch):
     monkeypatch.setattr("django_pglock.store.why_unfinished.run", refuse)
     with pytest.raises(TimeoutError, match=rf"^Task {result.id} has not finished within 0\.01 s\.$"):
         result.wait(0.01)
+
+
+def test_it_says_when_a_scheduled_task_is_due():
+    result = tasks.echo.using(run_after=datetime(2124, 2, 29, 12, 30, tzinfo=timezone.utc)).enqueue(1)
+    enter(ECHO)
+    assert why(result) == "it is SCHEDULED in the queue 'default' and due at 2124-02-29 12:30:00+00:00"
+    WorkerRow.objects.all().delete()
+    assert "12:30:00+00:00, and no worker is alive" in why(result)

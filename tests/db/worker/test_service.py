@@ -32,6 +32,26 @@ def test_a_refusal_of_the_server_is_not_called_a_lost_connection(worker, eventua
     eventually(lambda: "The upkeep cannot do its work and tries again: permission denied for table" in caplog.text)
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SET statement_timeout = 1; SELECT pg_sleep(600)", "cannot do its work and tries again: canceling statement"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", "has lost its database connection and tries again: "),
+    ],
+)
+def test_a_statement_that_is_cancelled_is_not_called_a_lost_connection(
+    worker, eventually, monkeypatch, caplog, statement, said
+):
+    def send():
+        with connections["default"].cursor() as cursor:
+            cursor.execute(statement)
+
+    process = worker()
+    monkeypatch.setattr(process.upkeep, "run_once", send)
+    process.upkeep.wake()
+    eventually(lambda: f"The upkeep {said}" in caplog.text)
+
+
 def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker, eventually, monkeypatch):
     """Above it, a claim, a settle or a rescue fails if another worker has changed the row meanwhile."""
     levels = []

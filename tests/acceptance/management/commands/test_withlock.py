@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 
 import pytest
+from django.db import connection
 
+from django_pglock import LockLost, lock
+from django_pglock.management.commands import withlock as withlock_command
 from django_pglock.models import AdvisoryLock
 from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
 from tests.acceptance.management.commands.processes import manage
@@ -83,7 +87,31 @@ def test_a_lost_lock_ends_the_command(eventually, settings):
     assert AdvisoryLock.objects.terminate(row.pid)
     _out, err = process.communicate(timeout=120)
     assert process.returncode == 70
-    assert "was lost" in err
+    assert err.count("was lost") == 1
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_the_lock_is_lost(monkeypatch):
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(600)"
+    monkeypatch.setattr(withlock_command, "KILLED_AFTER", 0.1)
+    with (
+        subprocess.Popen(python(code), stdout=subprocess.PIPE) as child,
+        pytest.raises(LockLost),
+        lock("deploy") as handle,
+    ):
+        assert child.stdout.readline() == b"in\n"
+        connection.connection.close()
+        assert withlock_command.wait_while_held(handle, child) == 70
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can end a process with its parent.")
+def test_the_command_is_killed_if_withlock_is_killed():
+    """It would run on without the lock, beside the next holder's command."""
+    process = withlock("deploy", "--", *python("print('in', flush=True); import time; time.sleep(600)"))
+    assert process.stdout.readline() == "in\n"
+    process.kill()
+    # The command has the other end of this pipe open until it ends.
+    assert process.communicate(timeout=120)[0] == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""The reason why a task waits, as ``locktasks show`` prints it. For the admin: tests/db/admin/test_task_page.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, Task
+from tests.db.management.commands.test_locktasks import locktasks
+from tests.db.store.test_why_unfinished import ECHO, enter
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def why(result):
+    text = locktasks("show", result.id)
+    said = json.loads(locktasks("show", result.id, "--json"))["why_it_waits"]
+    assert (f"{'why_it_waits:':20} {said}" in text.splitlines()) is (said is not None)
+    return said
+
+
+def test_show_says_why_a_ready_task_is_not_run():
+    result = tasks.echo.enqueue(1)
+    assert why(result) == "No worker knows this task: no worker is running."
+    enter("other.path")
+    assert why(result).startswith("No worker knows this task. Do the workers import its module")
+    enter(ECHO, queues=["mail"])
+    assert why(result).startswith("No worker that knows this task serves the queue default.")
+    enter(ECHO)
+    assert why(result) is None
+    Queue.objects.pause("default")
+    assert why(result).startswith("No worker runs this task, because the queue default is paused.")
+    Task.objects.update(status="SUCCESSFUL", finished_at=Now())
+    assert why(result) is None
+
+
+def test_show_says_for_what_a_blocked_task_waits():
+    first, second = (keyed.step.enqueue("7") for _ in range(2))
+    child = tasks.nothing.using(after=[first, second]).enqueue()
+    assert why(second).endswith(f"which is held by #{first.id}.")
+    assert why(child) == f"This task waits for #{first.id}, #{second.id} to finish."
