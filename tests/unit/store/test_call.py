@@ -27,6 +27,9 @@ def test_a_batch_is_full_when_its_arguments_are_long(monkeypatch):
     monkeypatch.setattr(module, "LARGEST_BATCH", 100)
     calls = [Call("[]", "x" * size) for size in (60, 60, 200, 1)]
     assert [len(each) for each in batches(calls)] == [2, 1, 1]
+    # The first call of each batch has 48 characters, the second one the rest: with 100 it is not full, with 101 it is.
+    calls = [Call("[]", "x" * size) for size in (46, 50, 1, 98, 1, 1)]
+    assert [len(each) for each in batches(calls)] == [3, 2, 1]
 
 
 def test_calls_are_taken_only_as_they_are_written():
@@ -49,6 +52,11 @@ def test_meta_has_what_has_no_column():
     task = tasks.nothing.using(meta={"tenant": 5})
     assert json.loads(meta_of(task)) == {"tenant": 5}
     assert json.loads(meta_of(task, {"traceparent": "a"})) == {"tenant": 5, module.HEADERS: {"traceparent": "a"}}
+    options = keyed.drip.using(timeout=5, after=[3], meta={"tenant": 5})
+    interval, portion = options.rate.interval, options.rate.portion
+    assert json.loads(meta_of(options)) == {
+        "tenant": 5, "options": {"timeout": 5}, "rate": [interval, portion], "after": [3],
+    }  # fmt: skip
     with pytest.raises(TaskArgumentsError, match="The meta of"):
         meta_of(tasks.nothing.using(meta={"bad": {1, 2}}))
 
@@ -58,6 +66,9 @@ def test_a_call_is_due_at_a_date_or_after_a_delay():
     assert due_of(tasks.nothing) == (None, None)
     assert due_of(tasks.nothing.using(run_after=date)) == (date, None)
     assert due_of(tasks.nothing.using(run_after=timedelta(hours=1))) == (None, timedelta(hours=1))
+    assert due_of(keyed.gather) == (None, timedelta(seconds=0.2)), "the first call waits for others"
+    assert due_of(keyed.gather.using(run_after=date)) == (date, None)
+    assert due_of(keyed.digest) == (None, None)
 
 
 def test_a_result_is_kept_for_whole_seconds():
