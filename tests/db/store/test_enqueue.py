@@ -347,6 +347,19 @@ def test_a_task_after_one_that_has_ended_is_ready_after_the_commit(claim):
     assert {Task.objects.get(pk=id_).status for id_ in many} == {"READY"}
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_call_with_several_options_is_not_admitted_as_if_it_had_only_a_key():
+    awaited = tasks.nothing.enqueue()
+    calls = (
+        (keyed.drip.using(run_after=LATER), ()),
+        (keyed.step.using(after=awaited, unique=True), (1,)),
+        (keyed.step.using(unique=True), (2,)),
+    )
+    found = [[Task.objects.get(pk=call.enqueue(*args).id) for _ in range(2)] for call, args in calls]
+    assert [row.status for row, _ in found] == ["SCHEDULED", "BLOCKED", "READY"]
+    assert [row == again for row, again in found] == [False, True, True]
+
+
 def test_a_call_cannot_both_replace_a_task_and_wait_for_one():
     awaited = tasks.nothing.enqueue()
     replacing = {"after": awaited, "unique": Unique(on_conflict="replace")}

@@ -48,6 +48,7 @@ def test_only_the_named_queue_is_paused_and_resumed(monkeypatch):
     Queue.objects.pause("other", by="x" * 255)
     assert Queue.objects.get(name="other").paused_by == "x" * 255, "as many as the column takes"
     assert Queue.objects.resume("mail")
+    assert woken == ["mail"]
     assert not Queue.objects.resume("mail")
     assert woken == ["mail"]
     assert Queue.objects.get(name="mail").reason == ""
@@ -58,6 +59,8 @@ def test_only_the_named_queue_is_paused_and_resumed(monkeypatch):
 def test_a_name_that_no_queue_has_or_can_have_is_refused(change):
     with pytest.raises(ValueError, match="must have 1 to 128 characters"):
         change("")
+    Queue.objects.create(name="mail-bulk")
+    tasks.nothing.enqueue()
     with pytest.raises(ValueError, match=r"There is no queue 'mail\*'. Only runlockworker reads PREFIX"):
         change("mail*")
     tasks.nothing.using(queue_name="mail*").enqueue()

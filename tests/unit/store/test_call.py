@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from django_pglock import task as task_
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.store import call as module
 from django_pglock.store.call import Call, batches, due_of, is_alone, meta_of, options_of, row_of, seconds_kept
@@ -47,11 +48,13 @@ def test_values_of_a_row():
     assert options_of(task) == (None, None, None, None)
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_meta_has_what_has_no_column():
     assert meta_of(tasks.nothing) == "{}"
     task = tasks.nothing.using(meta={"tenant": 5})
     assert json.loads(meta_of(task)) == {"tenant": 5}
     assert json.loads(meta_of(task, {"traceparent": "a"})) == {"tenant": 5, module.HEADERS: {"traceparent": "a"}}
+    assert json.loads(meta_of(task_(redact=("value",))(tasks.echo.func))) == {"redact": ["value"]}
     options = keyed.drip.using(timeout=5, after=[3], meta={"tenant": 5})
     interval, portion = options.rate.interval, options.rate.portion
     assert json.loads(meta_of(options)) == {
