@@ -71,6 +71,17 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     assert release("default", [ends[0] + 1]) == 1
 
 
+def test_those_that_wait_for_a_deleted_task_are_cancelled_and_the_session_keeps_its_limit(claim):
+    first = tasks.echo.enqueue(1)
+    tasks.echo.using(after=first).enqueue(2)
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_pglock_task WHERE id = %s", [int(first.id)])
+        assert release("default", [int(first.id)]) == 1
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+    assert statuses() == ["CANCELLED"]
+
+
 def test_those_that_wait_for_a_cancelled_task_are_cancelled_with_it(claim):
     first = tasks.echo.using(priority=1).enqueue(1)
     second = tasks.echo.using(after=first).enqueue(2)

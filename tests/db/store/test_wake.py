@@ -40,6 +40,9 @@ def test_others_are_called_for_tasks_that_take_turns():
     tasks.nothing.enqueue()
     Task.objects.update(fair_key="customer 1")
     assert wake_others("default", ["default"])
+    assert not wake_others("default", ["mail"])
+    Task.objects.update(status="BLOCKED", lock_key="a")
+    assert not wake_others("default", ["default"])
 
 
 @pytest.fixture
@@ -72,6 +75,17 @@ def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
     assert sorted(heard()) == [(READY_CHANNEL, "default"), (READY_CHANNEL, "mail"), (SCHEDULED_CHANNEL, "later")]
     wake("default", ["other"])
     assert heard() == [(READY_CHANNEL, "other")], "those before are not woken again"
+
+
+def test_the_session_keeps_its_synchronous_commit():
+    let_one_sleep()
+    tasks.nothing.enqueue()
+    with connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit = on")
+        wake("default", ["default"])
+        assert wake_others("default", ["default"])
+        cursor.execute("SHOW synchronous_commit")
+        assert cursor.fetchone() == ("on",)
 
 
 def count_statements(queue="default"):
