@@ -7,6 +7,10 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
+from django_pglock.store.admit import admit
+from django_pglock.store.promote import promote
+from django_pglock.store.rescue import rescue
+from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.store.statements import (
     OFF,
     array_of_numbers,
@@ -17,6 +21,8 @@ from django_pglock.store.statements import (
     run_by_index,
     run_together,
 )
+from django_pglock.store.upkeep_turn import try_upkeep_lock
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,3 +88,45 @@ def test_numbers_are_an_array():
         found = run("default", "SELECT id FROM {task} WHERE id = ANY (%s::bigint[])", array_of_numbers(iter(chosen)))
         assert sorted(id_ for (id_,) in found) == chosen
     assert Task.objects.count() == 3
+
+
+SET_HERE = "SELECT name, setting FROM pg_settings WHERE source = 'session' ORDER BY name"
+
+
+def enqueue_a_key():
+    with transaction.atomic():
+        keyed.step.enqueue(1)
+
+
+def retry_unique_tasks():
+    for number in range(2):
+        keyed.refresh.enqueue(number)
+    Task.objects.all().cancel()
+    assert Task.objects.all().retry() == 2
+
+
+def do_upkeep():
+    with transaction.atomic():
+        assert try_upkeep_lock("default")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        enqueue_a_key,
+        retry_unique_tasks,
+        do_upkeep,
+        lambda: admit("default", ["order:1", "order:2"]),
+        lambda: rescue("default"),
+        lambda: promote("default"),
+        lambda: enqueue_due("default"),
+        lambda: Task.objects.prune(older_than=1),
+    ],
+    ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
+)
+def test_a_verb_leaves_no_setting_in_the_session(verb):
+    """The caller's statements run in the same session, and behind a pooler those of others, too."""
+    with connection.cursor() as cursor:
+        before = cursor.execute(SET_HERE).fetchall()
+        verb()
+        assert cursor.execute(SET_HERE).fetchall() == before
