@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from datetime import datetime, timedelta, timezone
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from django.test.utils import override_settings
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils.timezone import now
 
-from django_pglock import aenqueue_many, enqueue_many, task
+from django_pglock import Unique, aenqueue_many, enqueue_many, task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
+from django_pglock.store import enqueue as enqueue_module
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.settle import settle
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -23,6 +28,7 @@ from django_pglock.tasks.compat import (
     task_backends,
     task_enqueued,
 )
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -289,3 +295,89 @@ def test_a_task_of_another_backend_is_refused():
 
     with pytest.raises(InvalidTask, match="not a task of this backend"):
         task_backends["default"].enqueue_many(Foreign(), [1])
+
+
+@pytest.fixture
+def woken(monkeypatch):
+    """The channels and queues for which workers are woken."""
+    noted = []
+    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues, channel: noted.extend((channel, *queues)))
+    return noted
+
+
+LATER = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: tasks.nothing.using(queue_name="mail").enqueue(), [READY_CHANNEL, "mail"]),
+        (lambda: tasks.nothing.using(queue_name="mail", keep_result=5).enqueue(), [READY_CHANNEL, "mail"]),
+        (lambda: tasks.nothing.using(queue_name="mail", run_after=LATER).enqueue(), [SCHEDULED_CHANNEL, "mail"]),
+        (lambda: enqueue_many(tasks.nothing.using(queue_name="mail"), [{}] * 2), [READY_CHANNEL, "mail"]),
+        (lambda: enqueue_many(keyed.drip.using(queue_name="mail"), [{}] * 2), [SCHEDULED_CHANNEL, "mail"]),
+        (lambda: enqueue_many(keyed.step, [(1,), (2,)]), []),
+    ],
+)
+@pytest.mark.django_db(transaction=True)
+def test_workers_are_woken_for_what_they_can_claim_and_for_dates_that_they_have_to_read(woken, call, expected):
+    with transaction.atomic():
+        call()
+    assert woken == expected
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("calls", [[(1,)], [(1,), (2,)], [(1,), (2,), (1,)]], ids=len)
+def test_keys_are_admitted_after_the_commit(calls):
+    with transaction.atomic():
+        enqueue_many(keyed.step, calls)
+        assert set(Task.objects.values_list("status", flat=True)) == {"BLOCKED"}
+    expected = ["READY", "READY", "BLOCKED"][: len(calls)]
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == expected
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_after_one_that_has_ended_is_ready_after_the_commit(claim):
+    awaited = tasks.nothing.enqueue()
+    with transaction.atomic():
+        waiting = tasks.nothing.using(after=awaited).enqueue()
+        settle("default", [(claim()[0], Succeeded())], uuid4())
+        assert Task.objects.get(pk=waiting.id).status == "BLOCKED"
+        many = enqueue_many(tasks.nothing.using(after=awaited), [{}] * 2)
+    assert {Task.objects.get(pk=id_).status for id_ in many} == {"READY"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_with_several_options_is_not_admitted_as_if_it_had_only_a_key():
+    awaited = tasks.nothing.enqueue()
+    calls = (
+        (keyed.drip.using(run_after=LATER), ()),
+        (keyed.step.using(after=awaited, unique=True), (1,)),
+        (keyed.step.using(unique=True), (2,)),
+    )
+    found = [[Task.objects.get(pk=call.enqueue(*args).id) for _ in range(2)] for call, args in calls]
+    assert [row.status for row, _ in found] == ["SCHEDULED", "BLOCKED", "READY"]
+    assert [row == again for row, again in found] == [False, True, True]
+
+
+def test_a_call_cannot_both_replace_a_task_and_wait_for_one():
+    awaited = tasks.nothing.enqueue()
+    replacing = {"after": awaited, "unique": Unique(on_conflict="replace")}
+    with pytest.raises(TaskOptionError, match="has both after and unique with on_conflict='replace'"):
+        tasks.echo.using(**replacing).enqueue(1)
+    assert tasks.echo.using(unique=Unique(on_conflict="replace")).enqueue(1)
+    assert tasks.echo.using(after=awaited, unique=True).enqueue(2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [(tasks.nothing, 1), (keyed.step, 1), (keyed.drip, 1), (tasks.nothing.using(keep_result=5), 1)],
+    ids=["plain", "key", "rate", "options"],
+)
+def test_a_call_outside_of_a_transaction_is_one_message_also_in_a_new_session(function, count):
+    connections["default"].close()
+    with CaptureQueriesContext(connections["default"]) as queries:
+        result = function.enqueue(*[5] * (function.func is keyed.step.func))
+    assert len([query for query in queries if "pg_notify" not in query["sql"]]) == count
+    assert Task.objects.get(pk=result.id).status == "READY"

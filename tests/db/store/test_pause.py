@@ -9,6 +9,7 @@ import pytest
 
 from django_pglock import enqueue_many
 from django_pglock.models import Queue, Task
+from django_pglock.store import pause as pause_module
 from django_pglock.worker.claiming.queue_cursor import QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -36,6 +37,40 @@ def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
     [other] = Queue.objects.filter(paused_at__isnull=False)
     assert (other.name, other.paused_by) == ("other", "x" * 254 + "…")
     assert Queue.objects.get(name="default").paused_by == ""
+
+
+def test_only_the_named_queue_is_paused_and_resumed(monkeypatch):
+    woken = []
+    monkeypatch.setattr(pause_module, "wake", lambda using, queues: woken.extend(queues))
+    Queue.objects.create(name="other")
+    assert Queue.objects.pause("mail", reason="closed")
+    assert [*pause_module.paused_queues("default")] == ["mail"]
+    Queue.objects.pause("other", by="x" * 255)
+    assert Queue.objects.get(name="other").paused_by == "x" * 255, "as many as the column takes"
+    assert Queue.objects.resume("mail")
+    assert woken == ["mail"]
+    assert not Queue.objects.resume("mail")
+    assert woken == ["mail"]
+    assert Queue.objects.get(name="mail").reason == ""
+    assert [*pause_module.paused_queues("default")] == ["other"]
+
+
+@pytest.mark.parametrize("change", [Queue.objects.pause, Queue.objects.resume])
+def test_a_name_that_no_queue_has_or_can_have_is_refused(change):
+    with pytest.raises(ValueError, match="must have 1 to 128 characters"):
+        change("")
+    Queue.objects.create(name="mail-bulk")
+    tasks.nothing.enqueue()
+    with pytest.raises(ValueError, match=r"There is no queue 'mail\*'. Only runlockworker reads PREFIX"):
+        change("mail*")
+    tasks.nothing.using(queue_name="mail*").enqueue()
+    change("mail*")
+    Task.objects.all().delete()
+    Queue.objects.get_or_create(name="mail*")
+    change("mail*")
+    with pytest.raises(ValueError, match="The reason contains a NUL"):
+        Queue.objects.pause("mail", reason="\x00")
+    assert not Queue.objects.filter(name="mail").exists()
 
 
 def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):

@@ -8,6 +8,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import promote as promote_module
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -25,6 +26,31 @@ def test_due_tasks_are_promoted_and_the_next_due_date_is_returned():
     Task.objects.update(run_after=Now())
     assert promote("default") == 2
     assert next_due_in("default") is None
+
+
+def test_only_scheduled_tasks_are_promoted(claim):
+    """Another task may have had a date, too."""
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    Task.objects.update(run_after=Now())
+    assert promote("default") == 1
+    assert claim()
+    assert promote("default") == 0
+    assert Task.objects.get().status == "RUNNING"
+
+
+def test_a_task_that_a_later_one_waits_for_is_promoted_before_the_commit_of_that_one():
+    """The transaction has locked the key of the row."""
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    Task.objects.update(run_after=Now())
+    other = dedicated_connection("default")
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT FROM django_pglock_task FOR KEY SHARE")
+            assert promote("default") == 1
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
 
 
 def test_the_longest_overdue_is_promoted_first():

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
-from django_pglock.store.prune import prune_window
+from django_pglock.store.prune import first_id_since, prune_window
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -376,3 +376,15 @@ def test_a_worker_prunes_by_itself(worker, eventually, monkeypatch):
     young, failed = make(days=1), make("FAILED")
     worker()
     eventually(lambda: left() == {young.pk, failed.pk})
+
+
+@pytest.mark.parametrize(("seconds", "place"), [(200, 0), (130, 1), (90, 2), (50, 3)])
+def test_the_first_id_since_a_moment_is_above_all_that_are_a_minute_younger(seconds, place):
+    ids = [make(days=age / 86400).pk for age in (100, 60, 20)]
+    assert first_id_since("default", seconds) == [0, *(id_ + 1 for id_ in ids)][place]
+
+
+def test_a_batch_may_be_one_row():
+    for _ in range(3):
+        make()
+    assert Task.objects.prune(older_than=1, batch=1) == 3

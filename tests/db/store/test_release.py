@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Waiter
+from django_pglock.store import release as release_module
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
-from django_pglock.store.release import orphaned_waiters, release
+from django_pglock.store.release import orphaned_waiters, release, release_on_commit
 from django_pglock.store.settle import settle
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -66,6 +69,57 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     assert release("default", ends) == 2
     assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
     assert release("default", [ends[0] + 1]) == 1
+
+
+def test_those_that_wait_for_a_deleted_task_are_cancelled_and_the_session_keeps_its_limit(claim):
+    first = tasks.echo.enqueue(1)
+    tasks.echo.using(after=first).enqueue(2)
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_pglock_task WHERE id = %s", [int(first.id)])
+        assert release("default", [int(first.id)]) == 1
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+    assert statuses() == ["CANCELLED"]
+
+
+def test_those_that_wait_for_a_cancelled_task_are_cancelled_with_it(claim):
+    first = tasks.echo.using(priority=1).enqueue(1)
+    second = tasks.echo.using(after=first).enqueue(2)
+    third = tasks.echo.using(after=second).enqueue(3)
+    tasks.echo.using(after=third).enqueue(4)
+    settle("default", [(claim()[0], Failed(FAILURE))], uuid4())
+    assert release("default", [int(first.id)]) == 3
+    assert statuses() == ["FAILED", *["CANCELLED"] * 3]
+
+
+def test_workers_are_woken_for_what_is_ready_and_told_of_what_is_scheduled(claim, monkeypatch):
+    """A task with a key is admitted, which wakes them."""
+    woken = []
+
+    def note(using, queues, channel=READY_CHANNEL):
+        woken.extend((channel, queue) for queue in queues)
+
+    monkeypatch.setattr(release_module, "wake", note)
+    first = tasks.echo.using(priority=1).enqueue(1)
+    tasks.nothing.using(after=first, queue_name="mail").enqueue()
+    tasks.nothing.using(after=first, queue_name="later", run_after=timedelta(hours=1)).enqueue()
+    keyed.step.using(after=first, queue_name="keyed").enqueue("a", 1)
+    settle("default", [(claim()[0], Succeeded())], uuid4())
+    assert release("default", [int(first.id)]) == 3
+    assert woken == [(READY_CHANNEL, "mail"), (SCHEDULED_CHANNEL, "later")]
+
+
+def test_waiters_are_released_after_the_commit(claim):
+    first = tasks.echo.using(priority=1).enqueue(1)
+    tasks.nothing.using(after=first).enqueue()
+    settle("default", [(claim()[0], Succeeded())], uuid4())
+    with transaction.atomic():
+        release_on_commit("default", [int(first.id)])
+        assert statuses() == ["SUCCESSFUL", "BLOCKED"]
+    assert statuses() == ["SUCCESSFUL", "READY"]
+    with CaptureQueriesContext(connection) as queries:
+        release_on_commit("default", [])
+    assert len(queries) == 0
 
 
 def test_each_is_told_of_the_end_of_its_own(claim):

@@ -15,6 +15,7 @@ from django_pglock import enqueue_many
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import rescue as rescue_module
 from django_pglock.store.liveness import WITNESS_AFTER, beat
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rescue import RESCUED_AT_ONCE, possibly_lost, rescue
@@ -59,6 +60,7 @@ def hold_lock(session):
     ("silent_for", "has_session", "is_rescued"),
     [
         (0.0, False, False),  # just started, or its lock is behind a pooler
+        (90.0, False, False),  # one beat is late
         (200.0, True, False),  # beats are missing, but its session lives: the server was busy
         (200.0, False, True),  # killed
         (320.0, True, False),
@@ -187,6 +189,20 @@ def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
     assert row.worker == mine.worker, "people see where it ran"
     assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
     assert Task.objects.get(pk=second.id).status == "CANCELLED"
+
+
+def test_workers_are_woken_for_rescued_tasks_that_they_can_claim(claim, monkeypatch):
+    """Admission wakes them for a task with a key, and a task that has ended is nothing to claim."""
+    woken = []
+    monkeypatch.setattr(rescue_module, "wake", lambda using, queues: woken.extend(queues))
+    tasks.nothing.using(queue_name="mail").enqueue()
+    keyed.step.using(queue_name="keyed").enqueue("a")
+    asked = tasks.nothing.using(queue_name="asked").enqueue()
+    for queue in ("mail", "keyed", "asked"):
+        claim(queue=queue)
+    Task.objects.filter(pk=asked.id).update(cancel_requested_at=Now())
+    assert len(rescue("default")) == 3
+    assert woken == ["mail"]
 
 
 def test_a_rescued_task_of_a_key_runs_before_those_behind_it(claim):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -13,8 +14,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
+from django_pglock.store import retry as retry_module
 from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
+from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.worker.settling.history import waited
@@ -64,6 +67,36 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
     assert counted.oldest_ready < 3600
     [again] = claim()
     assert (waited(again) or 0) < 3600
+
+
+@pytest.fixture
+def sleeps(monkeypatch):
+    """What is done instead of each sleep between two tries."""
+    actions = []
+
+    def sleep(seconds):
+        assert seconds == BETWEEN_TRIES
+        actions.pop()()
+
+    monkeypatch.setattr(retry_module, "time", SimpleNamespace(sleep=sleep))
+    return actions
+
+
+def test_a_row_that_is_locked_for_a_moment_is_retried_all_the_same(claim, locked, sleeps):
+    tasks.nothing.enqueue()
+    assert Task.objects.all().retry() == 0, "nothing has failed, so there is nothing to wait for"
+    [mine] = claim()
+    settle_one(mine, Failed(FAILURE))
+    with ExitStack() as stack:
+        stack.enter_context(locked(mine.id))
+        sleeps[:] = [stack.close, lambda: None]
+        assert Task.objects.all().retry() == 1
+    assert sleeps == []
+    settle_one(claim()[0], Failed(FAILURE))
+    with locked(mine.id):
+        sleeps[:] = [lambda: None] * TRIES
+        assert Task.objects.all().retry() == 0
+    assert sleeps == [], "it is not tried without end"
 
 
 @pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])

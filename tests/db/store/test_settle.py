@@ -140,6 +140,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
     assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
     assert row.retries == isinstance(outcome, Retried)
     assert row.rescues == 0, "only the death of a worker is one"
+    assert row.meta == {}
     assert row.uncounted == isinstance(outcome, (GivenBack, Abandoned))
     assert [attempt.outcome for attempt in Attempt.objects.all()] == ([record] if record else [])
     if status == "SUCCESSFUL":

@@ -9,6 +9,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
+from django_pglock.store.admit import admit
+from django_pglock.store.promote import promote
+from django_pglock.store.rescue import rescue
+from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.store.statements import (
     OFF,
     array_of_numbers,
@@ -19,6 +23,8 @@ from django_pglock.store.statements import (
     run_by_index,
     run_together,
 )
+from django_pglock.store.upkeep_lock import try_upkeep_lock
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,3 +100,45 @@ def test_a_project_without_the_app_is_told_so(monkeypatch):
     for ask in (lambda: rows_of("Task", "default"), lambda: filled("SELECT 1 FROM {task} -- without the app")):
         with pytest.raises(ConfigurationError, match="Add 'django_pglock' to INSTALLED_APPS"):
             ask()
+
+
+SET_HERE = "SELECT name, setting FROM pg_settings WHERE source = 'session' ORDER BY name"
+
+
+def enqueue_a_key():
+    with transaction.atomic():
+        keyed.step.enqueue(1)
+
+
+def retry_unique_tasks():
+    for number in range(2):
+        keyed.refresh.enqueue(number)
+    Task.objects.all().cancel()
+    assert Task.objects.all().retry() == 2
+
+
+def do_upkeep():
+    with transaction.atomic():
+        assert try_upkeep_lock("default")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        enqueue_a_key,
+        retry_unique_tasks,
+        do_upkeep,
+        lambda: admit("default", ["order:1", "order:2"]),
+        lambda: rescue("default"),
+        lambda: promote("default"),
+        lambda: enqueue_due("default"),
+        lambda: Task.objects.prune(older_than=1),
+    ],
+    ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
+)
+def test_a_verb_leaves_no_setting_in_the_session(verb):
+    """The caller's statements run in the same session, and behind a pooler those of others, too."""
+    with connection.cursor() as cursor:
+        before = cursor.execute(SET_HERE).fetchall()
+        verb()
+        assert cursor.execute(SET_HERE).fetchall() == before

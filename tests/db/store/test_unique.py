@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 from django.db import connection, transaction
@@ -13,12 +15,14 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import call as call_module
 from django_pglock.store import windows
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
 from django_pglock.tasks import fields
+from django_pglock.tasks.compat import task_enqueued
 from django_pglock.tasks.options import Unique
 from tests.sample import keyed_tasks as keyed
 
@@ -34,8 +38,40 @@ def settle_one(claim, outcome):
 def test_while_one_waits_the_same_call_gets_that_one():
     first = keyed.refresh.enqueue(1)
     assert keyed.refresh.enqueue(number=1).id == first.id, "the same arguments, however they are passed"
-    assert keyed.refresh.enqueue(2).id != first.id
+    with CaptureQueriesContext(connection) as queries:
+        assert keyed.refresh.enqueue(2).id != first.id
+    assert len([query for query in queries if "pg_notify" not in query["sql"]]) == 1
     assert Task.objects.count() == 2
+
+
+def test_only_a_task_that_is_new_is_told_to_receivers():
+    receiver = mock.Mock()
+    task_enqueued.connect(receiver)
+    first, again = keyed.refresh.enqueue(1), keyed.refresh.enqueue(1)
+    task_enqueued.disconnect(receiver)
+    assert [call.kwargs["task_result"].id for call in receiver.call_args_list] == [first.id] == [again.id]
+
+
+@pytest.mark.parametrize(("is_inside", "free"), [(True, 0), (False, 1)])
+def test_inside_a_transaction_no_worker_claims_the_one_that_waits_before_the_commit(is_inside, free):
+    """It must see the changes of this transaction."""
+    first = keyed.refresh.enqueue(1)
+    other = dedicated_connection("default")
+    try:
+        with transaction.atomic() if is_inside else nullcontext(), other.cursor() as cursor:
+            assert keyed.refresh.enqueue(1).id == first.id
+            cursor.execute("SELECT id FROM django_pglock_task FOR NO KEY UPDATE SKIP LOCKED")
+            assert len(cursor.fetchall()) == free
+    finally:
+        other.close()
+
+
+def test_of_many_calls_none_is_written_if_one_is_refused():
+    raising = keyed.refresh.using(unique=Unique(on_conflict="raise"))
+    raising.enqueue(2)
+    with pytest.raises(DuplicateTask):
+        enqueue_many(raising, [(1,), (2,)])
+    assert Task.objects.count() == 1
 
 
 def test_once_it_is_claimed_another_may_wait(claim):

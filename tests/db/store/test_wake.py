@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from uuid import uuid4
+
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.wake import OTHERS_CHANNEL, wake_others
+from django_pglock.store import wake as wake_module
+from django_pglock.store.liveness import beat
+from django_pglock.store.wake import OTHERS_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL, note_sleep, wake, wake_others
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,3 +40,77 @@ def test_others_are_called_for_tasks_that_take_turns():
     tasks.nothing.enqueue()
     Task.objects.update(fair_key="customer 1")
     assert wake_others("default", ["default"])
+    assert not wake_others("default", ["mail"])
+    Task.objects.update(status="BLOCKED", lock_key="a")
+    assert not wake_others("default", ["default"])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of this process, as a list with one number."""
+    now = [0.0]
+    monkeypatch.setattr(wake_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def let_one_sleep():
+    sleeper = uuid4()
+    beat("default", sleeper, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    note_sleep("default", sleeper, is_sleeping=True)
+
+
+def listen():
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {READY_CHANNEL}; LISTEN {SCHEDULED_CHANNEL}")
+
+
+def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
+    let_one_sleep()
+    listen()
+    with transaction.atomic():
+        wake("default", ["mail", "default", "mail"])
+        wake("default", ["mail"])
+        wake("default", ["later"], SCHEDULED_CHANNEL)
+        assert heard() == []
+    assert sorted(heard()) == [(READY_CHANNEL, "default"), (READY_CHANNEL, "mail"), (SCHEDULED_CHANNEL, "later")]
+    wake("default", ["other"])
+    assert heard() == [(READY_CHANNEL, "other")], "those before are not woken again"
+
+
+def test_the_session_keeps_its_synchronous_commit():
+    let_one_sleep()
+    tasks.nothing.enqueue()
+    with connection.cursor() as cursor:
+        cursor.execute("SET synchronous_commit = on")
+        wake("default", ["default"])
+        assert wake_others("default", ["default"])
+        cursor.execute("SHOW synchronous_commit")
+        assert cursor.fetchone() == ("on",)
+
+
+def count_statements(queue="default"):
+    with CaptureQueriesContext(connection) as queries:
+        wake("default", [queue])
+    return len(queries)
+
+
+def test_that_nobody_sleeps_is_known_for_a_moment(clock):
+    connection.close()
+    assert count_statements() == 1
+    clock[0] = 0.049
+    assert count_statements() == 0
+    clock[0] = 0.05
+    assert count_statements() == 1
+    clock[0] = 1.0
+    let_one_sleep()
+    assert [count_statements() for _ in range(2)] == [1, 1], "somebody sleeps, so each call wakes"
+
+
+def test_one_that_falls_asleep_before_the_commit_is_woken(clock):
+    listen()
+    assert count_statements() == 1
+    with transaction.atomic():
+        wake("default", ["mail"])
+        let_one_sleep()
+        clock[0] = 1.0
+    assert heard() == [(READY_CHANNEL, "mail")]

@@ -56,6 +56,19 @@ def caused():
         raise KeyError("second") from error
 
 
+def fail_with_a_connection():
+    held = Connection()
+    references.append(weakref.ref(held))
+    raise ValueError("first")
+
+
+def caused_inside():
+    try:
+        fail_with_a_connection()
+    except ValueError as error:
+        raise KeyError("second") from error
+
+
 def in_its_context():
     held = Connection()
     references.append(weakref.ref(held))
@@ -68,7 +81,7 @@ def in_its_context():
 references = []
 
 
-@pytest.mark.parametrize("function", [caused, in_its_context])
+@pytest.mark.parametrize("function", [caused, caused_inside, in_its_context])
 def test_what_the_frames_of_all_linked_exceptions_hold_is_released(function):
     """The next task may begin now, and may need the connection or the lock that a variable still holds."""
     references.clear()
