@@ -109,17 +109,8 @@ NO_VERB = {
     *("claim_columns", "count", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "ready", "references", "refusals"),
     *("requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows", "schedule_runs"),
-    *(
-        "schedule_status",
-        "statements",
-        "unfinished_tables",
-        "unknown",
-        "upkeep_lock",
-        "wake",
-        "why_unfinished",
-        "windows",
-        "worker_lock",
-    ),
+    *("schedule_status", "statements", "unfinished_tables", "unknown", "unreadable", "upkeep_lock", "wake"),
+    *("why_unfinished", "windows", "worker_lock"),
 }
 
 

@@ -254,8 +254,7 @@ def test_a_batch_is_one_statement_per_kind(claim):
     outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), GivenBack(), Interrupted(FAILURE, 0)]
     with CaptureQueriesContext(connection) as queries:
         accepted = settle("default", list(zip(claims, outcomes, strict=True)), claims[0].worker)
-    assert len(queries) == 2
-    assert len(accepted) == 6
+    assert (len(queries), len(accepted)) == (2, 6)
 
 
 ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4(), "waits_for": 1}

@@ -146,7 +146,7 @@ def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypa
     fetcher, waited = Worker(threads=1).fetcher, []
     monkeypatch.setattr(fetcher.in_flight.fetcher_wakeup, "wait", waited.append)
     fetcher.claimer.was_full = True
-    fetcher.claimer.pauses.note("async", took=0.01, found=1)
+    fetcher.claimer.pauses.note("async", took=60.0, found=1)
     fetcher._prepare_poll(is_last_poll=False)
     assert fetcher.claimer.paused_kinds == ["async"]
     fetcher.claimer.pauses = KindPauses()
