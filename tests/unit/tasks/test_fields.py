@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from django.template import Context, Template
 
 from django_pglock import task
+from django_pglock.errors import TaskOptionError
 from tests.sample import tasks
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -57,3 +59,23 @@ def test_an_attribute_that_is_not_there_is_named_so_that_python_can_suggest_anot
     with pytest.raises(AttributeError) as refused:
         getattr(tasks.echo, name)
     assert (refused.value.name, refused.value.obj) == (name, tasks.echo)
+
+
+def test_a_task_is_compared_by_its_options_and_can_be_a_key():
+    call = tasks.echo.using(meta={"trace": "abc"}, timeout=5)
+    assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5)
+    assert hash(call) == hash(tasks.echo.using(meta={"trace": "other"}, timeout=5))
+    assert "carried" not in repr(call)
+    assert "valid_for" not in repr(call)
+
+
+@pytest.mark.parametrize("name", ["carried", "valid_for"])
+def test_what_the_package_notes_in_a_task_is_no_option(name):
+    with pytest.raises(TaskOptionError, match=f"has no option '{name}'"):
+        task(**{name: 1})(send)
+
+
+def test_without_options_a_task_has_one_attempt_and_a_template_does_not_call_it():
+    definition = task(send)
+    assert definition.max_attempts == 1
+    assert Template("{{ task.module_path }}").render(Context({"task": definition})).endswith(".send")

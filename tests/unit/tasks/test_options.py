@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from functools import partial
 
 import pytest
 
-from django_pglock import Group, Rate, Unique
+from django_pglock import Constant, Exponential, Group, Rate, Unique
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.options import (
     MOST_CONCURRENT,
@@ -169,3 +170,18 @@ def test_a_template_has_only_characters_that_a_row_can_hold(text):
     """The call could be enqueued in no case, so the decorator says it."""
     with pytest.raises(TaskOptionError, match=r"lock contains a NUL character or a lone surrogate"):
         check_template(text, option="lock")
+
+
+@pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), partial(Constant, 1), Exponential])
+def test_the_value_of_an_option_is_equal_to_another_and_never_changes(make):
+    """It is checked once, when it is made, and calls of many threads share it."""
+    value = make()
+    assert value == make()
+    assert hash(value) == hash(make())
+    for field in fields(value):
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, field.name, None)
+
+
+def test_a_group_has_at_most_a_thousand_calls_unless_it_says_otherwise():
+    assert (Group("a").limit, MOST_IN_GROUP) == (1000, 10_000)
