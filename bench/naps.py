@@ -59,7 +59,9 @@ class Nap:
 
     def rate(self, bench: Bench, contestant: Contestant) -> float:
         """Return the share of the ideal that one worker process reaches."""
-        count = max(FEWEST * self.at_once, int(self.ideal * SECONDS))
+        # Some look for the next task of a key only when they poll.
+        slowness = contestant.slowness if self.kind == LOCKED else 1
+        count = max(FEWEST * self.at_once, int(self.ideal * SECONDS / slowness))
         function = contestant.naps[self.kind]
         with (
             self._filled(bench.arena, contestant, count, function) as database,
