@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -11,7 +13,7 @@ from django_pglock.tasks.states import TaskStatus
 
 
 # Left out of dumps, because the other database may have no partition for the day of a row.
-class _DefaultManager(NotDumped, models.Manager):  # type: ignore[type-arg]
+class _DefaultManager(NotDumped, models.Manager[Any]):
     pass
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -9,7 +11,7 @@ from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 
 
-class _DefaultManager(NotDumped, models.Manager):  # type: ignore[type-arg]
+class _DefaultManager(NotDumped, models.Manager[Any]):
     pass
 
 
