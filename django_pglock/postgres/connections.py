@@ -72,6 +72,15 @@ def in_test_case(connection: DatabaseWrapper) -> bool:
     return connection.in_atomic_block and not in_transaction(connection)
 
 
+def has_manual_transaction(connection: Any) -> bool:
+    """Return whether a transaction is open that the caller commits itself: autocommit off, or its own BEGIN."""
+    if connection.in_atomic_block or connection.connection is None:
+        return False
+    if connection.vendor != "postgresql":
+        return not connection.get_autocommit()
+    return transaction_status(connection) in _IN_TRANSACTION
+
+
 def transaction_status(connection: DatabaseWrapper) -> TransactionStatus:
     """Return libpq's status of the session's transaction, without a query."""
     raw: Any = connection.connection

@@ -19,6 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
+from django_pglock.postgres.connections import has_manual_transaction
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
@@ -183,16 +184,29 @@ class PostgresTask(TaskFields):
 
         For tasks that are stored in another database than their data. In the same database, ``enqueue()`` is part of
         the transaction. Without a transaction this enqueues at once. Arguments are checked at once. The name is that of
-        Django's open proposal. Raises the same errors as ``enqueue()``, except ``DuplicateTask``.
+        Django's open proposal. Raises the same errors as ``enqueue()``, except ``DuplicateTask``, and Django's
+        ``TransactionManagementError`` if another database has an open transaction that the caller commits itself.
         """
-        check_call = getattr(self.get_backend(), "check_call", None)
-        if check_call is not None:
-            check_call(self, args, kwargs)
+        backend: Any = self.get_backend()
+        if hasattr(backend, "check_call"):
+            backend.check_call(self, args, kwargs)
+        _refuse_manual_transactions(self.module_path, except_in=getattr(backend, "database", None))
         call: Callable[[], Any] = partial(self.enqueue, *args, **kwargs)
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block:
                 call = partial(transaction.on_commit, call, using=connection.alias)
         call()
+
+
+def _refuse_manual_transactions(path: str, *, except_in: str | None) -> None:
+    """Raise if a database has a transaction after whose commit Django calls no function."""
+    for connection in connections.all(initialized_only=True):
+        if connection.alias != except_in and has_manual_transaction(connection):
+            raise transaction.TransactionManagementError(
+                f"{path}.enqueue_on_commit() cannot wait for the commit in database {connection.alias!r}, because you "
+                "send this commit yourself, and Django calls no function after it. Use transaction.atomic() there, or "
+                "call enqueue() after your commit."
+            )
 
 
 def _task_ids(after: Any) -> tuple[int, ...]:

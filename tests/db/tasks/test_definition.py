@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import connection, connections, transaction
 
 from django_pglock import enqueue_many, task
 from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,6 +25,41 @@ def test_on_commit_means_after_the_commit_and_never_after_a_rollback():
         transaction.set_rollback(True)
     tasks.echo.enqueue_on_commit(3)
     assert [row.args for row in Task.objects.order_by("id")] == [[], [3]]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Add a connection to another database, with autocommit off."""
+    other = dedicated_connection("default")
+    other.alias = "elsewhere"
+    other.set_autocommit(False)
+    monkeypatch.setattr(connections, "all", lambda initialized_only=False: [connection, other])
+    yield other
+    other.close()
+
+
+def test_on_commit_is_refused_while_another_database_has_a_transaction_that_the_caller_commits(elsewhere):
+    """Django calls no function after that commit, so the task would run before it."""
+    with elsewhere.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    with pytest.raises(transaction.TransactionManagementError, match=r"echo\.enqueue_on_commit.* 'elsewhere'"):
+        tasks.echo.enqueue_on_commit(1)
+    assert not Task.objects.exists()
+    elsewhere.commit()
+    tasks.echo.enqueue_on_commit(2)
+    assert Task.objects.get().args == [2]
+
+
+def test_on_commit_is_a_part_of_a_transaction_of_its_own_database_that_the_caller_commits():
+    transaction.set_autocommit(False)
+    try:
+        tasks.echo.enqueue_on_commit(1)
+        transaction.rollback()
+        tasks.echo.enqueue_on_commit(2)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert Task.objects.get().args == [2]
 
 
 def test_arguments_are_checked_while_they_can_be_mended():
