@@ -22,7 +22,7 @@ def after_commit(using: str, function: Callable[..., Any], *values: Any, **optio
 
     If the caller commits the transaction itself, the function is not called.
     """
-    if commits_itself(using):
+    if commits_itself(connections[using]):
         return
 
     # No functools.partial: Django logs the name of a function that fails, and a partial has no name. The AttributeError
@@ -37,13 +37,12 @@ def after_commit(using: str, function: Callable[..., Any], *values: Any, **optio
 
 def notify_after_commit(using: str, statement: str, *values: Any) -> None:
     """Execute a statement that only sends notifications once the current transaction is committed."""
-    if commits_itself(using):
+    if commits_itself(connections[using]):
         run(using, statement, *values)
     else:
         after_commit(using, run, using, statement, *values)
 
 
-def commits_itself(using: str) -> bool:
+def commits_itself(connection: Any) -> bool:
     """Return whether the caller sends the COMMIT of the current transaction itself."""
-    connection: Any = connections[using]
     return not connection.in_atomic_block and in_transaction(connection)

@@ -92,7 +92,7 @@ def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
 
 def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     connection = connections[using]
-    if commits_itself(using):
+    if commits_itself(connection):
         run(using, NOTIFY, channel, queue)
         return
     if connection.autocommit and _nobody_sleeps(using):
