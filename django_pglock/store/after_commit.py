@@ -46,4 +46,6 @@ def notify_after_commit(using: str, statement: str, *values: Any) -> None:
 def commits_itself(using: str) -> bool:
     """Return whether the caller sends the COMMIT of the current transaction itself."""
     connection: Any = connections[using]
-    return not connection.in_atomic_block and in_transaction(connection)
+    # With autocommit off a block of atomic() does not commit at its end, and Django calls no function after it.
+    has_commit = connection.in_atomic_block and connection.commit_on_exit
+    return not has_commit and in_transaction(connection)
