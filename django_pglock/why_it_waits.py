@@ -24,7 +24,7 @@ def why_it_waits(task: Task, using: str) -> str:
     if task.status != TaskStatus.BLOCKED:
         return ""
     if task.waits_for:
-        awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
+        awaited = task.awaiting.using(using).values_list("awaited", flat=True)[:FEW]
         return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
     ids = holders(using, str(task.lock_key), limit=FEW)
     return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {

@@ -18,6 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models import Attempt, Task
+from django_pglock.store.id_range import id_in
 
 if TYPE_CHECKING:
     AnyInline = admin.TabularInline[Attempt, Task]
@@ -86,14 +87,14 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
     """Show the attempts of a task, the newest first; with ``?before=N`` those with a number below N."""
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
-    before = request.GET.get("before", "1")
+    before = id_in(request.GET.get("before", "1"))
     # PostgreSQL would raise an error for a number outside of the range of the column.
-    if not (before.isascii() and before.isdigit() and len(before) <= 10 and int(before) < 2**31):
+    if before is None or before >= 2**31:
         raise BadRequest("before must be the number of an attempt.")
     task = seen_task(model_admin, request, task_id)
     rows = newest_first(task.failures.all())
     if "before" in request.GET:
-        rows = rows.filter(number__lt=int(before))
+        rows = rows.filter(number__lt=before)
     found = list(rows[: PER_PAGE + 1])
     older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
     context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.tasks.call_keys import is_grouped
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.redaction import REDACTED
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -144,10 +144,10 @@ def _annotation(parameter: _Parameter) -> str:
 
 
 def _is_hidden(shown: Any) -> bool:
-    """Return whether a value is hidden, or contains a hidden one."""
+    """Return whether a value, or a part of it, is hidden or not shown. The text instead of it must not be enqueued."""
     if isinstance(shown, dict):
         return any(map(_is_hidden, shown.values()))
-    return any(map(_is_hidden, shown)) if isinstance(shown, (list, tuple)) else shown == REDACTED
+    return any(map(_is_hidden, shown)) if isinstance(shown, (list, tuple)) else shown in (REDACTED, NOT_SHOWN)
 
 
 def _typed(value: Any) -> Any:

@@ -39,8 +39,7 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
 
     Arguments as for ``django_pglock.lock_view``; ``retry_after`` is in seconds. A busy lock raises ``Busy``, which the
     framework answers with ``status`` and ``Retry-After``. Raises ``ConfigurationError`` for a wrong ``status`` or
-    ``retry_after``, and on
-    a class, because its ``dispatch`` starts before the user is authenticated.
+    ``retry_after``, and on a class, because its ``dispatch`` starts before the user is authenticated.
     """
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")

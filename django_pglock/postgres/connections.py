@@ -72,9 +72,17 @@ def in_test_case(connection: DatabaseWrapper) -> bool:
     return connection.in_atomic_block and not in_transaction(connection)
 
 
+def has_commit_hooks(connection: Any) -> bool:
+    """Return whether a block of ``atomic()`` is open after whose commit Django calls functions.
+
+    With autocommit off, a block does not commit at its end, and Django calls no function after the caller's commit.
+    """
+    return bool(connection.in_atomic_block and connection.commit_on_exit)
+
+
 def has_manual_transaction(connection: Any) -> bool:
     """Return whether a transaction is open that the caller commits itself: autocommit off, or its own BEGIN."""
-    if connection.in_atomic_block or connection.connection is None:
+    if has_commit_hooks(connection) or connection.connection is None:
         return False
     if connection.vendor != "postgresql":
         return not connection.get_autocommit()

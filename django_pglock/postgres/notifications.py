@@ -44,7 +44,8 @@ def notify(channel: str, payload: str = "", *, using: str | None = None) -> None
 
     After a rollback, no process is woken. ``payload`` is a text of less than 8000 bytes. ``using`` is the database
     alias; default from the setting ``USING``. Commits of transactions that notify wait for each other. So notify once
-    in a transaction, not once for each row. Raises ``ValueError`` for a channel that is no text of 1 to 63 bytes.
+    in a transaction, not once for each row. Raises ``ValueError`` for a channel that is no text of 1 to 63 bytes, and
+    for any other payload.
     """
     _check_text("channel", channel, range(1, MOST_CHANNEL + 1))
     _check_text("payload", payload, range(MOST_PAYLOAD + 1))

@@ -212,7 +212,8 @@ SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 # Does the same for one task that has a rate and no lock. It takes a token from the bucket of its key, on the conditions
 # of ``ENQUEUE_AT_RATE`` (insert_at_key.py): no other task waits for a token, and fewer tasks than the burst are READY.
 # Only the task itself may be BLOCKED, so its range of the index has at most as many rows as the burst. Also returns
-# whether ``opens_at`` is set for the next token.
+# whether nothing is left to do: ``opens_at`` is set for the next token, or the task no longer waits, because another
+# admission to its key came first.
 ADMIT_OWN_AT_RATE = """
 WITH own AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
@@ -237,7 +238,8 @@ WITH own AS MATERIALIZED (
     WHERE task.id = ANY (ARRAY(SELECT id FROM own)) AND EXISTS (SELECT FROM token)
     RETURNING task.queue
 )
-SELECT (SELECT queue FROM admitted), (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+SELECT (SELECT queue FROM admitted),
+       NOT EXISTS (SELECT FROM own) OR (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
 """
 
 
@@ -271,10 +273,10 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str) ->
     """
     interval, most = rate.interval, rate.portion
     values = (id_, key, interval, key, key, most + 1, most, id_, interval, (most - 1) * interval, key)
-    admitted, has_alarm = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
+    admitted, is_done = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
     if admitted is not None:
         wake(using, [queue])
-    elif not has_alarm:
+    elif not is_done:
         admit(using, [key])
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
         wake(using, [queue], SCHEDULED_CHANNEL)

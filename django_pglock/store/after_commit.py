@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_pglock.postgres.connections import in_transaction
+from django_pglock.postgres.connections import has_commit_hooks, in_transaction
 from django_pglock.store.statements import run
 
 
@@ -45,4 +45,4 @@ def notify_after_commit(using: str, statement: str, *values: Any) -> None:
 
 def commits_itself(connection: Any) -> bool:
     """Return whether the caller sends the COMMIT of the current transaction itself."""
-    return not connection.in_atomic_block and in_transaction(connection)
+    return not has_commit_hooks(connection) and in_transaction(connection)

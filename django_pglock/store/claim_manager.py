@@ -114,7 +114,8 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         If the function raises, its changes in the database are rolled back, the row gets the changes ``failed``, the
         exception is logged, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
         ``InterfaceError``, the exception ends the pass and the row is not changed. Raises ``ValueError`` for a limit
-        below one. A ``function`` that is none, and ``failed`` with an unknown field, are refused before the first row.
+        below one. A ``function`` that cannot be called, and ``failed`` with an unknown field, are refused before the
+        first row.
         """
         if not callable(function):
             raise TypeError(f"claim_each() calls a function for each row, and got {function!r}.")

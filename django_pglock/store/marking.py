@@ -82,7 +82,9 @@ def _require_one_table(model: type[models.Model]) -> None:
 
 
 def check_changes(model: type[models.Model], changes: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for changes that are none, and Django's error for an unknown field."""
+    """Raise ``TypeError`` for changes that are no dict, ``ValueError`` for an empty one, and Django's error for an
+    unknown field.
+    """
     if not isinstance(changes, Mapping):
         raise TypeError(f"The changes of a row are {changes!r}; give a dict, such as {{'status': 'failed'}}.")
     _require_changes(model, changes)

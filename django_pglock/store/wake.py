@@ -56,7 +56,7 @@ WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
-NOTIFY = "SELECT pg_notify(%s, %s)"
+NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
 
 # Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready.
 WAKE_OTHERS = """
@@ -76,7 +76,11 @@ _pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDi
 
 def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
     """Wake sleeping workers for these queues after the commit of the current transaction."""
-    for queue in set(queues):
+    names = set(queues)
+    if names and commits_itself(connections[using]):
+        run(using, NOTIFY, channel, list(names))
+        return
+    for queue in names:
         _wake_on_commit(using, channel, queue)
 
 
@@ -92,9 +96,6 @@ def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
 
 def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     connection = connections[using]
-    if commits_itself(connection):
-        run(using, NOTIFY, channel, queue)
-        return
     if connection.autocommit and _nobody_sleeps(using):
         # The task is already committed.
         return

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.postgres.connections import has_manual_transaction
+from django_pglock.postgres.connections import has_commit_hooks, has_manual_transaction
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
@@ -193,7 +193,7 @@ class PostgresTask(TaskFields):
         _refuse_manual_transactions(self.module_path, except_in=getattr(backend, "database", None))
         call: Callable[[], Any] = partial(self.enqueue, *args, **kwargs)
         for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
+            if has_commit_hooks(connection):
                 call = partial(transaction.on_commit, call, using=connection.alias)
         call()
 

@@ -81,8 +81,8 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
         Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, with the reason if
-        the database has one, and ``TaskError`` inside ``atomic()``. Does not poll. All waiting callers of a process
-        share one database session.
+        the database has one, ``TaskError`` inside ``atomic()``, and ``ValueError`` for a timeout that is negative or no
+        number. Does not poll. All waiting callers of a process share one database session.
         """
         deadline = _Deadline(timeout)
         while True:

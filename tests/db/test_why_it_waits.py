@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.db import connections
 from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task
 from tests.db.management.commands.test_locktasks import locktasks
+from tests.db.store.test_transition import Replica
 from tests.db.store.test_why_unfinished import ECHO, enter
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -43,3 +45,13 @@ def test_show_says_for_what_a_blocked_task_waits():
     child = tasks.nothing.using(after=[first, second]).enqueue()
     assert why(second).endswith(f"which is held by #{first.id}.")
     assert why(child) == f"This task waits for #{first.id}, #{second.id} to finish."
+
+
+def test_show_reads_only_the_database_of_the_tasks(settings, monkeypatch):
+    """A router may send other reads to a replica, which may be behind. This one cannot be reached."""
+    unreachable = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}
+    monkeypatch.setitem(connections.settings, "replica", unreachable)
+    first = tasks.nothing.enqueue()
+    child = tasks.nothing.using(after=[first]).enqueue()
+    settings.DATABASE_ROUTERS = [f"{Replica.__module__}.{Replica.__qualname__}"]
+    assert why(child) == f"This task waits for #{first.id} to finish."

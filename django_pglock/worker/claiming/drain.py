@@ -47,7 +47,7 @@ class Drain:
         self.left_behind: list[str] = []
         self._waits_since: float | None = None
         self._queried_at = -CHECK_INTERVAL
-        self._doubtful: dict[str, int] = {}
+        self._possibly_lost: dict[str, int] = {}
 
     def waits_for_rescue(self) -> bool:
         """Return whether tasks run on workers that may be dead. They are rescued soon, or their workers beat again."""
@@ -55,8 +55,8 @@ class Drain:
         if now - self._queried_at >= CHECK_INTERVAL:
             self._queried_at = now
             found = possibly_lost(self.using, backend=self.backend)
-            self._doubtful = {queue: count for queue, count in found if self.queues.serves(queue)}
-        if not self._doubtful:
+            self._possibly_lost = {queue: count for queue, count in found if self.queues.serves(queue)}
+        if not self._possibly_lost:
             self._waits_since = None
             return False
         self._waits_since = self._waits_since or now
@@ -85,7 +85,7 @@ class Drain:
         """Log what the worker leaves behind, then end it."""
         self.left_behind = [
             f"{_tasks(count)} of queue {queue!r} that {'runs' if count == 1 else 'run'} on a worker that may be dead"
-            for queue, count in sorted(self._doubtful.items())
+            for queue, count in sorted(self._possibly_lost.items())
         ]
         paused, known = paused_queues(self.using), registry.known_paths()
         self.left_behind += [

@@ -273,8 +273,8 @@ class Fetcher(ConnectedService):
     def _pause(self, seconds: float) -> None:
         """Sleep until ``fetcher_wakeup`` is set or a thread is nearly free; less while claims wait, to check them.
 
-        Only after a poll in the same turn. Moments that are expected since an earlier poll may be over, and the fetcher
-        would not sleep at all.
+        Call it only after a poll in the same pass. Moments that an earlier poll expected may be over, and then the
+        fetcher would not sleep at all.
         """
         seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
         self._wait(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
@@ -9,6 +11,7 @@ from django.urls import reverse
 from django_pglock import task
 from django_pglock.admin.enqueue_form import EnqueueForm
 from django_pglock.models import Task
+from django_pglock.tasks.redaction import NOT_SHOWN
 from tests.db.admin.visits import LIST, make, person, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
@@ -134,6 +137,18 @@ def test_a_value_with_a_hidden_part_is_hidden_as_a_whole(client):
     assert "[redacted]" not in client.get(url).content.decode(), "it would be enqueued as the value"
     client.post(url, {"argument-order_id": "7", "argument-card": ""})
     assert Task.objects.exclude(pk=row.pk).get().args == [7, {"number": SECRET, "cvc": "123"}]
+
+
+def test_a_value_that_is_too_deep_to_be_shown_is_enqueued_again_as_it_is(client):
+    person(client, "view_task", "change_task")
+    deep: list = []
+    for _ in range(300):
+        deep = [deep]
+    row = make("FAILED", task_path=task(pay).module_path, args=[7, deep])
+    url = reverse("admin:django_pglock_task_again", args=[row.pk])
+    assert NOT_SHOWN not in html.unescape(client.get(url).content.decode()), "it would be enqueued as the value"
+    client.post(url, {"argument-order_id": "8", "argument-card": ""})
+    assert Task.objects.exclude(pk=row.pk).get().args == [8, deep]
 
 
 @pytest.mark.parametrize(

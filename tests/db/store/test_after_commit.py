@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
@@ -121,3 +122,33 @@ def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
             assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == ["default"]
     finally:
         listener.close()
+
+
+def test_a_verb_with_a_block_of_its_own_notifies_with_the_commit_of_the_caller():
+    """With autocommit off a block of ``atomic()`` commits nothing, and Django keeps what should follow its commit."""
+    transaction.set_autocommit(False)
+    listener = dedicated_connection("default")
+    try:
+        with listener.cursor() as cursor:
+            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
+            enqueue_many(tasks.nothing, [()] * 3)
+            with transaction.atomic(), transaction.atomic():
+                tasks.nothing.using(queue_name="mail").enqueue()
+            assert connection.run_on_commit == []
+            transaction.commit()
+            raw = listener.connection
+            assert {each.payload for each in raw.notifies(timeout=10, stop_after=2)} == {"default", "mail"}
+    finally:
+        listener.close()
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+
+def test_one_statement_notifies_for_several_queues(manual):
+    with CaptureQueriesContext(connection) as queries:
+        wake.wake("default", ["mail", "default", "mail"])
+        wake.wake("default", [])
+    [sent] = queries
+    assert "pg_notify" in sent["sql"]
+    assert "mail" in sent["sql"]
+    assert "default" in sent["sql"]

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
@@ -45,6 +46,16 @@ def test_a_burst_and_then_nothing_until_the_next_token():
     limit = RateLimit.objects.get(key="%rate tenant:1")
     assert limit.opens_at is not None
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
+
+
+def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
+    """It is the most expensive one. The first call finds that another one waits; then none of them waits any more."""
+    task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=3))
+    with CaptureQueriesContext(connection) as queries, transaction.atomic():
+        for _ in range(3):
+            task.enqueue(1)
+    assert sum("WITH head AS" in query["sql"] for query in queries) == 1
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 
 def test_a_worker_that_sleeps_is_told_of_the_first_call_that_waits_for_a_token():

@@ -244,7 +244,9 @@ def test_a_poison_pill_ends_failed(claim):
 @pytest.mark.parametrize(
     ("silent_for", "has_session", "count"), [(0.0, True, 0), (200.0, True, 2), (0.0, False, 2), (200.0, False, 2)]
 )
-def test_a_task_is_doubtful_when_a_sign_of_life_is_missing(claim, session, settings, silent_for, has_session, count):
+def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
+    claim, session, settings, silent_for, has_session, count
+):
     """A worker that drains a queue waits for such tasks: they come back soon."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()

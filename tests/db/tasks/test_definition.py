@@ -56,10 +56,13 @@ def test_on_commit_is_a_part_of_a_transaction_of_its_own_database_that_the_calle
         tasks.echo.enqueue_on_commit(1)
         transaction.rollback()
         tasks.echo.enqueue_on_commit(2)
+        # This block does not commit, and Django forgets its functions.
+        with transaction.atomic():
+            tasks.echo.enqueue_on_commit(3)
         transaction.commit()
     finally:
         transaction.set_autocommit(True)
-    assert Task.objects.get().args == [2]
+    assert [row.args for row in Task.objects.order_by("id")] == [[2], [3]]
 
 
 def test_arguments_are_checked_while_they_can_be_mended():
