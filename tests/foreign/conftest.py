@@ -58,6 +58,16 @@ def no_tasks(new_sessions: None) -> None:
 
 
 @pytest.fixture
+def no_schedules(no_tasks: None) -> None:
+    """Disable the schedules of the project. Otherwise a worker of any test may run one whose time has just come."""
+    from django_pglock.models import Schedule
+    from django_pglock.store.schedule_register import register
+
+    register("default")
+    Schedule.objects.disable()
+
+
+@pytest.fixture
 def drain() -> Callable[..., None]:
     """Run every task that is due in a worker of this process, until none is left."""
     from django_pglock.worker import Worker

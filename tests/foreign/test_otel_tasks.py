@@ -96,7 +96,7 @@ def by_the_clock() -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def no_spans(no_tasks):
+def no_spans(no_schedules):
     connection.ensure_connection()
     exporter.clear()
 

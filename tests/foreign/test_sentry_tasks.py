@@ -17,7 +17,6 @@ from sentry_sdk.transport import Transport
 from django_pglock import Cancel, Retry, Snooze, task
 from django_pglock.contrib.sentry import PGLockIntegration, slug_of
 from django_pglock.models import Schedule
-from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_tick import enqueue_due
 from tests.foreign.sample.tasks import nothing
 
@@ -105,7 +104,7 @@ def too_often_for_sentry() -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def sentry(no_tasks):
+def sentry(no_schedules):
     connection.ensure_connection()
     start()
     collected.clear()
@@ -246,8 +245,6 @@ def test_spans_can_be_streamed(drain):
 
 def ticks(*functions: Any) -> None:
     """Enqueue a tick of these schedules, and of no others."""
-    register("default")
-    Schedule.objects.exclude(task_path__in=[each.module_path for each in functions]).disable()
     chosen = Schedule.objects.filter(task_path__in=[each.module_path for each in functions])
     chosen.update(is_enabled=True, next_at="2026-01-01T00:00Z")
     assert len(enqueue_due("default").tasks) == len(functions)
