@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -57,6 +58,8 @@ class ThreadCapacity:
         self._changed = changed
         # How many claims were put into the inbox, and how many were taken back before they began.
         self._put = self._taken_back = 0
+        # For each call of put() that has claims in the inbox: how many claims had been put after it, and when.
+        self._put_at: deque[tuple[int, float]] = deque()
         self._cost: float | None = None
         self._prefetch_limit = 0
         # The seconds that long tasks have taken lately while short tasks were expected, and how many tasks had ended at
@@ -99,6 +102,7 @@ class ThreadCapacity:
         """Put claims into the inbox. Threads begin them in this order."""
         # First the counter. Otherwise a thread could have begun a claim that is not counted as put.
         self._put += len(claims)
+        self._put_at.append((self._put, time.monotonic()))
         put = self.inbox.put
         for claim in claims:
             put(claim)
@@ -112,7 +116,12 @@ class ThreadCapacity:
     @property
     def waiting(self) -> int:
         """How many claims wait for a thread. A claim counts until the thread that has taken it counts as busy."""
-        return max(0, self._put - self._taken_back - sum(slot.begun for slot in self.slots))
+        return max(0, self._put - self._taken)
+
+    @property
+    def _taken(self) -> int:
+        """How many claims have left the inbox."""
+        return self._taken_back + sum(slot.begun for slot in self.slots)
 
     @property
     def ended(self) -> int:
@@ -123,6 +132,17 @@ class ThreadCapacity:
     def running(self) -> int:
         """How many threads run a claim now."""
         return sum(slot.began_at is not None for slot in self.slots)
+
+    def longest_wait(self) -> float:
+        """Return for how many seconds the first waiting claim has waited. 0.0: none waits."""
+        taken = self._taken
+        while self._put_at and self._put_at[0][0] <= taken:
+            self._put_at.popleft()
+        return time.monotonic() - self._put_at[0][1] if self._put_at else 0.0
+
+    def expected_wait(self) -> float:
+        """Return in how many seconds the threads are expected to have begun all waiting claims."""
+        return self.waiting * (self._cost or 0.0) / len(self.slots)
 
     def room(self) -> int:
         """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""

@@ -36,6 +36,8 @@ MODULES = (
     *(ready_queues_module, settler, sleep),
 )
 MAX_RESCUES = 3
+#: The largest number of seconds for which a claim may wait in the process. The fetcher checks it after 0.2 s.
+LONGEST_WAIT_HERE = 1.0
 
 
 class House:
@@ -181,6 +183,10 @@ class ExecutorHere(Executor):
         self.house = house
 
     def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
+        waited = self.house.schedule.now - claim.received_at
+        # A coroutine begins when the thread that starts coroutines has a connection, a suspect when it can run alone.
+        may_wait = is_coroutine or claim.rescues == MAX_RESCUES
+        assert may_wait or waited <= LONGEST_WAIT_HERE, f"{claim} has waited for {waited:.1f} s"
         if claim.attempt <= claim.refusals:
             return EndedClaim(claim, GivenBack())
         if is_coroutine:

@@ -30,6 +30,8 @@ class Call:
     refusals: int = 0
     rescues: int = 0
     attempt: int = 0
+    #: When the worker received the claim.
+    received_at: float = 0.0
     priority = 0
     progress = noted_progress = log = None
 
@@ -121,6 +123,8 @@ class Table:
             self.running.update((call.id, call) for call in claims)
             self.silent.difference_update(call.id for call in rows)
             self.wait()
+            for claim in claims:
+                claim.received_at = self.schedule.now
             return claims
 
         return SimpleNamespace(execute=execute)

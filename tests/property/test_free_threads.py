@@ -188,6 +188,14 @@ def other_queues_count_as_empty_before_they_were_polled(patch):
     )
 
 
+def waiting_claims_are_kept_while_tasks_end(patch):
+    patch.setattr(ThreadCapacity, "expected_wait", lambda self: 0.0)
+    tasks = calls(30, seconds=0.15)
+    for call in tasks[:5]:
+        call.seconds = 0.0001
+    return Shape(threads=1, calls=tasks[:5], late=[(0.3 * (call is tasks[5]), call) for call in tasks[5:]])
+
+
 FAULTS = (
     settler_wakes_nobody,
     thread_does_not_tell_that_it_is_free,
@@ -200,6 +208,7 @@ FAULTS = (
     moments_of_an_earlier_poll_count,
     end_of_the_first_poll_counts,
     other_queues_count_as_empty_before_they_were_polled,
+    waiting_claims_are_kept_while_tasks_end,
 )
 
 

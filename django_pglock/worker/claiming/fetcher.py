@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 #: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time. Without the
 #: wait, the task would begin only after the fetcher has prepared its next poll.
 PAUSE_AFTER_CLAIM = 0.00005
-#: Seconds without any progress after which claims that no thread has begun are given back.
-STALLED_AFTER = 0.2
+#: Seconds after which claims that no thread has begun are given back if they are not expected to begin soon.
+LONGEST_WAIT = 0.2
 #: Seconds between two polls of a draining worker that waits for its tasks in flight.
 DRAINING = 0.1
 #: Seconds of uninterrupted work after which the worker unsets ``is_sleeping``, because it needs no notifications.
@@ -143,20 +143,20 @@ class Fetcher(ConnectedService):
         # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.fetcher_wakeup.clear()
         self.sleep.check_flag()
-        self._give_back_if_blocked()
+        self._give_back_late()
         if self._exclusive_run.is_on():
             self._wait(CHECK_INTERVAL)
             return
         if not self._may_claim():
             self._note_full()
-            self._wait(STALLED_AFTER)
+            self._wait(LONGEST_WAIT)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
         rooms = self._prepare_poll(is_last_poll=is_last_poll)
         if not rooms:
             self._note_full()
-            self._pause(STALLED_AFTER)
+            self._pause(LONGEST_WAIT)
         elif self._claim_and_begin(rooms):
             self._note_busy()
             self._note_taken(rooms)
@@ -247,14 +247,20 @@ class Fetcher(ConnectedService):
         is_urgent = self._was_notified or self.drain is not None
         return self.claimer.was_ready and self._discovery.check(is_urgent=is_urgent)
 
-    def _give_back_if_blocked(self) -> None:
-        """Give back waiting claims if no thread makes progress: the running tasks take longer than expected."""
+    def _give_back_late(self) -> None:
+        """Give back the waiting claims if the tasks before them take longer than expected when they were claimed."""
         now, threads = time.monotonic(), self.in_flight.threads
         if (ended := threads.ended) != self._ended or threads.waiting == 0:
             self._ended, self._progressed_at = ended, now
-        elif now - self._progressed_at >= STALLED_AFTER:
-            # A task that has run for so long is expected to run for as long again.
-            threads.expect_cost(2 * (now - self._progressed_at))
+        if threads.longest_wait() < LONGEST_WAIT:
+            return
+        blocked_for = now - self._progressed_at
+        if blocked_for >= LONGEST_WAIT:
+            # No task has ended. A task that has run for so long is expected to run for as long again.
+            threads.expect_cost(2 * blocked_for)
+            self.in_flight.give_back_waiting()
+        elif threads.expected_wait() >= LONGEST_WAIT:
+            # Short tasks came before long ones, and the first long ones have ended.
             self.in_flight.give_back_waiting()
 
     def _is_drained(self) -> bool:
@@ -276,7 +282,7 @@ class Fetcher(ConnectedService):
         Call it only after a poll in the same pass. Moments that an earlier poll expected may be over, and then the
         fetcher would not sleep at all.
         """
-        seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
+        seconds = min(seconds, LONGEST_WAIT) if self.in_flight.waiting else seconds
         self._wait(
             min(
                 seconds,

@@ -237,7 +237,7 @@ def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monke
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
     """Of several in flight, with a thread that is busy."""
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.STALLED_AFTER", running.FOREVER)
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", running.FOREVER)
     process = worker(queues=["another"], threads=1)
     # Its fetcher, when it has just connected, gives back what it does not know.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())

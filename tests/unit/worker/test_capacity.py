@@ -128,6 +128,29 @@ def test_tasks_that_are_a_little_long_count_among_quick_ones_if_they_are_frequen
     assert in_flight.threads.room() < MOST_AT_ONCE / 10
 
 
+def test_the_first_waiting_claim_has_waited_longest(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    in_flight = filled(2, threads=1, cost=0.5)
+    threads = in_flight.threads
+    clock.now += 0.3
+    threads.put([SimpleNamespace(id=2, attempt=1, task_path="call")])
+    clock.now += 0.1
+    assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.4), pytest.approx(3 * 0.5))
+    begun(in_flight, 1)
+    assert threads.longest_wait() == pytest.approx(0.4)
+    begun(in_flight, 1)
+    assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.1), pytest.approx(0.5))
+    assert len(list(threads.take_back())) == 1
+    assert (threads.longest_wait(), threads.expected_wait()) == (0.0, 0.0)
+
+
+def test_before_a_cost_is_known_no_claim_is_expected_to_wait():
+    threads = InFlight(2).threads
+    threads.put([SimpleNamespace(id=0, attempt=1, task_path="call")])
+    assert threads.expected_wait() == 0.0
+
+
 def test_coroutines_have_places_of_their_own(monkeypatch):
     monkeypatch.setattr(module.registry, "is_async", lambda path: path == "coroutine")
     in_flight = InFlight(1)

@@ -17,7 +17,7 @@ from django_pglock.store.liveness import beat_all
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.claiming.claimer import Claimer
-from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, STALLED_AFTER
+from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, LONGEST_WAIT
 from django_pglock.worker.claiming.function_kinds import KindPauses
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
 from django_pglock.worker.in_flight import MOST_UNSETTLED
@@ -191,6 +191,20 @@ def test_waiting_claims_are_given_back_for_an_idle_worker(worker, eventually, ga
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
 
 
+def test_waiting_claims_are_given_back_while_longer_tasks_end_one_by_one(worker, eventually, monkeypatch):
+    """Each end within 0.2 s is progress, but the tasks behind it wait for seconds."""
+    in_flight, given_back = worker(threads=1, grace=0).in_flight, []
+    give_back = in_flight.give_back_waiting
+    monkeypatch.setattr(in_flight, "give_back_waiting", lambda: given_back.append(give_back()))
+    # As after many short tasks.
+    in_flight.threads.expect_cost(1e-6)
+    with transaction.atomic():
+        for _ in range(40):
+            running_tasks.run_sql.enqueue(0.06)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 40)
+    assert sum(given_back) > 10
+
+
 def test_a_slow_poll_is_repeated_before_the_worker_sleeps(worker, eventually, monkeypatch, settings):
     """No process may have notified it of a task that came meanwhile: no worker slept a moment ago."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
@@ -254,7 +268,7 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
 
     def claim_slowly(self, limit):
         claims = claim(self, limit)
-        time.sleep(STALLED_AFTER * 1.2)
+        time.sleep(LONGEST_WAIT * 1.2)
         return claims
 
     monkeypatch.setattr(QueueCursor, "claim", claim_slowly)

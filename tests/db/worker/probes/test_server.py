@@ -263,7 +263,7 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
 
 def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
     # Otherwise a claim that waits for long counts twice.
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.STALLED_AFTER", FOREVER)
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", FOREVER)
     worker = probed()
     for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
         call.enqueue(*["a"] * (call is tasks.fail_twice))
