@@ -47,6 +47,8 @@ EMPTY = """
 DO $$ DECLARE filled record; BEGIN
     -- No trigger captures the DELETEs.
     PERFORM set_config('session_replication_role', 'replica', true);
+    -- Otherwise a test that leaves an open transaction stops all tests that follow.
+    PERFORM set_config('lock_timeout', '120s', true);
     FOR filled IN
         SELECT oid::regclass AS name, pg_relation_size(oid) AS size FROM pg_class
         WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND pg_relation_size(oid) > 0

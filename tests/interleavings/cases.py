@@ -66,12 +66,17 @@ class Case:
         return f"{self.world}: {', '.join([stop, *self.others])}; {self.level}"
 
 
+def new_actors() -> list[Actor]:
+    """Return the sessions of a case."""
+    return [Actor(name) for name in ("first", "second", "third")]
+
+
 class Company:
     """The sessions that play cases in one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.actors = [Actor(name) for name in ("first", "second", "third")]
+        self.actors = new_actors()
         self.blocked = 0
         #: The queues of which sleeping workers were told in this case.
         self.told: set[str] = set()
@@ -86,6 +91,12 @@ class Company:
             cursor.execute("UNLISTEN *")
         for actor in self.actors:
             actor.leave()
+
+    def start_again(self) -> None:
+        """Replace the sessions, because a case has failed while some of them had not ended."""
+        for actor in self.actors:
+            actor.leave()
+        self.actors = new_actors()
 
     def rehearse(self, verb: Verb) -> Turn:
         """Run a verb alone and note its statements, and which of their transactions have written."""

@@ -15,18 +15,19 @@ from pkgutil import iter_modules
 import pytest
 
 from django_pglock import store
-from tests.interleavings import workers, worlds
+from tests.interleavings import stage, workers, worlds
 from tests.interleavings.books import books
 from tests.interleavings.captures import captures
 from tests.interleavings.cases import Case, Company, is_worlds_turn, pairs, triples
 from tests.interleavings.own_rows import own_rows
 from tests.interleavings.schedules import schedules
-from tests.interleavings.stage import COMMIT
+from tests.interleavings.stage import COMMIT, Actor
 from tests.interleavings.verbs import VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
 BUILDS = (*worlds.BUILDS, schedules, own_rows, captures, books)
+RESCUE_BEFORE_SETTLE = Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",))
 in_world = pytest.mark.parametrize("company", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
 
@@ -38,6 +39,7 @@ def failures(company: Company, cases: Iterator[Case]) -> list[str]:
             company.play(case)
         except AssertionError as error:
             found.append(f"{case}: {error}")
+            company.start_again()
     return found
 
 
@@ -57,6 +59,24 @@ def test_registering_and_removing_schedules_do_not_deadlock(company):
     for others in (("remove", "register_again"), ("register_again", "remove")):
         for stop_at in (5, 11):
             company.play(Case("schedules", "tick", stop_at, COMMIT, others))
+
+
+@pytest.mark.parametrize("company", [worlds.plain], indirect=True)
+def test_a_settler_that_polls_for_locked_rows_need_not_be_seen_waiting(company, monkeypatch):
+    """It waits for the lock for 0.1 s only, and then asks again and again whether the rows are still locked."""
+    monkeypatch.setattr(Actor, "_is_blocked", lambda self: False)
+    company.play(RESCUE_BEFORE_SETTLE)
+
+
+@pytest.mark.parametrize("company", [worlds.plain], indirect=True)
+def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_next_one(company, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "NEVER", 0.5)
+        patch.setattr(Actor, "_is_blocked", lambda self: False)
+        patch.setattr(Actor, "_polls_for_lock", lambda self, before: False)
+        [failure] = failures(company, iter([RESCUE_BEFORE_SETTLE]))
+    assert "neither ended nor blocked" in failure
+    assert failures(company, iter([RESCUE_BEFORE_SETTLE])) == []
 
 
 #: Each file of ``store/`` that changes rows of tasks, and the verbs that stand for it.
