@@ -109,7 +109,7 @@ def test_a_task_waits_for_a_view_no_longer_than_its_timeout(worker_process, even
     assert not Path(path).exists()
 
 
-def test_without_advisory_they_are_two_spaces(worker_process, eventually, tmp_path):
+def test_without_advisory_a_task_lock_key_does_not_exclude_an_advisory_lock(worker_process, eventually, tmp_path):
     """The lock key of a task keeps other tasks away, and nobody else."""
     worker_process("--threads", "1")
     tasks.count_without_advisory.enqueue(7, str(tmp_path / "go on"))

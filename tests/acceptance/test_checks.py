@@ -20,7 +20,7 @@ print(sorted({check.__module__ for check in registry.registry.get_checks(True)})
 """
 
 
-def test_the_checks_are_there_once_django_is_ready():
+def test_system_checks_are_registered_after_django_setup():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"},

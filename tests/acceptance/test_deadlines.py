@@ -57,7 +57,7 @@ def done():
     return not Task.objects.exclude(status="SUCCESSFUL").exists()
 
 
-def test_services_give_mute_connections_up(proxy, impatient, worker, eventually, caplog):
+def test_services_close_connections_on_which_the_server_does_not_answer(proxy, impatient, worker, eventually, caplog):
     """Mute for the old connections only, and acknowledged by the proxy's kernel: neither TCP nor the server notice."""
     worker()
     tasks.nothing.enqueue()
@@ -75,7 +75,7 @@ def test_services_give_mute_connections_up(proxy, impatient, worker, eventually,
     proxy.pass_through()
 
 
-def test_services_are_back_within_seconds(proxy, worker, eventually, monkeypatch):
+def test_services_reconnect_within_seconds_after_an_outage(proxy, worker, eventually, monkeypatch):
     """Each try is followed by the longest pause, as in an outage of an hour."""
     monkeypatch.setattr(service, "FIRST_PAUSE", 1000.0)
     worker()
@@ -103,7 +103,7 @@ def shut_down(monkeypatch):
     return shut_down
 
 
-def test_checks_are_counted_and_not_the_time(shut_down, monkeypatch):
+def test_a_session_is_closed_after_a_number_of_checks_and_not_after_a_time(shut_down, monkeypatch):
     """A process that was stopped for an hour has looked once since then."""
     seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
@@ -114,7 +114,7 @@ def test_checks_are_counted_and_not_the_time(shut_down, monkeypatch):
     assert shut_down == ["session"]
 
 
-def test_a_service_that_is_busy_is_left_alone(shut_down):
+def test_the_session_of_a_service_with_new_answers_is_not_closed(shut_down):
     busy = Waits()
     seen = _Awaited(busy)
     for busy.number in range(100):
@@ -122,7 +122,7 @@ def test_a_service_that_is_busy_is_left_alone(shut_down):
     assert shut_down == []
 
 
-def test_limits_of_an_administrator_are_not_for_the_worker(worker_process, eventually):
+def test_a_worker_overrides_the_timeouts_that_are_set_for_its_role(worker_process, eventually):
     """All that end sessions and statements; set for the role, as administrators do.
 
     They hold for the task's own transaction, which a slow machine must not reach.
@@ -157,7 +157,7 @@ def database():
     return connection.ops.quote_name(connection.settings_dict["NAME"])
 
 
-def test_a_service_has_limits_of_its_own():
+def test_a_service_sets_its_own_timeouts():
     own, before = ConnectedService("default"), connections["default"]
     try:
         own.open()
@@ -171,7 +171,7 @@ def test_a_service_has_limits_of_its_own():
         connections["default"] = before
 
 
-def test_behind_a_pooler_nothing_is_set_that_the_next_one_would_have(monkeypatch):
+def test_behind_a_pooler_no_timeout_is_set_in_the_session(monkeypatch):
     monkeypatch.setattr(private_sessions, "backend_pid", lambda connection: 0)
     private = dedicated_connection("default")
     try:

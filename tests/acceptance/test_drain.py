@@ -43,7 +43,9 @@ def make_unknown(count, queue="default"):
 
 
 @pytest.mark.parametrize(("has_heartbeat_process", "options"), [(True, ()), (False, ()), (False, ("--processes", "2"))])
-def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually, has_heartbeat_process, options):
+def test_a_draining_worker_runs_the_tasks_of_a_killed_worker(
+    worker_process, drain, eventually, has_heartbeat_process, options
+):
     """As from cron, where nobody else comes to rescue it."""
     victim = worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
@@ -60,7 +62,7 @@ def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually
     assert code == 0
 
 
-def test_it_does_not_wait_for_what_others_run(worker_process, drain, eventually):
+def test_a_draining_worker_does_not_wait_for_running_tasks_of_other_workers(worker_process, drain, eventually):
     worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
@@ -70,7 +72,7 @@ def test_it_does_not_wait_for_what_others_run(worker_process, drain, eventually)
 
 
 @pytest.mark.parametrize(("options", "expected"), [((), LEFT_BEHIND), (("--processes", "2"), 1)])
-def test_it_says_what_it_leaves(drain, options, expected):
+def test_a_draining_worker_reports_the_tasks_that_it_does_not_run(drain, options, expected):
     make_unknown(2)
     tasks.record.enqueue("known")
     code, output = drain(*options)
@@ -89,7 +91,7 @@ def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
     assert code == 0, output
 
 
-def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
+def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
     """Where no upkeep comes through, the row may stay forever."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05, "HEARTBEAT_LIMIT": 0.2}
     tasks.nothing.enqueue()
@@ -106,7 +108,7 @@ def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
 
 
 @pytest.mark.parametrize(("options", "expected"), [((), LEFT_BEHIND), (("--processes", "2"), 1)])
-def test_it_ends_if_its_database_does_not_exist(options, expected):
+def test_a_draining_worker_ends_if_its_database_does_not_exist(options, expected):
     process = WorkerProcess("--drain", *options, url=f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/nowhere")
     try:
         code = process.wait()

@@ -53,7 +53,7 @@ def start_owner():
     return owner, Path(folder), int(guard)
 
 
-def test_it_never_listens_on_tcp_and_leaves_nothing_behind():
+def test_the_private_server_does_not_listen_on_tcp_and_removes_its_files():
     mode = Path("/tmp").stat().st_mode
     users = len(pwd.getpwall())
     with PrivatePostgres() as server:
@@ -79,7 +79,7 @@ def test_a_durable_server_keeps_committed_rows_after_a_crash():
             assert connection.execute("SELECT x FROM kept").fetchone() == (1,)
 
 
-def test_it_ends_with_an_owner_that_is_killed(eventually):
+def test_the_private_server_stops_when_its_owner_is_killed(eventually):
     owner, folder, _guard = start_owner()
     owner.kill()
     owner.wait()
@@ -121,14 +121,14 @@ def left_behind(tmp_path, monkeypatch):
     innocent.wait()
 
 
-def test_a_sweep_ends_no_process_but_a_server_at_home_in_the_folder(left_behind):
+def test_a_sweep_ends_only_the_server_whose_data_is_in_the_folder(left_behind):
     """Process numbers are used again, and a sweep by root may end any process of the machine."""
     folder, _innocent = left_behind
     sweep()
     assert not folder.exists()
 
 
-def test_a_sweep_leaves_the_folders_of_others_alone(left_behind, monkeypatch):
+def test_a_sweep_does_not_remove_the_folders_of_other_users(left_behind, monkeypatch):
     """Everybody may make a folder of that name in /tmp, with whatever in it."""
     folder, _innocent = left_behind
     somebody_else = os.geteuid() + 1
@@ -137,7 +137,7 @@ def test_a_sweep_leaves_the_folders_of_others_alone(left_behind, monkeypatch):
     assert folder.exists()
 
 
-def test_without_its_guard_it_still_stops(eventually):
+def test_the_private_server_stops_also_if_its_guard_was_killed(eventually):
     server = PrivatePostgres().start()
     os.kill(server._guard.pid, signal.SIGKILL)
     server.stop()
@@ -145,7 +145,7 @@ def test_without_its_guard_it_still_stops(eventually):
     assert not processes_of(server.home)
 
 
-def test_programs_out_of_reach_are_copied_and_run_there(monkeypatch, tmp_path):
+def test_postgresql_programs_that_the_user_cannot_run_are_copied(monkeypatch, tmp_path):
     """For root with a virtual environment below /root, where nobody cannot come."""
     programs = find_programs()
     with monkeypatch.context() as patch:
@@ -155,7 +155,7 @@ def test_programs_out_of_reach_are_copied_and_run_there(monkeypatch, tmp_path):
     assert can_run(copy)
 
 
-def test_programs_that_do_not_run_are_passed_over(monkeypatch, tmp_path):
+def test_postgresql_programs_that_do_not_run_are_skipped(monkeypatch, tmp_path):
     """A wheel for another C library looks complete."""
     for name in ("initdb", "postgres"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
@@ -235,7 +235,7 @@ def test_a_python_without_ensurepip_gets_the_package_to_install(bare, tmp_path):
     assert not (tmp_path / ".venv" / ".ready").exists()
 
 
-def test_uv_is_used_where_it_is(bare, tmp_path):
+def test_bootstrap_uses_uv_if_it_is_installed(bare, tmp_path):
     """A stand-in writes down how it is called, and makes nothing: so the command ends, with a sentence."""
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()

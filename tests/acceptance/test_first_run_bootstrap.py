@@ -114,7 +114,7 @@ def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_
     assert screen.getvalue() == ("\x1b[0m\x1b[?25h" if is_terminal else "")
 
 
-def test_an_interrupt_as_soon_as_interrupts_are_let_through_ends_the_program(manage, monkeypatch):
+def test_an_interrupt_while_the_signal_handler_is_restored_ends_the_started_program(manage, monkeypatch):
     """A program that sends the signal by itself may do so at this moment."""
     set_handler, started, popen = signal.signal, [], manage.subprocess.Popen
 

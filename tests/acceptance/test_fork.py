@@ -86,7 +86,7 @@ def test_a_child_is_not_in_its_parents_transaction(run):
     assert not Effect.objects.filter(name="of the parent").exists()
 
 
-def test_a_child_that_comes_back_is_no_second_worker(run):
+def test_a_forked_child_that_returns_from_the_function_does_not_continue_as_worker(run):
     """It would settle its parent's claim and run what waits in the inbox that it has inherited."""
     for function in (forking_tasks.fork_and_come_back, forking_tasks.fork_in_coroutine):
         for how, code in {"return": 0, "exit": 3, "raise": 1}.items():

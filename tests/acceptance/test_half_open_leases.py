@@ -45,7 +45,7 @@ def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
         leadership.assert_held()
 
 
-def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
+def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, monkeypatch):
     monkeypatch.setattr(holder.LeaseHolder._execute, "__kwdefaults__", {"within": 1.0})
     began = time.monotonic()
     with Lease("half open", ttl=60):
@@ -55,7 +55,7 @@ def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
         pass
 
 
-def test_a_cancel_that_gets_no_answer_is_not_waited_for_for_ever(proxy, monkeypatch):
+def test_the_wait_for_the_answer_to_a_cancel_is_limited(proxy, monkeypatch):
     """As after Ctrl-C, or at a timeout."""
     monkeypatch.setattr(libpq, "CANCEL_WITHIN", 0.5)
     monkeypatch.setattr(libpq, "SIGNAL_CHECK_INTERVAL", 10)

@@ -111,7 +111,7 @@ def test_a_heartbeat_process_that_is_killed_is_replaced(worker_process, helper_o
     eventually(lambda: Effect.objects.exists())
 
 
-def test_it_has_no_connection_while_the_worker_beats_by_itself(worker_process, helper_of, eventually):
+def test_the_heartbeat_process_has_no_connection_while_the_worker_beats_itself(worker_process, helper_of, eventually):
     process = worker_process()
     helper_of(process)
     first = Worker.objects.get().heartbeat_at
@@ -142,7 +142,7 @@ time.sleep(60)
 """
 
 
-def test_it_ends_although_a_forked_child_of_the_worker_keeps_the_socket_open(eventually):
+def test_the_heartbeat_process_ends_while_a_forked_child_keeps_its_socket_open(eventually):
     parent = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
     helper, child = map(int, parent.stdout.readline().split())
     try:
@@ -204,7 +204,7 @@ def beat(row):
     return Worker.objects.get(pk=row.pk).heartbeat_at
 
 
-def test_it_beats_from_the_first_late_beat_to_the_next_one_in_time(charge, eventually):
+def test_the_heartbeat_process_beats_from_a_late_beat_until_a_punctual_one(charge, eventually):
     helper, row = charge(interval=0.5)
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     eventually(lambda: sessions_of_helpers() == 1)
@@ -222,7 +222,7 @@ def test_it_beats_from_the_first_late_beat_to_the_next_one_in_time(charge, event
     eventually(lambda: beat(row) > silent, why="it did not speak again")
 
 
-def test_a_worker_whose_heartbeat_process_beats_is_no_witness(charge, eventually):
+def test_a_beat_of_the_heartbeat_process_restarts_the_continuous_beats_of_the_worker(charge, eventually):
     """After an outage it may be back before all others: its beat must not seem to follow the one before."""
     _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
@@ -230,7 +230,7 @@ def test_a_worker_whose_heartbeat_process_beats_is_no_witness(charge, eventually
     assert row.heartbeat_at < after.heartbeat_at <= after.beating_since
 
 
-def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
+def test_the_heartbeat_process_does_not_recreate_a_deleted_worker_row(charge, eventually):
     _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at)
     row.delete()
@@ -239,7 +239,7 @@ def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
     assert not Worker.objects.exists()
 
 
-def test_it_logs_once_that_it_cannot_connect_and_continues(charge, eventually):
+def test_the_heartbeat_process_logs_once_that_it_cannot_connect_and_continues(charge, eventually):
     helper, _row = charge()
     helper.instruct(interval=0.05, connection={"host": "/nowhere"})
     assert "cannot reach the database" in helper.process.stderr.readline()
@@ -250,7 +250,7 @@ def test_it_logs_once_that_it_cannot_connect_and_continues(charge, eventually):
     assert helper.process.stderr.read() == ""
 
 
-def test_it_does_not_beat_for_ever(monkeypatch):
+def test_the_heartbeat_process_stops_beating_after_a_time_limit(monkeypatch):
     """What keeps a process from running for an hour will not end."""
     substitute, written = heartbeat_process_main.SubstituteHeartbeat(), []
     monkeypatch.setattr(substitute, "_write", written.append)
@@ -263,7 +263,7 @@ def test_it_does_not_beat_for_ever(monkeypatch):
     assert len(written) == 2
 
 
-def test_which_processes_run(eventually):
+def test_stopped_processes_and_zombies_do_not_count_as_running(eventually):
     process = subprocess.Popen(["sleep", "60"])
     try:
         assert heartbeat_process_main.is_running(process.pid)

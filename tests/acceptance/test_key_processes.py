@@ -97,7 +97,7 @@ enqueue_many(keyed.step, [{"order_id": number} for number in range(200)])
     [(ONE_BY_ONE, ONE_BY_ONE), (IN_TRANSACTIONS, IN_TRANSACTIONS), (ONE_BY_ONE, IN_TRANSACTIONS), (ONE_BY_ONE, MANY)],
     ids=["one by one", "in transactions", "both", "many"],
 )
-def test_of_each_key_one_is_admitted(at_once, texts):
+def test_two_processes_that_enqueue_at_once_admit_one_task_of_each_key(at_once, texts):
     """Both look at a key before the other's row is there for them, unless the looks come one after the other."""
     assert at_once(*texts) == ["done", "done"]
     by_key = {}

@@ -73,7 +73,7 @@ def things_of(pid):
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd")) - shared, len(names) - shared
 
 
-def test_nothing_grows(worker_process, finish, eventually):
+def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finish, eventually):
     """Also not with sessions that are ended in the middle."""
     # One arena for all threads: how memory is spread over several is chance. And nothing that measures coverage.
     surroundings = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}

@@ -66,7 +66,7 @@ def run(tmp_path):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_holds_locks_and_reports_locks_that_are_left_if_that_is_wanted(run):
+def test_the_pytest_plugin_holds_locks_and_optionally_reports_locks_left_held(run):
     ran = run("-o", "django_pglock_no_locks_left=true")
     assert "5 passed, 2 errors" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
     assert ran.stdout.count("advisory locks are held or awaited") >= 2

@@ -122,7 +122,7 @@ def test_a_resting_worker_that_is_cut_off_repeatedly_keeps_its_task(resting, res
     assert (row.status, row.attempts, row.rescues) == ("SUCCESSFUL", 1, 0), process.output
 
 
-def test_when_the_older_ones_die_those_that_rested_rescue_their_tasks(older_workers, resting, eventually):
+def test_resting_workers_rescue_the_tasks_of_older_workers_that_died(older_workers, resting, eventually):
     """The older ones are on one host, and nobody deletes their rows."""
     tasks.nothing.using(queue_name="x").enqueue()
     path = tasks.nothing.module_path

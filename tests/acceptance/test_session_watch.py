@@ -101,7 +101,9 @@ def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, mo
     assert Effect.objects.count() == 2
 
 
-def test_a_check_of_a_pool(proxy, quick, worker, eventually, caplog, monkeypatch):
+def test_the_connection_check_of_a_pool_on_a_half_open_connection(
+    proxy, quick, worker, eventually, caplog, monkeypatch
+):
     """The pool asks on a connection that no Django connection has yet."""
     settings = connections.settings["default"]
     monkeypatch.setitem(settings, "CONN_MAX_AGE", 0)
@@ -151,7 +153,7 @@ def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy,
     assert "could not be cancelled" in caplog.text
 
 
-def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eventually, caplog, monkeypatch):
+def test_a_long_statement_is_not_ended_and_logged_once(proxy, quick, worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(session_watch, "CHECKS_BEFORE_REPORT", 15)
     member = worker(threads=1)
     tasks.sleep_in_server.enqueue(8)
@@ -175,7 +177,7 @@ def questions():
     return [thread for thread in threading.enumerate() if isinstance(thread, Question)]
 
 
-def test_a_stop_ends_the_question_in_progress(proxy, quick, eventually, monkeypatch):
+def test_stopping_the_session_watch_ends_its_query_in_progress(proxy, quick, eventually, monkeypatch):
     """Its session falls mute, and nothing else would end the question while this test runs."""
     monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
     watch = SessionWatch(lambda ident: None)

@@ -134,7 +134,7 @@ def test_tasks_run_once_while_new_connections_hang(proxy, worker_process, eventu
     assert WorkerRow.objects.count() == 1
 
 
-def test_the_others_live_when_one_process_is_stopped(supervisor, eventually):
+def test_a_stopped_process_of_a_supervisor_loses_its_task_and_others_keep_theirs(supervisor, eventually):
     """Nobody beats for it, so its task runs elsewhere, and that of its neighbour stays where it is."""
     victim, other = Effect.objects.order_by("pid")
     os.kill(victim.pid, signal.SIGSTOP)

@@ -50,7 +50,7 @@ def test_the_lock_is_held_while_the_command_runs_and_signals_reach_it(eventually
 
 
 @pytest.mark.parametrize(("options", "expected"), [(("--timeout", "0.1"), 75), (("--skip",), 0)])
-def test_a_busy_lock_is_told_and_nothing_runs(options, expected):
+def test_withlock_reports_a_busy_lock_and_does_not_run_the_command(options, expected):
     with hold("deploy"):
         process = withlock("deploy", *options, "--", *python("print('ran')"))
         out, err = process.communicate(timeout=120)
@@ -71,7 +71,7 @@ def test_the_lock_is_of_the_scope_that_the_settings_say():
     assert_no_locks()
 
 
-def test_a_number_is_a_name_here():
+def test_withlock_takes_a_number_as_a_lock_name():
     """lock(5) in Python uses the number 5 as the key."""
     with hold(5):
         process = withlock("5", "--skip", "--", *python("print('ran')"))
@@ -123,7 +123,7 @@ def test_the_command_is_killed_if_withlock_is_killed():
         (("deploy", "--database", "nope", "--", "true"), "DATABASES has no alias 'nope'. Its aliases: default"),
     ],
 )
-def test_wrong_use_gets_a_sentence(arguments, text):
+def test_withlock_reports_invalid_arguments_without_a_traceback(arguments, text):
     process = withlock(*arguments)
     _out, err = process.communicate(timeout=120)
     assert process.returncode == 1
