@@ -82,7 +82,7 @@ def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, n
     assert len(started(process)) == 2
 
 
-def test_the_second_signal_gives_everything_back(supervisor, eventually):
+def test_the_second_signal_to_a_supervisor_gives_all_running_tasks_back(supervisor, eventually):
     """And a SIGTERM that the processes get besides, as from systemd, is no second one."""
     process = supervisor("--grace", "600")
     for name in "ab":
@@ -121,7 +121,7 @@ def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
     assert not Worker.objects.exists()
 
 
-def test_each_process_runs_so_many_tasks(worker_process, eventually):
+def test_each_process_of_a_supervisor_ends_after_max_tasks(worker_process, eventually):
     """One process at a time, for which the option implies a supervisor; the next begins while the last ends."""
     process = worker_process("--max-tasks", "5", "--threads", "2")
     for number in range(12):
@@ -175,7 +175,7 @@ def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eve
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(("arguments", "threads"), [(["--processes", "2"], 3), (["--max-time", "3600"], 1)])
-def test_the_threads_of_a_supervisor(worker_process, arguments, threads):
+def test_a_supervisor_has_one_thread_and_three_with_a_shared_heartbeat(worker_process, arguments, threads):
     """One, and those of a heartbeat that several processes share: it and its deadlines."""
     process = worker_process(*arguments)
     assert f"Threads:\t{threads}\n" in Path(f"/proc/{process.process.pid}/status").read_text()

@@ -60,7 +60,7 @@ def started(tmp_path, monkeypatch):
         process.communicate()
 
 
-def test_it_is_like_a_new_interpreter(started, tmp_path):
+def test_a_warm_process_has_the_state_of_a_new_interpreter(started, tmp_path):
     process, about = started(7)
     assert process.poll() is None
     assert (about["pid"], about["is_alone"]) == (process.pid, True)
@@ -76,7 +76,7 @@ def test_it_is_like_a_new_interpreter(started, tmp_path):
     assert process.returncode == 7
 
 
-def test_each_environment_has_its_own_settings_and_each_process_its_own_end(started):
+def test_warm_processes_have_the_settings_of_their_environment_and_end_independently(started):
     (first, about_first), (second, about_second) = started(0), started(0, VALUE="2", DEBUG="yes")
     third, _ = started(0)
     assert [(about["value"], about["debug"]) for about in (about_first, about_second)] == [("1", False), ("2", True)]
@@ -87,7 +87,7 @@ def test_each_environment_has_its_own_settings_and_each_process_its_own_end(star
     assert third.returncode == 0
 
 
-def test_it_runs_a_module_with_a_name_of_its_own_for_its_sessions(started, tmp_path):
+def test_a_warm_process_runs_a_module_with_its_own_application_name(started, tmp_path):
     _, about = started(0, PGAPPNAME="first")
     parents = list(warm._parents)
     _, about_module = started(0, "-m", "program", PGAPPNAME="second")
@@ -134,7 +134,7 @@ sys.exit({code})
 
 
 @pytest.mark.parametrize(("code", "expected"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
-def test_it_waits_for_threads_and_calls_what_is_registered_for_the_exit(code, expected):
+def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expected):
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     with WarmProcess(
         [sys.executable, "-c", ENDS.format(code=code)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -157,7 +157,7 @@ def test_a_process_whose_output_nobody_reads_ends_as_a_new_interpreter():
     assert exit_code(WarmProcess) == exit_code(subprocess.Popen) != 0
 
 
-def test_a_process_of_another_project_has_only_what_that_has(tmp_path):
+def test_a_warm_process_of_another_project_imports_only_that_project(tmp_path):
     """Its parent has imported neither its settings nor ours, and has set up no app."""
     (tmp_path / "settings.py").write_text("SECRET_KEY = 'of the other project'")
     code = """

@@ -103,7 +103,7 @@ def test_a_signal_is_handled_right_after_a_stop(worker_process):
     assert process.wait() == 0
 
 
-def test_the_second_signal_gives_everything_back(worker_process, eventually):
+def test_the_second_signal_to_a_worker_gives_its_running_task_back(worker_process, eventually):
     process = worker_process("--threads", "1", "--grace", "600")
     tasks.note_and_sleep.enqueue("is cut short", running_tasks.FOREVER)
     eventually(lambda: Effect.objects.exists())
@@ -130,7 +130,7 @@ def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_proces
     assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
 
 
-def test_deploys_in_a_row_strand_nothing(worker, eventually):
+def test_successive_deploys_leave_no_task_running(worker, eventually):
     """A peer leaves a task running forever when the signal comes between its claim and its start."""
     for round_ in range(10):
         for number in range(10):

@@ -24,7 +24,7 @@ def press(browser, key, code):
         browser.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
 
-def test_the_overview_refreshes_announces_news_and_keeps_the_focus(shop, browser, eventually):
+def test_the_overview_refreshes_announces_new_problems_and_keeps_the_focus(shop, browser, eventually):
     browser.open(f"{shop}/admin/django_pglock/overview/")
     assert "No worker is running" in browser.text
     browser.evaluate("document.querySelector('#pglock-overview a').focus()")
@@ -39,7 +39,7 @@ def test_the_overview_refreshes_announces_news_and_keeps_the_focus(shop, browser
     eventually(lambda: "out of date" in browser.evaluate(NEWS))
 
 
-def test_it_fits_each_screen_and_the_keyboard_stops_it(shop, browser):
+def test_the_overview_fits_each_screen_and_the_keyboard_stops_its_refresh(shop, browser):
     """One browser and one server for all of this: to start them takes seconds."""
     Queue.objects.pause("a-queue-with-a-name-that-is-much-longer-than-the-screen-of-a-phone-" + "x" * 50)
     address = f"{shop}/admin/django_pglock/overview/"

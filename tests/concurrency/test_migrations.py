@@ -157,7 +157,7 @@ def test_an_index_that_was_interrupted_is_built_again(database, eventually):
     assert is_valid(database) is None
 
 
-def test_an_index_that_was_built_and_not_recorded_is_left_alone(database):
+def test_an_index_built_by_an_unrecorded_migration_is_not_built_again(database):
     assert Migrating(WITH_INDEX).end() is None
     MigrationRecorder(connections[ALIAS]).record_unapplied(APP, WITH_INDEX)
     connections[ALIAS].close()

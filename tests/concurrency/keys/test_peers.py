@@ -64,7 +64,7 @@ def is_free_for_ours(in_threads, name):
 
 @pytest.mark.parametrize(("peer", "function"), PEERS)
 @pytest.mark.parametrize("name", [*NAMES, 4711, -1])
-def test_each_keeps_the_other_out(peer, function, name, in_threads):
+def test_a_lock_and_a_lock_of_another_package_exclude_each_other(peer, function, name, in_threads):
     with override_settings(DJANGO_PGLOCK={"KEY_FUNCTION": function}):
         with peer(name) as acquired:
             assert acquired
@@ -78,7 +78,7 @@ def test_each_keeps_the_other_out(peer, function, name, in_threads):
 
 
 @pytest.mark.parametrize(("name", "numbers"), GOLDEN.items())
-def test_the_numbers_are_what_they_were_and_what_the_peers_make(name, numbers):
+def test_key_functions_make_the_recorded_numbers_and_those_of_the_other_packages(name, numbers):
     assert (pgware_key(name), pglock_key(name), crc32_key(name)) == numbers
     assert resolve_lock_id(name) == numbers[0]
     high, low = pglock.advisory_id(name)

@@ -54,7 +54,7 @@ def test_a_coroutine_function_is_decorated_and_stays_one(somebody):
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
 @pytest.mark.parametrize("scope", ["session", "transaction"])
-def test_busy(somebody, timeout, scope):
+def test_coroutines_get_lock_not_available_for_a_busy_lock(somebody, timeout, scope):
     somebody.holds("a")
 
     async def main():
@@ -180,7 +180,7 @@ def test_cancels_at_any_moment_leave_nothing():
 
 
 @pytest.mark.parametrize("what", [lock("a"), lock_all("a", "b"), semaphore("a", limit=2), Lease("a"), leader("a")])
-def test_what_is_for_threads_is_refused_in_a_coroutine_and_says_what_to_write(what):
+def test_locks_for_threads_are_refused_in_a_coroutine_with_what_to_write(what):
     async def main():
         with pytest.raises(SynchronousOnlyOperation, match="async with"), what:
             pass

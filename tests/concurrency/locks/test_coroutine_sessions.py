@@ -103,7 +103,7 @@ def test_modes_slots_and_reentry_in_a_shared_session(somebody):
 
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
 @pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}])
-def test_a_lock_that_needs_a_session_to_itself_gets_one_more(options):
+def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
     async def main():
         keeper = await in_a_task(lock("keeper"))
         held = [await in_a_task(lock("a", number, timeout=0, **options)) for number in range(3)]

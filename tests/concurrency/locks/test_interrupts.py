@@ -226,7 +226,7 @@ def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(someb
     interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=15, spares_ends=True)
 
 
-def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
+def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
     """Where the session had to be ended, the outer lock is gone, and says so."""
     lost = []
 
@@ -284,7 +284,7 @@ def _status_at_rest(raw):
 
 
 class InsideTestCase(TestCase):
-    def test_the_connection_of_the_class_stays(self):
+    def test_an_interrupt_does_not_replace_the_connection_of_a_test_case(self):
         raw = connections["default"].connection
         other = Somebody()
         raw.execute("SAVEPOINT before_all")
@@ -343,7 +343,7 @@ class InsideTestCase(TestCase):
             other.leaves()
 
 
-def test_the_check_can_fail(somebody):
+def test_the_check_for_interrupts_finds_a_lock_that_stays_held(somebody):
     """A lock that is taken by hand, and whose release is interrupted, is found."""
 
     def use():

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 WORKERS = 6
 
 
-def test_one_worker_counts_for_all(in_threads, monkeypatch):
+def test_of_several_workers_one_counts_the_queues(in_threads, monkeypatch):
     counted = []
     count = shared_counts.queue_counts
     monkeypatch.setattr(shared_counts, "queue_counts", lambda using: counted.append(1) or count(using))

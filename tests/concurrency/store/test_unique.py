@@ -64,7 +64,7 @@ def many(task):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("enqueue", [one, many])
-def test_a_task_that_stands_for_a_call_is_not_claimed_before_the_commit(claimed, enqueue, level):
+def test_a_waiting_task_reused_by_a_unique_call_is_not_claimed_before_the_commit(claimed, enqueue, level):
     """What the transaction has changed is invisible until then, and a run before it would miss the change."""
     first = refresh.enqueue(1)
     with transaction.atomic():
@@ -75,7 +75,7 @@ def test_a_task_that_stands_for_a_call_is_not_claimed_before_the_commit(claimed,
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_call_after_the_claim_of_the_waiting_task_is_another_task(claimed, level):
+def test_a_unique_call_after_the_claim_of_the_waiting_task_makes_another_task(claimed, level):
     """Also in a transaction whose snapshot still shows the task as waiting."""
     first = refresh.enqueue(1)
     with transaction.atomic():
@@ -86,7 +86,7 @@ def test_a_call_after_the_claim_of_the_waiting_task_is_another_task(claimed, lev
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_call_beside_the_claim_of_the_waiting_task_is_not_missed(eventually, level):
+def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost(eventually, level):
     """The claim has the row first. Then the call is written, or the whole transaction has to be tried again."""
     refresh.enqueue(1)
     errors = []
@@ -119,7 +119,7 @@ def test_a_call_beside_the_claim_of_the_waiting_task_is_not_missed(eventually, l
         assert isinstance(error.__cause__, SerializationFailure)
 
 
-def test_tasks_that_stand_for_calls_are_locked_in_the_order_of_the_keys(eventually):
+def test_waiting_tasks_reused_by_unique_calls_are_locked_in_key_order(eventually):
     """The second key is the older row and the first call. Two transactions with the same keys cannot deadlock."""
     task = refresh.using(unique=Unique("{number}"))
     rows = {number: int(task.enqueue(number).id) for number in (2, 1)}
@@ -143,7 +143,7 @@ def test_tasks_that_stand_for_calls_are_locked_in_the_order_of_the_keys(eventual
 
 
 @pytest.mark.parametrize("enqueue", [one, many])
-def test_no_row_is_locked_where_the_caller_has_no_transaction(enqueue):
+def test_a_unique_call_outside_a_transaction_locks_no_row(enqueue):
     """Whatever the caller has changed is committed, and any run that begins from now on sees it."""
     refresh.enqueue(1)
     with CaptureQueriesContext(connection) as outside:

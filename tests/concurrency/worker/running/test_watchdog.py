@@ -94,7 +94,7 @@ def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads,
     assert is_traced or min(each["returned"] for each in ends) > enough, "all were too late"
 
 
-def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches):
+def test_a_timeout_of_zero_ends_the_function_at_once(watchdog, in_threads, quick_switches):
     """The exception may come at any line from the first on, and the thread is usable afterwards."""
 
     def work(number):
