@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
         ("reset_stuck", "reset_task", "RUNNING", "READY"),
     ],
 )
-def test_an_action_does_its_one_thing_with_its_own_permission(client, action, permission, before, after):
+def test_an_action_changes_the_status_only_with_its_own_permission(client, action, permission, before, after):
     row = make(before)
     person(client, "view_task")
     act(client, action, row)
@@ -81,7 +81,7 @@ def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
 ALL = {"select_across": "1", "confirmed": "1"}
 
 
-def test_all_that_match_are_changed_only_after_a_confirmation_that_says_how_many(client, monkeypatch):
+def test_an_action_on_all_matching_tasks_needs_a_confirmation_with_their_number(client, monkeypatch):
     """The page shows a hundred of them, and one click selects the others."""
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 2)
     person(client, "view_task", "retry_task")
@@ -97,7 +97,7 @@ def test_all_that_match_are_changed_only_after_a_confirmation_that_says_how_many
     assert Task.objects.filter(status="FAILED").count() == 0
 
 
-def test_all_of_nothing_is_nothing(client):
+def test_an_action_on_all_matching_tasks_changes_nothing_if_none_match(client):
     """If no row matches when the action arrives, no verb is applied."""
     person(client, "view_task", "cancel_task")
     row = make()
@@ -130,7 +130,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
     assert (entry.object_id, entry.change_message) == (None, "retry: 101")
 
 
-def test_a_crowd_is_changed_by_a_task(client, monkeypatch):
+def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monkeypatch):
     """A request that retries a hundred thousand tasks would be cut off by a proxy, and nobody could stop it."""
     monkeypatch.setattr(actions, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
@@ -174,7 +174,7 @@ def test_reset_changes_only_stuck_tasks(client, slow_beats):
     assert list(Task.objects.order_by("pk").values_list("status", flat=True)) == ["RUNNING", "READY"]
 
 
-def test_all_that_match_are_one_statement_and_one_audit_entry(client, monkeypatch):
+def test_an_action_on_all_matching_tasks_is_one_update_and_one_audit_entry(client, monkeypatch):
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
     person(client, "view_task", "cancel_task")
     rows = [make() for _ in range(20)]
@@ -206,7 +206,7 @@ def test_waiting_tasks_are_moved_to_a_queue_that_a_page_asks_for(client):
     assert LogEntry.objects.get().change_message.startswith("move_to_queue other: 1 of ")
 
 
-def test_finished_tasks_are_deleted_after_a_question_only_for_all(client):
+def test_deleting_finished_tasks_asks_for_confirmation_only_for_all_matching_tasks(client):
     rows = [make("FAILED"), make("READY")]
     person(client, "view_task")
     act(client, "delete_finished", *rows)
@@ -224,7 +224,7 @@ def test_finished_tasks_are_deleted_after_a_question_only_for_all(client):
     assert LogEntry.objects.get().change_message.startswith("delete_finished: 1 of ")
 
 
-def test_a_crowd_is_moved_by_a_task_that_knows_the_queue(client, monkeypatch):
+def test_moving_many_tasks_enqueues_a_task_with_the_target_queue(client, monkeypatch):
     monkeypatch.setattr(actions, "WINDOW", 2)
     person(client, "view_task", "change_task")
     rows = [make() for _ in range(3)]
@@ -235,7 +235,7 @@ def test_a_crowd_is_moved_by_a_task_that_knows_the_queue(client, monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_moves_and_another_deletes(worker, eventually):
+def test_enqueued_bulk_changes_move_and_delete_tasks(worker, eventually):
     waiting, failed = make(queue="elsewhere"), make("FAILED", queue="elsewhere")
     enqueue_change("default", TASK_VERBS["move_to_queue"].with_value("default", "other"), [waiting.pk, failed.pk])
     enqueue_change("default", TASK_VERBS["delete_finished"], [waiting.pk, failed.pk])

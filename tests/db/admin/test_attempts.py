@@ -187,7 +187,7 @@ def test_attempts_are_not_changed_by_hand(client):
     assert Attempt.objects.get().traceback.startswith("trace of 1")
 
 
-def test_to_be_asked_before_a_deletion_loads_no_traceback(client):
+def test_the_confirmation_page_of_a_deletion_loads_no_traceback(client):
     person(client, "view_task", "delete_task")
     few, many = failed(1), failed(1000)
     plain, expected = visit(client, address("delete", few.pk))

@@ -77,7 +77,7 @@ def test_values_are_passed_as_the_function_takes_them(function, typed, call):
         ({"name": "x", "extras": '{"name": 1}'}, "Give each argument in its own field."),
     ],
 )
-def test_what_enqueue_would_refuse_is_an_error_in_the_form(client, typed, error):
+def test_arguments_that_enqueue_refuses_are_errors_of_the_form(client, typed, error):
     person(client, "view_task", "add_task")
     response = enqueue(client, task(greet), **typed)
     assert response.status_code == 200

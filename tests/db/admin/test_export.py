@@ -38,7 +38,7 @@ def fail(**fields):
     return task
 
 
-def test_what_is_filtered_is_exported_in_the_order_of_the_list(client):
+def test_an_export_has_the_filtered_tasks_in_the_order_of_the_list(client):
     person(client, "view_task", "export_task")
     first, second, _other = fail(kwargs={"a": 1}), fail(kwargs={"a": 2}), make("READY")
     rows = csv_rows(export_as(client, "csv", "?status__exact=FAILED"))
@@ -51,7 +51,7 @@ def test_what_is_filtered_is_exported_in_the_order_of_the_list(client):
     assert list(entries) == ["export as csv: ?status__exact=FAILED", "export as jsonl: ?status__exact=FAILED"]
 
 
-def test_a_spreadsheet_takes_no_cell_for_a_formula(client):
+def test_an_export_contains_no_cell_that_a_spreadsheet_runs_as_a_formula(client):
     person(client, "view_task", "export_task")
     make(lock_key="=1+1", queue="@SUM(1)", task_path="-2+3", result="\t=1", group_key="plain", priority=-5)
     fail()
@@ -67,7 +67,7 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula(client):
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_what_is_redacted_on_the_page_is_redacted_in_the_file(client, form):
+def test_an_export_hides_the_values_that_the_page_hides(client, form):
     person(client, "view_task", "export_task")
     make(kwargs={"card": "4111-2222", "n": 1}, meta={"redact": ["card"]}, task_path="tests.sample.tasks.echo")
     text = export_as(client, form).getvalue().decode()

@@ -61,7 +61,7 @@ def test_tasks_without_a_fingerprint_are_listed_by_their_function(client):
     assert [row.pk for row in client.get(address.replace("&amp;", "&")).context["cl"].result_list] == [task.pk]
 
 
-def test_the_chart_is_readable_without_eyes():
+def test_the_chart_of_failures_has_a_description_for_screen_readers():
     drawing = page_of_failures.chart_of((0, 1, 1000))
     assert "<title>Failures in each of the last 3 hours: 0, 1, 1000</title>" in drawing
     assert re.findall(r'height="(\d+)"', drawing) == ["1", "24"], "a single failure can be seen"
@@ -73,7 +73,7 @@ def test_an_empty_page_says_so(client):
     assert "No task has failed." in client.get(PAGE).content.decode()
 
 
-def test_a_count_that_stopped_says_so(client, failed, monkeypatch):
+def test_a_capped_count_of_failures_is_shown_with_a_plus_sign(client, failed, monkeypatch):
     monkeypatch.setattr(shared_failures, "failures", partial(store.failures, most=2))
     person(client, "view_task")
     assert ">2+<" in client.get(PAGE).content.decode()
@@ -180,7 +180,7 @@ def test_verbs_need_post_csrf_and_their_permissions(client, failed):
     assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
 
 
-def test_a_group_that_is_gone_says_so(client, failed):
+def test_a_verb_on_a_group_without_failures_shows_a_message(client, failed):
     person(client, "view_task", "retry_task", "mute_failuregroup")
     for verb in ("retry", "mute"):
         assert said(client.post(button(verb, 9), follow=True)) == ["No task of this group is failed any more."]

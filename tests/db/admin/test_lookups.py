@@ -123,7 +123,7 @@ def test_redacted_fields_cannot_be_searched(client, field):
         assert (response.status_code, queries) == (400, [])
 
 
-def test_an_action_on_all_that_match_refuses_the_same(client):
+def test_an_action_on_all_matching_tasks_refuses_forbidden_lookups(client):
     person(client, "view_task", "retry_task")
     row = make("FAILED", kwargs={"email": "user"})
     data = {"action": "retry", "_selected_action": [row.pk], "select_across": "1"}
@@ -140,7 +140,7 @@ def test_other_query_parameters_do_not_allow_a_forbidden_lookup(client, extra):
 
 
 @pytest.mark.parametrize("values", [("READY", "FAILED"), ("\x00", "FAILED"), ("FAILED", "FAILED")])
-def test_a_lookup_is_given_once(client, values):
+def test_a_lookup_with_several_values_is_refused_without_a_query(client, values):
     """No filter links to two statuses, and no index has the rows of two statuses in the order of the list."""
     person(client, "view_task")
     response, queries = asked(client, address(Task), {"status__exact": values})
@@ -148,7 +148,7 @@ def test_a_lookup_is_given_once(client, values):
 
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
-def test_a_row_is_found_by_its_key_and_nothing_else(client, model):
+def test_admin_pages_refuse_to_field_unless_it_names_the_primary_key(client, model):
     person(client, permission_to_view(model))
     key = model._meta.pk.name
     urls = address(model), address(model, "change", "1"), address(model, "delete", "1")
@@ -162,7 +162,7 @@ def test_a_row_is_found_by_its_key_and_nothing_else(client, model):
     assert client.get(address(model), {"_to_field": key, "_popup": "1"}).status_code == 200
 
 
-def test_filters_that_a_page_was_reached_by_are_links_and_nothing_more(client):
+def test_the_changelist_filters_in_the_url_of_a_page_are_not_applied(client):
     person(client, "view_task")
     row = make(kwargs={"email": "user"})
     filters = "kwargs__email__startswith%3Du"
@@ -173,7 +173,7 @@ def test_filters_that_a_page_was_reached_by_are_links_and_nothing_more(client):
 
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
-def test_no_list_is_sorted_by_what_it_does_not_offer(client, model):
+def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, model):
     """The order of rows would reveal their values."""
     person(client, permission_to_view(model))
     for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
@@ -201,7 +201,7 @@ def complete(client, term, source="attempt", field="task"):
     return asked(client, reverse("admin:autocomplete"), query)
 
 
-def test_a_choice_of_tasks_finds_them_as_the_list_does(client):
+def test_autocomplete_finds_tasks_by_the_search_of_the_list(client):
     person(client, "view_task")
     row = make(kwargs={"email": "user"}, lock_key="user")
     response, queries = complete(client, str(row.pk))
@@ -234,13 +234,13 @@ class LooseAdmin(TaskAdmin):
         ("kwargs__email", False), ("queue", True), ("queue__startswith", False),
     ],
 )  # fmt: skip
-def test_a_subclass_serves_what_its_own_filters_ask_for(rf, lookup, is_allowed):
+def test_a_subclass_of_an_admin_allows_the_lookups_of_its_own_filters(rf, lookup, is_allowed):
     own = LooseAdmin(Task, admin.site)
     assert own.lookup_allowed(lookup, "1", rf.get("/")) is is_allowed
 
 
 @pytest.mark.parametrize("choices", [{"status": "FAILED"}, lambda: {"status": "FAILED"}, models.Q(status="FAILED")])
-def test_choices_that_a_foreign_key_names_may_be_looked_at(rf, monkeypatch, choices):
+def test_a_list_allows_the_lookups_of_limit_choices_to(rf, monkeypatch, choices):
     """``raw_id_fields`` link to the list with the value that ``limit_choices_to`` has, and no other."""
     monkeypatch.setattr(Task._meta, "related_fkey_lookups", [choices])
     own = admin.site._registry[Task]

@@ -74,7 +74,7 @@ def test_the_indexes_lead_to_the_overview(client, name):
     assert PAGE not in page
 
 
-def test_each_permission_to_view_opens_it(client):
+def test_each_view_permission_allows_the_overview(client):
     for model in VIEWED:
         person(client, f"view_{model._meta.model_name}")
         assert client.get(PAGE).status_code == 200, model
@@ -92,7 +92,7 @@ def test_each_permission_to_view_opens_it(client):
         (["view_task", "view_worker"], ["attention", "queues", "workers", "history"]),
     ],
 )
-def test_sections_hide_what_one_may_not_see(client, permissions, shown):
+def test_the_overview_shows_only_sections_that_the_user_may_view(client, permissions, shown):
     Queue.objects.pause("mail")
     person(client, *permissions)
     page = client.get(PAGE)
@@ -146,7 +146,7 @@ def test_a_worker_shows_what_it_runs_and_since_when(client):
     assert (table.count, table.running) == (2, 5)
 
 
-def test_long_tables_stop_and_say_so(client, monkeypatch):
+def test_long_tables_of_the_overview_are_cut_with_the_number_of_missing_rows(client, monkeypatch):
     monkeypatch.setattr("django_pglock.admin.overview_tables.MOST_SHOWN", 2)
     for number in range(5):
         start_worker(f"w{number}")
@@ -166,7 +166,7 @@ def test_the_fragment_is_the_part_of_the_page_that_changes(client):
     assert 'href="?span=day">Refresh</a>' in page, "the page works without JavaScript"
 
 
-def test_hostile_names_are_only_shown(client):
+def test_the_overview_escapes_names(client):
     evil = '<script>alert(1)</script>"onmouseover="z'
     Queue.objects.pause(evil, by=evil, reason=evil)
     make(queue=evil, task_path=evil)
@@ -194,7 +194,7 @@ def test_the_page_sends_the_same_number_of_statements_however_much_there_is(clie
     assert first <= cost() <= MOST_STATEMENTS
 
 
-def test_migrations_do_not_know_it():
+def test_makemigrations_creates_no_migration_for_the_overview():
     """It has no table, and no project gets a migration for it."""
     call_command("makemigrations", "django_pglock", check=True, dry_run=True, verbosity=0)
     assert Overview not in apps.get_models()

@@ -242,7 +242,7 @@ def test_the_most_urgent_sentence_comes_first(facts):
 
 
 @pytest.mark.parametrize("count", [99, 100, 101])
-def test_counts_stop(count):
+def test_counts_above_the_limit_are_shown_with_a_plus_sign(count):
     assert str(sentences._capped(count, 100)) == ("100+" if count > 100 else str(count))
 
 

@@ -60,7 +60,7 @@ def test_failures_and_times_have_charts_of_their_own(client, history):
         assert known[0] <= max(value for value in found[name]["p95"] if value is not None)
 
 
-def test_the_choice_is_kept_and_the_fragment_knows_it(client, history):
+def test_the_selected_filters_of_the_charts_are_in_the_form_and_the_refresh_url(client, history):
     page = client.get(PAGE, {"span": "week", "queue": "mail", "task_path": "gone.function"}).content.decode()
     for text in ('<option value="week" selected>', "<option selected>mail</option>", "<option selected>gone.function"):
         assert text in page
@@ -91,6 +91,6 @@ def test_durations_have_units(seconds, text):
     assert duration(seconds) == text
 
 
-def test_each_span_reads_rows_of_one_length():
+def test_each_time_span_of_the_charts_has_at_most_168_points():
     for span in SPANS:
         assert span.length / span.step <= 168, "one row for each point"

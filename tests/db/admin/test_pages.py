@@ -10,7 +10,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize(("grouped", "text"), [(False, "10000+"), (True, "&gt;10,000")])
-def test_a_count_that_stopped_says_so(settings, grouped, text):
+def test_a_capped_count_is_shown_with_a_plus_sign(settings, grouped, text):
     from django.template import Context, Template
 
     settings.USE_THOUSAND_SEPARATOR = grouped

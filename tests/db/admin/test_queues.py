@@ -136,7 +136,7 @@ def test_a_paused_queue_cannot_be_deleted(client, queue):
 
 
 @pytest.mark.parametrize("name", ["a/b", "<script>alert('x')</script>", "mail/do/pause", "ä ?#&%_2F"])
-def test_any_name_has_a_page_and_a_button_and_no_script(client, name):
+def test_a_queue_of_any_name_has_an_escaped_page_and_a_button(client, name):
     person(client, "view_queue", "pause_queue")
     client.post(ADD, {"name": name, "reason": "<script>alert('x')</script>"})
     listing = client.get(LIST).content.decode()
@@ -155,7 +155,7 @@ def test_any_name_has_a_page_and_a_button_and_no_script(client, name):
 @pytest.mark.parametrize(
     ("query", "count"), [("", 2), ("?paused=1", 1), ("?q=ma", 1), ("?q=%00", 2), ("?paused=x", 2), ("?o=1", 2)]
 )
-def test_the_list_is_filtered_and_answers_whatever_is_typed(client, queue, query, count):
+def test_the_list_of_queues_answers_any_filter_value(client, queue, query, count):
     Queue.objects.pause("night")
     person(client, "view_queue")
     response = client.get(LIST + query, follow=True)
@@ -187,7 +187,7 @@ def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
     assert "of READY" not in response.context["pglock_queues"]
 
 
-def test_with_young_counts_the_list_is_read_from_these_and_says_so(client, queue):
+def test_the_list_of_queues_uses_recent_counts_of_a_worker_and_says_so(client, queue):
     """With hundreds of queues it would read thousands of pages of the indexes."""
     person(client, "view_queue")
     make("FAILED", queue="counted")
@@ -214,7 +214,7 @@ def test_the_pause_form_and_the_link_to_tasks_need_their_rights(client):
     assert "?queue=bulk" not in page
 
 
-def test_an_empty_list_says_how_a_queue_begins(client, monkeypatch):
+def test_an_empty_list_of_queues_says_how_a_queue_is_created(client, monkeypatch):
     monkeypatch.setattr(queues, "queues_of_the_code", set)
     with connection.cursor() as cursor:
         # Autovacuum may have written statistics about the tasks of an earlier test.

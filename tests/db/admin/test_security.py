@@ -178,7 +178,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize(("model", "verb", "permission"), VERBS)
-def test_to_see_is_not_to_do(client, model, verb, permission):
+def test_each_verb_of_the_admin_needs_its_own_permission(client, model, verb, permission):
     """Each verb needs its own permission, POST and a CSRF token. Viewing needs a permission of its own, too."""
     with lock("a"):
         row = {
@@ -232,7 +232,7 @@ def test_buttons_of_a_task_need_post_a_token_and_the_permission(client, verb):
     assert Task.objects.get().status == "FAILED"
 
 
-def test_nothing_can_be_written_by_hand(client):
+def test_no_user_can_add_or_change_rows_by_hand(client):
     """Also for a user with all permissions."""
     person(client, *(f"{verb}_task" for verb in ("add", "change", "view", "delete")))
     row = make("READY")

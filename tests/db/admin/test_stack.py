@@ -24,7 +24,7 @@ def address(task, page="stack"):
     return reverse(f"admin:django_pglock_task_{page}", args=[task.pk])
 
 
-def test_to_ask_takes_a_permission_of_its_own_and_leaves_an_entry(client):
+def test_requesting_a_stack_needs_its_permission_and_writes_an_audit_entry(client):
     running = make("RUNNING", attempts=1)
     person(client, "view_task", "change_task", "cancel_task", "retry_task")
     assert "Show stack" not in client.get(address(running, "change")).content.decode()

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db
      "?metadata=a=" + "9" * 5000, "?p=" + "9" * 5000, "?o=" + "9" * 5000,
      "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
 )  # fmt: skip
-def test_filters_and_searches_answer_whatever_is_typed(client, query):
+def test_filters_and_the_search_of_the_task_list_answer_any_text(client, query):
     person(client, "view_task")
     make()
     assert client.get(LIST + query, follow=True).status_code == 200
@@ -73,7 +73,7 @@ def test_the_list_is_counted_up_to_a_limit_and_links_to_older_tasks(client, monk
     assert f"#{rows[7].pk}<" not in older
 
 
-def test_older_ones_are_offered_only_where_there_are_any(client, monkeypatch):
+def test_the_list_links_to_older_tasks_only_if_there_are_any(client, monkeypatch):
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 3)
     person(client, "view_task")
     rows = [make() for _ in range(5)]
@@ -86,7 +86,7 @@ def test_older_ones_are_offered_only_where_there_are_any(client, monkeypatch):
     assert older(o="-0") == "", "the oldest come first here"
 
 
-def test_ready_tasks_that_no_worker_can_run_are_told_of(client):
+def test_the_task_list_warns_if_no_worker_can_run_the_ready_tasks(client):
     person(client, "view_task")
     warning = "no worker is alive that could run them. Start one: manage.py runlockworker"
     assert warning not in client.get(LIST).content.decode(), "there is no task"
@@ -113,7 +113,7 @@ def fail(task, exception="builtins.ValueError", message="bad", number=1):
     )
 
 
-def test_what_has_failed_is_listed_with_its_exception_and_message(client):
+def test_failed_tasks_are_listed_with_exception_and_message(client):
     person(client, "view_task")
     failed, retried, fine = make("FAILED", attempts=3, uncounted=1), make("SCHEDULED", attempts=1), make("SUCCESSFUL")
     for number in (1, 2):
@@ -157,7 +157,7 @@ def test_a_moment_at_the_end_of_the_calendar_is_refused_like_other_invalid_value
     assert client.get(LIST, {name: moment}).status_code in (200, 302)
 
 
-def test_ids_that_are_a_little_out_of_order_are_found_by_time(client):
+def test_tasks_whose_ids_are_not_in_order_of_time_are_found_by_time(client):
     """A transaction may get its ids first and commit last."""
     person(client, "view_task")
     late, early = make(enqueued_at="2026-01-01T10:00:30Z"), make(enqueued_at="2026-01-01T10:00:00Z")
