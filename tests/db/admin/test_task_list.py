@@ -141,7 +141,7 @@ def test_the_time_of_enqueueing_limits_the_list(client):
     assert ids(client, since="2026-01-01", queue="default", status__exact="READY") == [late.pk, early.pk]
 
 
-def test_a_filter_that_cannot_be_read_is_not_dropped_silently(client):
+def test_the_task_list_shows_a_message_if_a_filter_value_is_invalid(client):
     """Else an action on the whole list would change tasks that the filter was to leave out."""
     person(client, "view_task")
     page = client.get(LIST, {"argument": "order_id 7"}, follow=True).content.decode()

@@ -81,7 +81,7 @@ def test_the_state_is_a_sentence(status, fields, words):
     assert text.endswith(end) or not end
 
 
-def test_empty_fields_are_left_out_and_others_lead_on(client):
+def test_the_task_summary_omits_empty_fields_and_links_the_others(client):
     beat("default", worker := uuid4(), name="box 7", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     person(client, "view_task")
     page = page_of(client, make("RUNNING", worker=worker, queue="a&b"))
@@ -102,7 +102,7 @@ def test_tasks_before_and_after_are_linked(client):
         assert f'<a href="{url}">#{other.id}</a>' in page_of(client, Task.objects.get(pk=one.id))
 
 
-def test_a_task_that_waits_for_its_turn_is_no_error(client):
+def test_a_blocked_task_is_not_shown_as_an_error(client):
     person(client, "view_task")
     assert "errornote" not in page_of(client, make("BLOCKED"))
     assert "errornote" in page_of(client, make("READY")), "no worker runs"

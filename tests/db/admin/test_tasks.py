@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("status", ["READY", "SCHEDULED", "RUNNING", "SUCCESSFUL", "FAILED", "CANCELLED"])
-def test_list_and_page_of_each_status_can_be_looked_at(client, status):
+def test_the_list_and_the_task_page_can_be_opened_for_each_status(client, status):
     person(client, "view_task")
     row = make(status)
     assert f"#{row.pk}" in client.get(LIST).content.decode()
@@ -70,7 +70,7 @@ def test_buttons_need_post_and_csrf_and_a_verb_that_exists(client):
 
 @pytest.mark.parametrize("verb", ["reset_stuck", "retry", "run_now", "cancel"])
 @pytest.mark.parametrize("key", [2**63 - 1, 10**30])
-def test_a_button_of_no_task_is_not_found(client, verb, key):
+def test_a_verb_on_a_missing_task_is_404(client, verb, key):
     person(client, "view_task", "retry_task", "cancel_task", "reset_task")
     assert client.post(reverse("admin:django_pglock_task_verb", args=[key, verb])).status_code == 404
     assert not LogEntry.objects.exists()

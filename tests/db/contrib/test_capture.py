@@ -141,7 +141,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_a_wrong_option_is_refused_at_once(options, message):
+def test_an_invalid_option_of_a_capture_is_refused_at_definition(options, message):
     with pytest.raises(TaskOptionError, match=message):
         Capture(tasks.reindex, **options)
 
@@ -168,7 +168,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("declaration", "message"), IMPOSSIBLE)
-def test_a_check_says_what_a_trigger_cannot_keep(declaration, message, monkeypatch):
+def test_a_system_check_reports_task_options_that_a_trigger_cannot_apply(declaration, message, monkeypatch):
     task, options = declaration
     trigger = CaptureTrigger(Capture(task, **options), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
@@ -356,7 +356,7 @@ def test_a_writer_needs_no_rights_on_the_tasks(clerk, capture):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_writer_cannot_plant_a_table_or_a_function(clerk, capture):
+def test_a_trigger_does_not_use_tables_or_functions_that_the_writer_created(clerk, capture):
     """A function in his schema would run with the rights of the owner of the trigger's function."""
     clerk("CREATE TEMP TABLE django_pglock_task AS SELECT 'a'::text AS queue")
     clerk("CREATE TEMP TABLE django_pglock_worker AS SELECT true AS is_sleeping")

@@ -78,7 +78,7 @@ def test_a_logging_configuration_can_name_it(task_filter):
     assert fields_of(made) == dict.fromkeys(LOG_FIELDS)
 
 
-def test_without_a_task_a_formatter_finds_nothing_missing(task_filter):
+def test_a_formatter_with_task_fields_formats_records_outside_a_task(task_filter):
     record = logging.makeLogRecord({"msg": "started"})
     task_filter.filter(record)
     assert logging.Formatter("%(message)s %(task_id)s").format(record) == "started None"

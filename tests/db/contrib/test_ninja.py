@@ -61,7 +61,7 @@ def test_operations_keep_their_signature_and_busy_ones_are_problems():
 
 
 @override_settings(ROOT_URLCONF=__name__)
-def test_a_lock_that_is_busy_deeper_is_a_problem():
+def test_a_busy_lock_inside_an_operation_is_answered_with_a_problem_document():
     with hold("deep"):
         answer = Client().get("/api/deep")
     assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
@@ -69,7 +69,7 @@ def test_a_lock_that_is_busy_deeper_is_a_problem():
 
 
 @override_settings(ROOT_URLCONF=__name__)
-def test_coroutines_too():
+def test_a_busy_lock_of_an_async_operation_is_answered_with_409():
     async def main():
         assert (await AsyncClient().get("/api/async/a")).json() == {"name": "a"}
         try:

@@ -115,7 +115,7 @@ def test_the_second_request_is_answered_by_the_framework(url, name, status, wait
 
 
 @override_settings(ROOT_URLCONF=__name__, REST_FRAMEWORK=HANDLER)
-def test_a_lock_that_is_busy_deeper_is_a_problem_and_rolls_back():
+def test_a_busy_lock_inside_a_view_is_answered_with_409_and_rolls_back():
     with hold("deep"):
         answer = client().get("/checkout")
     assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
@@ -125,7 +125,7 @@ def test_a_lock_that_is_busy_deeper_is_a_problem_and_rolls_back():
 
 
 @override_settings(ROOT_URLCONF=__name__, REST_FRAMEWORK=HANDLER)
-def test_a_browser_gets_a_page():
+def test_a_busy_lock_is_answered_to_a_browser_with_an_html_page():
     with hold("deep"):
         answer = client().get("/checkout", HTTP_ACCEPT="text/html")
     assert answer.status_code == 409

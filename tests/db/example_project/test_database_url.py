@@ -31,14 +31,14 @@ def refusal(url):
     return str(refused.value)
 
 
-def test_a_server_that_answers_is_taken():
+def test_a_database_url_of_a_reachable_server_is_accepted():
     require_postgres(os.environ["DATABASE_URL"])
 
 
 @pytest.mark.parametrize(
     "url", ["sqlite:///shop.db", "nonsense", "postgres://host:port/name", "", "mysql://u:geheim@h/n"]
 )
-def test_what_is_no_postgresql_is_named(url):
+def test_a_database_url_that_is_not_postgresql_is_refused(url):
     said = refusal(url)
     assert said.startswith(f"DATABASE_URL is {masked(url)!r}, which is no PostgreSQL. Write postgres://")
     assert "geheim" not in said
@@ -53,7 +53,7 @@ def test_a_port_that_refuses_is_named_without_the_password(listener):
     assert "unset DATABASE_URL" in said
 
 
-def test_a_server_that_is_mute_is_not_waited_for(listener, monkeypatch):
+def test_the_wait_for_a_server_that_does_not_answer_is_limited(listener, monkeypatch):
     """The kernel accepts the connection, and nobody answers. Without a limit libpq would wait forever."""
     monkeypatch.setattr(database_url, "PATIENCE", 2)
     assert "no PostgreSQL answers there: " in refusal(f"postgres://u@127.0.0.1:{listener.getsockname()[1]}/n")
@@ -70,7 +70,7 @@ def test_a_server_of_another_kind_is_named(listener):
     assert "no PostgreSQL answers there: " in refusal(f"postgres://u@127.0.0.1:{listener.getsockname()[1]}/n")
 
 
-def test_the_demo_says_it_in_one_line():
+def test_the_demo_reports_an_invalid_database_url_in_one_line():
     ran = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "demo"],
         env={**os.environ, "DATABASE_URL": "sqlite:///x", "PGLOCK_NO_BOOTSTRAP": "1"},

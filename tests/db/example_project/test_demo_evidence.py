@@ -47,7 +47,7 @@ def broken():
     return [finding.claim for finding in evidence.collect() if not finding.holds]
 
 
-def test_a_good_day_contradicts_nothing(day):
+def test_the_demo_finds_no_violation_in_correct_records(day):
     """A task without atomic=True may run twice: the promise is at least once."""
     assert broken() == []
     assert len(evidence.collect()) == len(evidence.CLAIMS)

@@ -102,6 +102,6 @@ def test_an_error_in_the_background_is_raised_where_it_is_waited_for(capsys):
     assert capsys.readouterr().err == "", "after Ctrl-C nothing else is printed"
 
 
-def test_plurals_are_right():
+def test_numbers_are_shown_with_singular_or_plural():
     assert [counted(number, "task") for number in (0, 1, 2, 2000)] == ["0 tasks", "1 task", "2 tasks", "2,000 tasks"]
     assert [times(number) for number in (1, 2)] == ["once", "2 times"]

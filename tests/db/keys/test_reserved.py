@@ -69,7 +69,7 @@ def holding_upkeep_lock():
     return holding
 
 
-def test_they_are_in_the_space_of_two_ints(worker, holding_upkeep_lock):
+def test_internal_locks_use_two_integers_and_locks_of_users_one_bigint(worker, holding_upkeep_lock):
     """``lock`` takes 64-bit numbers only, which are the other space of PostgreSQL's."""
     with holding_upkeep_lock():
         assert {space for _, space in held()} == {2}
@@ -102,7 +102,7 @@ def test_a_lock_with_the_same_64_bits_does_not_block_a_worker(worker, holding_up
         eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3, why="something is kept from its work")
 
 
-def test_a_worker_whose_number_is_taken_draws_another_and_says_so(eventually):
+def test_a_worker_whose_lock_number_is_taken_draws_another_and_logs_it(eventually):
     """Numbers have 31 bits, so two workers may draw the same one; or a session of its own, half open, still has it."""
     heartbeat = Worker().heartbeat
     taken = heartbeat.lock.number
@@ -149,7 +149,7 @@ def keys_of_one_number():
     raise AssertionError("a million keys, and no two of one number")
 
 
-def test_two_keys_of_one_number_are_admitted_together():
+def test_tasks_of_two_keys_with_the_same_number_are_both_admitted():
     """They wait for each other's admissions, each of which is one message to the server, and nothing else happens."""
     one, other = keys_of_one_number()
     results = [keyed.step.enqueue(order) for order in (one, other, one)]
@@ -200,7 +200,7 @@ def test_an_admission_to_several_keys_takes_them_in_the_order_of_their_numbers(i
         second.close()
 
 
-def test_they_are_shown_with_what_they_are_for_and_without_a_key(worker, holding_upkeep_lock):
+def test_internal_locks_are_shown_with_their_purpose_and_without_a_key(worker, holding_upkeep_lock):
     """A number of 64 bits would be another lock's: that one's holders would be shown wrongly."""
     with holding_upkeep_lock(), hold(held()[0][0]):
         assert str(AdvisoryLock.objects.get(key=held()[0][0])) == f"#{held()[0][0]}"
@@ -215,7 +215,7 @@ def test_they_are_shown_with_what_they_are_for_and_without_a_key(worker, holding
     assert (row.key, row.is_granted, row.waiters, row.blocked_by) == (None, True, 0, [])
 
 
-def test_a_worker_of_before_with_the_same_number_hides_nothing(worker):
+def test_a_dead_worker_with_the_same_lock_number_is_not_shown(worker):
     """Rows of dead workers stay for a while, and one of them may have had the number of a living one."""
     running = worker()
     same = WorkerRow.objects.get()
@@ -224,7 +224,7 @@ def test_a_worker_of_before_with_the_same_number_hides_nothing(worker):
     assert AdvisoryLock.objects.filter(name=f"worker {running.identity.name}").count() == 1
 
 
-def test_the_tools_for_tests_do_not_count_them():
+def test_assert_no_locks_ignores_internal_locks():
     """A transaction that admits a task, in a test's own thread or in another, is over in a moment."""
     with transaction.atomic():
         lock_keys("order:5")

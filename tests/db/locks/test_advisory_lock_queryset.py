@@ -33,7 +33,7 @@ def test_a_holder_is_shown_with_the_name_that_hashes_to_its_key(name):
         assert (row.waiters, row.blocked_by) == (0, [])
 
 
-def test_holder_and_waiter_are_named_and_joined(somebody, in_threads, eventually):
+def test_the_name_of_a_held_lock_is_found_by_the_statement_of_its_waiter(somebody, in_threads, eventually):
     """The holder's own statement does not tell the name; its waiter's does."""
     somebody.holds("contended")
     holder = somebody.ask("SELECT pg_backend_pid()")

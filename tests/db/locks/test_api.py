@@ -230,7 +230,7 @@ def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
 @pytest.mark.parametrize(
     "name", ["quote ' and \" and %s %(x)s", "*/ SELECT 1; /*", "new\nline; -- x", "\u202eright to left", "x" * 10_000]
 )
-def test_any_name_is_only_a_name(somebody, name):
+def test_a_lock_name_may_contain_any_text(somebody, name):
     with lock(name, timeout=1):
         assert not somebody.can_have(name)
     assert somebody.can_have(name)

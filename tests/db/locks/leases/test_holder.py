@@ -22,7 +22,7 @@ def now():
         return cursor.fetchone()[0]
 
 
-def test_it_is_renewed_for_as_long_as_it_is_held():
+def test_a_lease_is_renewed_while_it_is_held():
     with Lease("long", ttl=6) as lease:
         first = Row.objects.get()
         while now() < first.expires_at:
@@ -36,7 +36,7 @@ def test_it_is_renewed_for_as_long_as_it_is_held():
     assert not lease.lost.is_set()
 
 
-def test_extend_puts_the_end_off():
+def test_extend_moves_the_expiry_of_a_lease():
     with Lease("long", ttl=5) as lease:
         lease.extend(500)
         assert Row.objects.get().expires_at - now() > timedelta(seconds=450)
@@ -57,7 +57,7 @@ def test_a_shortened_lease_is_renewed_sooner(eventually):
         assert Row.objects.get().ttl == timedelta(seconds=6)
 
 
-def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
+def test_a_candidate_gets_the_lease_of_a_dead_holder_when_it_expires(monkeypatch):
     """As soon as it ends, not at the next look, which would come after the timeout."""
     monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     with Lease("a", ttl=60) as lease:
@@ -90,7 +90,7 @@ def test_a_revoked_lease_is_noticed(eventually):
         Row.objects.all().free()
 
 
-def test_a_lease_that_cannot_be_renewed_is_lost_when_it_expires(somebody):
+def test_a_lease_whose_renewals_are_blocked_is_lost_when_it_expires(somebody):
     """The row is locked by somebody, so that renewals hang: the holder does not wait for them."""
     with pytest.raises(LockLost, match=r"could not be renewed for 2 s"), Lease("a", ttl=2) as lease:
         with somebody.connection.cursor() as cursor:
@@ -107,7 +107,7 @@ def end_sessions(somebody):
     )
 
 
-def test_a_session_that_was_ended_costs_no_lease(somebody):
+def test_a_lease_is_kept_when_its_session_is_ended(somebody):
     with Lease("a", ttl=6) as lease:
         first = Row.objects.get()
         while now() < first.expires_at:
@@ -117,7 +117,7 @@ def test_a_session_that_was_ended_costs_no_lease(somebody):
     assert not lease.lost.is_set()
 
 
-def test_a_leader_steps_down_at_the_first_doubt(somebody):
+def test_a_leader_steps_down_when_the_first_renewal_fails(somebody):
     """Long before the lease ends and another could be elected: for that, the reason would name its six seconds."""
     with pytest.raises(LockLost, match=r"could not be renewed \("), leader("a", ttl=6) as leadership:
         with somebody.connection.cursor() as cursor:
@@ -127,7 +127,7 @@ def test_a_leader_steps_down_at_the_first_doubt(somebody):
             cursor.execute("ROLLBACK")
 
 
-def test_a_stopped_holder_looks_at_the_clock_before_its_keeper_does():
+def test_a_lease_is_reported_lost_at_its_deadline_before_the_renewal_thread_notices():
     with pytest.raises(LockLost), Lease("a", ttl=60) as lease:
         lease._holder._deadline = holder.boottime()
         assert not lease
@@ -154,7 +154,7 @@ def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(mon
         pass
 
 
-def test_the_time_in_which_the_machine_sleeps_counts(monkeypatch):
+def test_the_time_in_which_the_machine_is_suspended_counts_for_the_expiry(monkeypatch):
     with pytest.raises(LockLost), Lease("a", ttl=30) as lease:
         before = holder.boottime
         monkeypatch.setattr(holder, "boottime", lambda: before() + 31)

@@ -36,7 +36,7 @@ def test_one_holder_at_a_time_and_a_token_that_grows(ttl):
         lease.release()
 
 
-def test_nothing_depends_on_the_transaction_around_it():
+def test_taking_a_lease_is_not_rolled_back_with_the_transaction_of_the_caller():
     """Rolled back with it, somebody else would get the same token."""
     with pytest.raises(ZeroDivisionError), transaction.atomic(), Lease("a", ttl=5):
         1 / 0  # noqa: B018
@@ -46,7 +46,7 @@ def test_nothing_depends_on_the_transaction_around_it():
 
 
 class InsideTestCase(TestCase):
-    def test_a_lease_works_there(self):
+    def test_a_lease_works_inside_a_django_test_case(self):
         with Lease("in a test case", ttl=5), self.assertRaises(LockNotAvailable), Lease("in a test case"):
             pass
         # By somebody else: the row was not written in this test's transaction, so it would outlive it.
@@ -56,7 +56,7 @@ class InsideTestCase(TestCase):
         other.leaves()
 
 
-def test_a_decorated_function_and_a_busy_one():
+def test_a_function_decorated_with_a_lease_runs_or_is_skipped_if_busy():
     @Lease("report:{name}", ttl=5, on_busy="skip")
     def report(name):
         return Row.objects.get(name=f"report:{name}").token
@@ -66,7 +66,7 @@ def test_a_decorated_function_and_a_busy_one():
         assert report("x") is None
 
 
-def test_it_is_kept_from_others_for_at_least_min_hold():
+def test_a_released_lease_stays_unavailable_until_min_hold_is_over():
     """Two hosts start a nightly job by clocks that differ by less; the job takes no time at all."""
     with Lease("nightly", ttl=60, min_hold=5):
         first = Row.objects.get().acquired_at
@@ -77,7 +77,7 @@ def test_it_is_kept_from_others_for_at_least_min_hold():
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.1, "1", True])
-def test_a_lifetime_that_is_none_is_refused(ttl):
+def test_an_invalid_ttl_of_a_lease_is_refused(ttl):
     with pytest.raises(ValueError, match="ttl"):
         Lease("a", ttl=ttl)
     with pytest.raises(ValueError, match="needs a ttl"):
@@ -85,18 +85,18 @@ def test_a_lifetime_that_is_none_is_refused(ttl):
 
 
 @pytest.mark.parametrize("name", [None, "", 1.5])
-def test_a_name_that_is_none_is_refused(name):
+def test_an_invalid_name_of_a_lease_is_refused(name):
     with pytest.raises(LockKeyError):
         Lease(name)
 
 
 @pytest.mark.parametrize("name", ["quote ' and %s %(key)s", "*/; --", "x" * 10_000, 5, "\u202e"])
-def test_any_name_is_only_a_name(name):
+def test_a_lease_name_may_contain_any_text(name):
     with Lease(name, ttl=5), pytest.raises(LockNotAvailable), Lease(name):
         pass
 
 
-def test_the_token_keeps_out_what_a_holder_writes_too_late():
+def test_a_guarded_update_with_the_token_refuses_late_writes_of_a_former_holder():
     """The pattern of the documentation: the row takes no token that is smaller than the one it has seen."""
     Effect.objects.create(name="report", number=0)
 

@@ -32,7 +32,7 @@ def test_a_waiting_candidate_is_woken_when_the_leader_resigns(in_threads, monkey
     assert entered == [1, 2]
 
 
-def test_many_candidates_lead_one_after_another(in_threads, eventually):
+def test_of_several_candidates_one_at_a_time_is_the_leader(in_threads, eventually):
     leading, tokens = [], []
 
     def lead(number):

@@ -69,7 +69,7 @@ def test_waiters_of_a_semaphore_are_served_in_the_order_of_their_arrival(somebod
     assert served == [0, 1, 2, 3]
 
 
-def test_the_slots_and_the_queue_of_a_semaphore_are_named_where_people_look(somebody, eventually):
+def test_the_list_of_locks_names_the_slots_and_the_queue_of_a_semaphore(somebody, eventually):
     somebody.holds("s#1")
     names = []
 
