@@ -92,7 +92,7 @@ def test_a_workers_lock_is_named_after_the_worker(worker):
     )
 
 
-def test_a_number_and_the_name_of_its_digits_are_told_apart():
+def test_the_number_5_and_the_name_5_are_different_locks():
     with transaction.atomic(), lock(5, timeout=1), lock("5", timeout=1):
         shown = {row.key: str(row) for row in AdvisoryLock.objects.all()}
     assert shown == {5: "#5", make_key("5").number: "5"}

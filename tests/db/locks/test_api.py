@@ -67,7 +67,7 @@ def test_acquire_of_a_transaction_lock_without_a_transaction_is_refused():
 
 
 @override_settings(DJANGO_PGLOCK={"SCOPE": "transaction"})
-def test_the_settings_scope_is_used_where_none_is_named():
+def test_a_lock_without_a_scope_uses_the_scope_of_the_settings():
     with lock("a") as handle:
         assert handle.scope == "transaction"
 
@@ -75,7 +75,7 @@ def test_the_settings_scope_is_used_where_none_is_named():
 class InsideTestCase(TestCase):
     """``TestCase`` wraps each test in a transaction; code under test must behave as in production."""
 
-    def test_its_own_transaction_does_not_count(self):
+    def test_the_transaction_of_a_test_case_does_not_count_for_the_scope_auto(self):
         with lock("a") as handle:
             self.assertEqual(handle.scope, "session")
         with transaction.atomic(), lock("a") as handle:
@@ -128,7 +128,7 @@ def test_set_rollback_of_the_caller_is_honoured():
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize("timeout", [0, 0.05, timedelta(milliseconds=50)])
-def test_busy_is_its_own_exception_and_leaves_everything_usable(somebody, in_transaction, timeout):
+def test_a_busy_lock_raises_lock_not_available_and_leaves_the_connection_usable(somebody, in_transaction, timeout):
     somebody.holds("a")
     with CaptureQueriesContext(connection):
         outer = transaction.atomic() if in_transaction else lock("unrelated")
@@ -188,7 +188,7 @@ def test_errors_that_are_not_busy_pass_through_and_leave_nothing_held(somebody):
     connection.close()
 
 
-def test_the_reason_of_busy_is_the_servers_own_error(somebody):
+def test_lock_not_available_has_the_error_of_the_server_as_its_cause(somebody):
     somebody.holds("a")
     for context in (transaction.atomic(), lock("unrelated")):
         with context, pytest.raises(LockNotAvailable) as caught:
@@ -255,7 +255,7 @@ def test_waiters_show_the_name(somebody, in_threads, eventually):
     in_threads(look_or_wait, 2)
 
 
-def test_signals_tell_of_taking_giving_back_and_being_busy(somebody):
+def test_signals_are_sent_when_a_lock_is_acquired_released_or_busy(somebody):
     heard = []
     receivers = {
         name: lambda sender, handle, name=name, **kwargs: heard.append((name, handle.name))
@@ -275,7 +275,7 @@ def test_signals_tell_of_taking_giving_back_and_being_busy(somebody):
     assert heard == [("lock_acquired", "a"), ("lock_released", "a"), ("lock_busy", "b")]
 
 
-def test_a_lock_costs_few_calls():
+def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls():
     """In Python and in C. Seconds would depend on what else the machine does; the least number of calls does not."""
 
     def use():

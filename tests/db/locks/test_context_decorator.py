@@ -113,7 +113,7 @@ def test_without_a_name_the_functions_path_is_the_name(somebody):
     assert Shop().close() is False
 
 
-def test_what_a_busy_call_answers_can_be_chosen(somebody):
+def test_on_busy_sets_the_answer_of_a_decorated_function_with_a_busy_lock(somebody):
     somebody.holds("a")
     assert lock("a", timeout=0, on_busy="skip")(lambda: "ran")() is None
     assert lock("a", timeout=0, on_busy=lambda busy, value: (busy.name, value))(lambda value: "ran")(7) == ("a", 7)
@@ -155,6 +155,6 @@ def test_on_busy_of_a_block_is_refused_because_the_body_would_run_in_any_case(ma
         async_to_sync(made.aacquire)()
 
 
-def test_a_name_of_none_is_the_callers_for_on_busy_of_a_block():
+def test_a_block_without_a_name_and_with_on_busy_is_refused():
     with pytest.raises(ConfigurationError, match=r"^on_busy is for decorated functions"), lock(on_busy="skip"):
         raise AssertionError("The body ran.")

@@ -66,7 +66,7 @@ def test_the_same_thread_may_take_it_again_and_gives_it_back_in_pairs(somebody):
     assert somebody.can_have("a")
 
 
-def test_reentry_can_be_refused():
+def test_reentrant_false_refuses_a_second_acquire():
     with lock("a"), pytest.raises(LockError, match="already"), lock("a", reentrant=False):
         pass
 
@@ -86,7 +86,7 @@ def test_an_error_in_the_body_frees_the_lock(somebody):
     assert somebody.can_have("a")
 
 
-def test_with_the_session_the_lock_goes(somebody, eventually):
+def test_a_lock_is_released_when_its_session_is_ended(somebody, eventually):
     with pytest.raises(LockLost), try_lock("a") as handle:
         somebody.ends_session(my_pid())
         eventually(lambda: not _holds(handle))

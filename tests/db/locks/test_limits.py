@@ -66,7 +66,7 @@ def test_a_holder_that_stalls_loses_the_lock_and_gets_an_error(somebody, eventua
         pass
 
 
-def test_a_coroutine_that_stalls_loses_it_too(somebody):
+def test_a_coroutine_that_exceeds_max_hold_loses_the_lock(somebody):
     async def main():
         with pytest.raises(LockLost):
             async with lock("a", max_hold=0.2):
@@ -80,7 +80,7 @@ def test_a_coroutine_that_stalls_loses_it_too(somebody):
 
 
 @pytest.mark.parametrize("max_hold", [0, -1, "1", True])
-def test_a_max_hold_that_is_none_is_refused(max_hold):
+def test_an_invalid_max_hold_is_refused(max_hold):
     with pytest.raises(ValueError, match="max_hold"):
         lock("a", max_hold=max_hold)
 
@@ -103,7 +103,7 @@ def messages(caplog, level):
     return [record for record in caplog.records if record.name == "django_pglock.locks" and record.levelno == level]
 
 
-def test_short_waits_and_holds_are_not_worth_a_line(caplog):
+def test_short_waits_and_holds_are_not_logged_at_info(caplog):
     with caplog.at_level(logging.INFO), lock("a"):
         pass
     assert caplog.records == []

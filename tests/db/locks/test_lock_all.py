@@ -50,7 +50,7 @@ def test_each_name_is_what_lock_takes_and_counts_once(somebody):
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize("timeout", [0, 0.05])
 @pytest.mark.parametrize("busy", ["a", "b", "c"])
-def test_all_or_none(somebody, in_transaction, timeout, busy):
+def test_lock_all_takes_no_lock_if_one_is_busy(somebody, in_transaction, timeout, busy):
     """Whichever of them is busy, the others are free for everybody afterwards, and our own as before."""
     somebody.holds(busy)
     with transaction.atomic() if in_transaction else lock("unrelated"), lock("mine"):
@@ -67,7 +67,7 @@ def test_all_or_none(somebody, in_transaction, timeout, busy):
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_the_timeout_is_for_all_together(somebody, in_transaction):
+def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transaction):
     """PostgreSQL's lock_timeout would count anew for each of them."""
     others = [Somebody() for _ in range(4)]
     for number, other in enumerate(others):
@@ -151,7 +151,7 @@ def test_keys_that_cannot_be_locked_together_are_refused():
         lock_all("a", None)
 
 
-def test_no_two_callers_wait_for_each_other(in_threads):
+def test_lock_all_does_not_deadlock_with_names_in_different_orders(in_threads):
     """Taken in the order in which they are written, this would be a deadlock within moments."""
     names = ["a", "b", "c", "d"]
 
@@ -170,7 +170,7 @@ def test_no_two_callers_wait_for_each_other(in_threads):
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_no_more_than_the_limit_are_inside(in_threads, in_transaction):
+def test_a_semaphore_admits_no_more_holders_than_its_limit(in_threads, in_transaction):
     inside, most = [], []
 
     def work(number):
@@ -238,6 +238,6 @@ def test_one_holder_never_has_a_slot_twice():
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, 1001])
-def test_a_limit_that_is_none_is_refused(limit):
+def test_an_invalid_limit_of_a_semaphore_is_refused(limit):
     with pytest.raises(ValueError, match="limit"):
         semaphore("s", limit=limit)

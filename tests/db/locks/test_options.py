@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "1", timedelta(days=100)])
-def test_a_timeout_that_is_none_is_refused(timeout):
+def test_an_invalid_timeout_of_a_lock_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout"):
         lock("a", timeout=timeout)
 

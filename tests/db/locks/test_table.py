@@ -28,14 +28,14 @@ def occupy(somebody):
 
 
 @pytest.mark.parametrize(("mode", "name"), [("SHARE ROW EXCLUSIVE", "ShareRowExclusiveLock"), ("share", "ShareLock")])
-def test_it_lasts_to_the_end_of_the_transaction(mode, name):
+def test_a_table_lock_lasts_until_the_end_of_the_transaction(mode, name):
     with transaction.atomic():
         assert statements_of(lambda: lock_table(Effect, mode=mode)) == 1
         assert name in table_locks()
     assert table_locks() == set()
 
 
-def test_outside_a_transaction_it_is_refused():
+def test_a_table_lock_outside_a_transaction_is_refused():
     with pytest.raises(LockScopeError, match="released immediately"):
         lock_table(Effect)
 
@@ -79,7 +79,7 @@ def test_a_limit_on_waits_is_in_force_in_the_block_and_then_as_it_was():
     assert setting("lock_timeout") == "0"
 
 
-def test_statements_of_users_wait_no_longer(somebody):
+def test_lock_timeout_limits_the_waits_of_statements_in_its_block(somebody):
     occupy(somebody)
     with pytest.raises(OperationalError, match="lock timeout"), lock_timeout(0.05):
         Effect.objects.create(name="a")
@@ -91,6 +91,6 @@ def test_statements_of_users_wait_no_longer(somebody):
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1"])
-def test_a_limit_that_is_none_is_refused(timeout):
+def test_an_invalid_lock_timeout_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout"), lock_timeout(timeout):
         pass

@@ -54,7 +54,7 @@ def test_a_lock_that_is_younger_than_the_snapshot_is_refused(isolation, level):
     assert advisory_rows() == 0
 
 
-def test_why_it_is_refused(isolation, in_threads):
+def test_a_lock_waiter_with_an_older_snapshot_reads_old_data(isolation, in_threads):
     """The statement that waits takes the snapshot before it waits, so what comes after it reads old data."""
     Effect.objects.create(name="counter", number=0)
     is_held, read = threading.Event(), {}
@@ -172,7 +172,7 @@ urlpatterns = [path("atomic", view), path("session", session_view), path("outsid
 
 
 @override_settings(ROOT_URLCONF=__name__)
-def test_requests_that_are_transactions(somebody):
+def test_lock_views_work_with_atomic_requests(somebody):
     connection.settings_dict["ATOMIC_REQUESTS"] = True
     try:
         assert Client().get("/atomic").content == b"done"
@@ -227,7 +227,7 @@ class Shop:
         return at()
 
 
-def test_methods_of_all_kinds(somebody):
+def test_lock_decorates_instance_class_and_static_methods(somebody):
     assert Shop().close("monday", at=lambda: somebody.can_have("shop:7:monday")) is False
     assert Shop.close_all(lambda: somebody.can_have("shops:7")) is False
     assert Shop.sweep(lambda: somebody.can_have("static")) is False

@@ -75,7 +75,7 @@ def test_an_exception_frees_the_lock(somebody):
 
 
 @pytest.mark.parametrize("status", [423, 429, 503])
-def test_another_answer_can_be_chosen(somebody, status):
+def test_lock_view_takes_a_status_or_a_function_for_the_answer_when_busy(somebody, status):
     somebody.holds("a")
     view = lock_view("a", status=status, retry_after=7)(lambda request: HttpResponse())
     assert (view(request_of()).status_code, view(request_of())["Retry-After"]) == (status, "7")
@@ -167,7 +167,7 @@ def test_another_missing_value_is_not_blamed_on_the_user():
     assert "log" not in str(refused.value).lower().replace("lock", "")
 
 
-def test_an_anonymous_user_shares_no_lock_with_all_others():
+def test_a_lock_name_of_an_anonymous_user_without_key_is_refused():
     with pytest.raises(LockKeyError, match=r"request\.user\.pk"):
         checkout(request_of(pk=None))
 
@@ -202,7 +202,7 @@ def test_methods_that_would_lock_nothing_are_refused(methods):
 # What the request is, and how the URL says it
 
 
-def test_head_is_locked_where_get_is(somebody):
+def test_a_view_locked_for_get_is_also_locked_for_head(somebody):
     somebody.holds("a")
     view = lock_view("a", methods=["GET"])(lambda request: HttpResponse())
     assert view(request_of(method="head")).status_code == 409

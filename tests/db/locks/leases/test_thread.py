@@ -13,7 +13,7 @@ from tests.db.locks.sessions import execute
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
+def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, monkeypatch):
     """Without a ttl, a lease that was taken by a statement whose answer never came would be held forever."""
     ask = thread.LeaseThread.execute
 
@@ -32,7 +32,7 @@ def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_leases_are_taken_at_read_committed_whatever_the_role_says(level, in_threads):
+def test_leases_are_taken_at_read_committed_despite_the_default_of_the_role(level, in_threads):
     """Above it, one of two who ask at the same time would meet an error."""
     execute(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
     try:
