@@ -18,7 +18,7 @@ from tests.db.store.test_prune import make
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
 
 
-def test_on_status_off(settings):
+def test_the_archive_is_turned_on_and_off_and_its_status_is_shown(settings):
     for status in ("SUCCESSFUL", "SUCCESSFUL", "FAILED"):
         make(status, days=TWO_HOURS)
     assert locktasks("archive", "status") == "The archive is off.\nThere is no task in it.\n"

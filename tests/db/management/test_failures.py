@@ -77,7 +77,7 @@ def test_a_redrive_asks_first_and_may_be_a_dry_run(failed, answer):  # noqa: F81
     assert locktasks("redrive", "--fingerprint", 8) == "0 tasks would run again.\n", "nothing to ask about"
 
 
-def test_at_a_rate_a_task_does_it(failed):
+def test_a_redrive_at_a_rate_is_run_by_a_task(failed):
     said = locktasks("redrive", "--exception", "Refused", "--rate", 2.5, "--yes")
     made = Task.objects.get(status="READY")
     assert made.args == [7, PATH, "bank.Refused", 2.5]

@@ -32,7 +32,7 @@ def history():
     add_history("default", {(now - 7200, "bulk", "app.send"): late})
 
 
-def test_a_line_for_each_function(history):
+def test_stats_prints_a_line_for_each_function(history):
     head, *lines = [line.split() for line in stats().splitlines()]
     assert head[:3] == ["QUEUE", "TASK", "PER"]
     assert [line[:7] for line in lines] == [
@@ -51,7 +51,7 @@ def test_json_has_seconds(history):
     assert (charged["retried"], charged["wait_p50"]) == (6, None)
 
 
-def test_filters_and_sums(history):
+def test_stats_filters_by_task_and_queue_and_adds_up_by_queue(history):
     def shown(*arguments):
         found = json.loads(stats("--json", *arguments))
         return [(each["queue"], each["task_path"], each["succeeded"] + each["retried"]) for each in found]
@@ -63,11 +63,11 @@ def test_filters_and_sums(history):
     assert shown("--queue", "unknown") == []
 
 
-def test_nothing_has_ended():
+def test_stats_without_ended_attempts_prints_a_sentence():
     assert stats() == "No attempt has ended in this time. Workers write their counts once a minute.\n"
 
 
-def test_spans():
+def test_time_spans_are_read_in_minutes_hours_and_days():
     assert [span(text) for text in ("15m", "1h", "7d")] == [
         timedelta(minutes=15),
         timedelta(hours=1),

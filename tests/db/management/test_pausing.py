@@ -42,7 +42,7 @@ def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
     assert "was resumed" in locktasks("resume", "has tasks*"), "its row is there"
 
 
-def test_a_queue_that_is_not_listed_is_paused_with_a_word(settings, capsys):
+def test_pausing_a_queue_that_no_backend_lists_prints_a_warning(settings, capsys):
     """A name with a typing error pauses nothing that anybody meant."""
     name = settings.TASKS["default"]["BACKEND"]
     settings.TASKS = {"default": {"BACKEND": name, "QUEUES": ["default", "mail"]}}

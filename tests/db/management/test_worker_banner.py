@@ -25,7 +25,7 @@ def no_functions(monkeypatch):
     monkeypatch.setattr(registry, "_definitions", {})
 
 
-def test_it_names_what_the_worker_serves_and_where_to_look():
+def test_the_worker_banner_lists_database_queues_and_functions():
     worker = Worker(queues=["mail", "d*"], exclude=["dark"])
     task(tasks.echo.func)
     task(every=60)(scheduled.hourly)
@@ -59,7 +59,7 @@ def test_of_many_functions_the_first_are_named(monkeypatch):
     assert facts_of(Worker())[1]["functions"] == "2: tests.sample.tasks.echo and 1 more"
 
 
-def test_it_shows_no_password(settings, monkeypatch):
+def test_the_worker_banner_shows_no_password(settings, monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "PASSWORD", "secret-word")
     monkeypatch.setitem(connection.settings_dict, "USER", "somebody")
     assert "secret-word" not in banner(Worker(), using="default", threads=1)

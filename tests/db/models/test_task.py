@@ -51,7 +51,7 @@ def test_a_blocked_row_may_wait_for_other_tasks_instead_of_a_key():
     assert Task.objects.create(**CALL, status="BLOCKED", waits_for=1).pk
 
 
-def test_nothing_else_is_a_status_a_priority_or_a_unique_key():
+def test_the_database_refuses_invalid_statuses_priorities_and_unique_keys():
     assert refused(status="WAITING")
     assert refused(priority=101)
     assert refused(unique_key="a")

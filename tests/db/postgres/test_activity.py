@@ -15,7 +15,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_statement_that_the_role_may_not_see_may_be_of_any_age(eventually):
+def test_the_age_of_a_statement_that_the_role_may_not_see_is_infinite(eventually):
     other = dedicated_connection("default")
     other.ensure_connection()
     raw = other.connection

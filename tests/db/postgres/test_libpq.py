@@ -84,7 +84,7 @@ def test_a_transaction_that_begins_otherwise_is_begun_by_psycopg():
         connection.connection.isolation_level = None
 
 
-def test_observers_of_statements_see_these_too(monkeypatch):
+def test_execute_wrappers_see_the_statements_of_locks(monkeypatch):
     seen = []
 
     def wrapper(execute, sql, params, many, context):
@@ -111,7 +111,7 @@ def test_observers_of_statements_see_these_too(monkeypatch):
     assert seen[4:] == ["cursor", "cursor"]
 
 
-def test_a_long_wait_leaves_the_other_threads_alone(somebody, in_threads):
+def test_a_wait_for_a_lock_does_not_block_other_threads(somebody, in_threads):
     """Waiting for the answer must not hold Python's lock."""
     somebody.holds("a")
     beats = []

@@ -67,7 +67,7 @@ def test_a_backend_that_changes_something_else_is_as_fast_as_djangos(with_backen
         assert is_plain_django(mine)
 
 
-def test_a_wrapper_in_the_place_of_ours_is_noticed(monkeypatch):
+def test_a_connection_without_our_execute_wrapper_is_not_plain(monkeypatch):
     connection = connections["default"]
     connection.ensure_connection()
     monkeypatch.setattr(connection, "execute_wrappers", [lambda execute, *arguments: execute(*arguments)])
@@ -91,7 +91,7 @@ def test_a_patched_cursor_class_is_noticed(monkeypatch):
     assert not is_plain_django(connection)
 
 
-def test_one_wrapper_for_ever_below_all_others():
+def test_our_execute_wrapper_stays_the_first_of_the_connection():
     """``execute_wrapper()`` of others removes the last one; that must be its own."""
     connection = connections["default"]
     seen = []
@@ -179,7 +179,7 @@ def test_sessions_of_our_own_are_read_committed_whatever_the_role_says():
             cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
 
 
-def test_nothing_is_kept_for_a_connection_that_holds_nothing():
+def test_a_connection_without_session_locks_has_no_record_of_locks():
     with lock("a"):
         pass
     assert not session_locks_of(connections["default"])

@@ -31,7 +31,7 @@ def letters():
         yield loop
 
 
-def test_the_first_round_is_at_once_and_each_commit_that_notifies_makes_another(letters):
+def test_listen_yields_at_once_and_after_each_commit_that_notifies(letters):
     for payload in ("first", "second"):
         with transaction.atomic():
             notify("letters", payload)
@@ -53,12 +53,12 @@ def test_notifications_during_a_pass_arrive_together_in_the_next_pass(letters):
     assert next(letters) == ["0", "1", "2"]
 
 
-def test_without_a_notification_there_is_a_round_all_the_same():
+def test_listen_yields_after_the_poll_interval_without_a_notification():
     with closing(listen("letters", poll=0.01)) as loop:
         assert [next(loop), next(loop), next(loop)] == [[], [], []]
 
 
-def test_every_listener_is_told_and_other_channels_are_not(letters):
+def test_a_notification_reaches_only_listeners_of_its_channel(letters):
     with closing(listen('An "odd" name; SELECT 1', poll=NEVER)) as odd:
         next(odd)
         notify('An "odd" name; SELECT 1', "for the odd one")
@@ -104,7 +104,7 @@ def test_an_unreachable_server_at_the_start_is_an_error(monkeypatch):
         next(listen("letters"))
 
 
-def test_a_loop_that_is_left_leaves_no_session(eventually):
+def test_a_listen_loop_that_is_left_closes_its_session(eventually):
     for _ in listen("letters", poll=NEVER):
         assert sessions()
         break

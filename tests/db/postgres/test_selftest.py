@@ -56,7 +56,7 @@ def not_ok():
     return {finding.question for finding in selftest("default") if not finding.is_ok}
 
 
-def test_a_server_of_ones_own_is_ok_and_nothing_is_left():
+def test_the_self_test_accepts_a_private_server_and_leaves_no_table():
     out = StringIO()
     call_command("locks", "--selftest", stdout=out)
     lines = out.getvalue().splitlines()
@@ -70,7 +70,7 @@ def test_a_server_of_ones_own_is_ok_and_nothing_is_left():
     ("name", "question"),
     [("pg_try_advisory_lock", "session_locks"), ("pg_try_advisory_xact_lock", "transaction_locks")],
 )
-def test_a_lock_that_everybody_gets_is_found(lying, name, question):
+def test_the_self_test_finds_locks_that_do_not_exclude(lying, name, question):
     """The statements succeed, as they do on engines that only accept the functions."""
     lying(name)
     out = StringIO()

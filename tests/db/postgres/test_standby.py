@@ -30,18 +30,18 @@ def test_a_primary_is_no_standby():
     assert not is_on_standby(connection)
 
 
-def test_a_session_that_can_only_read_is_not_for_that_on_a_standby():
+def test_a_read_only_session_does_not_count_as_a_session_of_a_standby():
     execute("SET default_transaction_read_only = on")
     assert access_of(connection) == (False, True)
 
 
-def test_a_session_that_ends_with_the_question_counts_as_one_on_a_standby():
+def test_a_session_that_ends_during_the_standby_query_counts_as_one_of_a_standby():
     with pytest.raises(DatabaseError):
         execute("SELECT pg_terminate_backend(pg_backend_pid())")
     assert access_of(connection) == (True, True)
 
 
-def test_the_question_ends_no_transaction_of_others():
+def test_the_standby_query_does_not_end_the_transaction_of_the_caller():
     execute("BEGIN")
     with pytest.raises(DatabaseError):
         execute("SELECT 1 / 0")
@@ -49,7 +49,7 @@ def test_the_question_ends_no_transaction_of_others():
     assert transaction_status(connection) == TransactionStatus.INERROR
 
 
-def test_the_question_is_asked_in_a_block_that_has_to_be_rolled_back():
+def test_the_standby_query_works_in_a_block_that_must_be_rolled_back():
     with transaction.atomic():
         Effect.objects.create(name="undone")
         transaction.set_rollback(True)

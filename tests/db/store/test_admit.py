@@ -57,7 +57,7 @@ def hold_key(key):
         holder.close()
 
 
-def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
+def test_one_task_of_a_key_is_admitted_and_the_next_after_its_end(claim):
     for number in range(3):
         keyed.step.enqueue(1, number)
     assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
@@ -66,7 +66,7 @@ def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
-def test_nothing_is_let_through_before_the_commit():
+def test_a_task_with_a_key_is_admitted_after_the_commit():
     """An enqueuing transaction, however long it is, holds no lock that others of the key would wait for."""
     with transaction.atomic():
         keyed.step.enqueue(1)
@@ -74,7 +74,7 @@ def test_nothing_is_let_through_before_the_commit():
     assert statuses() == ["READY"]
 
 
-def test_keys_of_other_orders_are_not_in_the_way():
+def test_tasks_of_different_lock_keys_are_admitted_independently():
     for order in (1, 2, 1, 3):
         keyed.step.enqueue(order)
     assert statuses() == ["READY", "READY", "BLOCKED", "READY"]
@@ -253,7 +253,7 @@ def test_tasks_of_one_key_run_one_after_another_in_their_order(worker, eventuall
     assert events[1:] == expected
 
 
-def test_so_many_at_once_and_no_more(worker, eventually):
+def test_no_more_tasks_of_a_key_run_at_once_than_its_concurrency(worker, eventually):
     worker(threads=8)
     for _ in range(30):
         keyed.call.enqueue("bank", 0.05)
@@ -265,7 +265,7 @@ def test_so_many_at_once_and_no_more(worker, eventually):
     assert most == 3
 
 
-def test_a_key_costs_the_plain_tasks_nothing(claim):
+def test_tasks_that_wait_for_a_key_are_not_in_the_ready_index(claim):
     """A hundred thousand tasks that wait for a key are not in the index that claims walk."""
     for _ in range(3):
         keyed.step.enqueue(1)

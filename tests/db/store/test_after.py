@@ -23,7 +23,7 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_waits_for_all_and_runs_when_the_last_has_succeeded(claim):
+def test_a_task_becomes_ready_when_the_last_of_its_dependencies_has_succeeded(claim):
     first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     tasks.nothing.using(after=[first, second.id, int(second.id)]).enqueue()
     assert statuses() == ["READY", "READY", "BLOCKED"]
@@ -35,7 +35,7 @@ def test_it_waits_for_all_and_runs_when_the_last_has_succeeded(claim):
     assert not Waiter.objects.exists()
 
 
-def test_a_retry_is_no_end(claim):
+def test_a_task_stays_blocked_while_its_dependency_waits_for_a_retry(claim):
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
     settle_one(claim()[0], Retried(FAILURE, 60))
     assert statuses() == ["SCHEDULED", "BLOCKED"]
@@ -120,7 +120,7 @@ def test_a_predecessor_can_be_promoted_while_successors_are_enqueued(claim, in_t
         assert Task.objects.get(pk=second.id).status == "READY"
 
 
-def test_a_key_and_a_date_are_waited_for_as_well(claim):
+def test_a_dependent_waits_also_for_its_lock_key_and_its_date(claim):
     first = tasks.echo.enqueue(1)
     keyed.step.using(after=[first], run_after=timedelta(hours=1)).enqueue(1)
     keyed.step.using(after=[first]).enqueue(1)
@@ -158,7 +158,7 @@ def test_after_refuses_a_task_that_does_not_exist():
             tasks.nothing.using(after=wrong)
 
 
-def test_one_need_not_be_in_a_list():
+def test_after_takes_a_single_result_or_id_without_a_list():
     """The digits of an id are no ids."""
     for _ in range(12):
         result = tasks.nothing.enqueue()
@@ -166,7 +166,7 @@ def test_one_need_not_be_in_a_list():
         assert tasks.nothing.using(after=one).after == (int(result.id),)
 
 
-def test_many_after_one_and_one_after_many(worker, eventually):
+def test_many_tasks_wait_for_one_and_one_waits_for_many(worker, eventually):
     worker()
     with transaction.atomic():
         first = tasks.echo.enqueue(0)
@@ -178,7 +178,7 @@ def test_many_after_one_and_one_after_many(worker, eventually):
     assert rows[int(last.id)].started_at >= max(rows[int(id_)].finished_at for id_ in ids)
 
 
-def test_whatever_finishes_at_once_the_last_one_lets_it_through(in_threads, claim):
+def test_a_dependent_becomes_ready_when_its_dependencies_end_at_the_same_time(in_threads, claim):
     """Two that finish at the same moment must not each leave it to the other."""
     for _ in range(10):
         results = [tasks.echo.enqueue(number) for number in range(8)]
@@ -189,7 +189,7 @@ def test_whatever_finishes_at_once_the_last_one_lets_it_through(in_threads, clai
         Task.objects.all().delete()
 
 
-def test_an_enqueue_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
+def test_a_dependent_enqueued_while_its_dependency_ends_becomes_ready(in_threads, claim):
     for _ in range(20):
         first = tasks.echo.enqueue(1)
         [mine] = claim()

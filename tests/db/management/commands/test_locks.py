@@ -79,7 +79,7 @@ def test_only_sessions_with_locks_are_terminated():
         somebody.leaves()
 
 
-def test_times_of_leases_are_told_by_the_clock_of_the_server(monkeypatch):
+def test_the_times_of_leases_are_computed_by_the_clock_of_the_server(monkeypatch):
     an_hour_ago = timezone.now() - timedelta(hours=1)
     monkeypatch.setattr(timezone, "now", lambda: an_hour_ago)
     with Lease("nightly", ttl=100):

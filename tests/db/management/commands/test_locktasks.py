@@ -224,7 +224,7 @@ def test_a_living_workers_task_is_not_reset(slow_beats):
         locktasks("reset", row.pk)
 
 
-def test_filters_say_how_many_and_ask(answer):
+def test_locktasks_with_filters_shows_the_number_of_tasks_and_asks(answer):
     mine, other = failed(queue="mail"), failed()
     asked = answer("n")
     with pytest.raises(CommandError, match="No task was changed"):
@@ -244,7 +244,7 @@ def test_without_a_terminal_the_command_requires_yes():
     assert locktasks("retry", "--all", "--yes") == "1 task will run again.\n"
 
 
-def test_ids_are_not_asked_about(answer):
+def test_locktasks_with_ids_asks_for_no_confirmation(answer):
     row = failed()
     asked = answer("n")
     locktasks("retry", row.pk)
@@ -252,7 +252,7 @@ def test_ids_are_not_asked_about(answer):
     assert not asked
 
 
-def test_nothing_to_do_asks_nothing(answer):
+def test_locktasks_asks_for_no_confirmation_if_no_task_matches(answer):
     asked = answer("y")
     assert locktasks("retry", "--all") == "0 tasks would run again.\n"
     assert not asked
@@ -267,7 +267,7 @@ def test_nothing_to_do_asks_nothing(answer):
         (["--all"], ["READY", "READY", "READY", "READY"]),
     ],
 )
-def test_filters_choose(filters, expected):
+def test_filters_of_locktasks_select_the_tasks(filters, expected):
     rows = [failed(task_path="x.other"), failed(), make("CANCELLED", days=0), make("FAILED", days=6)]
     locktasks("retry", "--yes", *filters)
     assert status_of(*rows) == expected
@@ -322,7 +322,7 @@ def test_prune_deletes_by_the_setting_or_by_its_options():
     assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
 
 
-def test_long_work_says_how_far_it_is(monkeypatch):
+def test_locktasks_prints_the_progress_of_long_commands(monkeypatch):
     rows = [make() for _ in range(3)]
     clock = iter(range(0, 100, 3))
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
@@ -360,7 +360,7 @@ def test_keda_stops_counting():
     assert Task.objects.all().count_workable(most=3) == 3
 
 
-def test_help_teaches_with_examples(capsys):
+def test_the_help_of_locktasks_has_examples(capsys):
     with pytest.raises(SystemExit):
         call_command("locktasks", "--help")
     text = capsys.readouterr().out
