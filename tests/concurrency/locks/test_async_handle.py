@@ -160,7 +160,7 @@ def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
     assert rows() == (1, 0)
 
 
-def test_cancels_at_any_moment_leave_nothing():
+def test_coroutines_cancelled_at_any_moment_leave_no_lock():
     """The cancel meets the statement before it arrives, in the server, after its answer was sent, and at release."""
 
     async def visit(pause):

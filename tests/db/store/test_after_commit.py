@@ -92,7 +92,7 @@ def manual(request):
     transaction.set_autocommit(True)
 
 
-def test_what_the_caller_commits_runs_and_no_verb_raises(manual, worker, eventually):
+def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, eventually):
     """The commit itself wakes a sleeping worker. Upkeep admits the tasks with keys."""
     verbs, commit = manual
     running = worker()

@@ -137,7 +137,7 @@ def test_locked_tasks_move_later(locked):
     assert walk() == 1
 
 
-def test_the_walk_goes_from_window_to_window_and_ends_where_all_are_young():
+def test_archiving_moves_window_by_window_and_ends_at_recent_tasks():
     for status in ("FAILED", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL"):
         make(status, days=TWO_HOURS)
     young = [make("READY", days=0).pk for _ in range(6)]

@@ -102,7 +102,7 @@ def test_sizes_are_those_of_the_statistics():
     assert day.size > 8192
 
 
-def test_two_create_the_same_day(in_threads):
+def test_concurrent_creations_of_a_partition_make_one_partition(in_threads):
     day = django_timezone.now().date()
     states = in_threads(lambda _: create_days("default", [day]), 4)
     assert {state.days for state in states} == {(day,)}

@@ -24,7 +24,7 @@ from django_pglock.store.archive_state import (
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
 
 
-def test_the_switch_is_seen_by_all():
+def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
     assert not archive_state("default").is_on
     assert not may_be_archived("default")
     turn_on("default")
@@ -38,7 +38,7 @@ def test_the_switch_is_seen_by_all():
     assert archive_state("default").may_have_rows
 
 
-def test_a_process_asks_again_only_after_some_seconds(monkeypatch, django_assert_num_queries):
+def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeypatch, django_assert_num_queries):
     """Each ask for a task that does not exist would else send a query more, also without an archive."""
     module._known.clear()
     with django_assert_num_queries(1):

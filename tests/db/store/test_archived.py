@@ -74,7 +74,7 @@ def test_a_role_that_may_not_read_the_archive_is_not_refused():
             cursor.execute("DROP ROLE without_archive")
 
 
-def test_those_in_the_archive_are_told_from_the_others():
+def test_archived_among_returns_only_ids_of_archived_tasks():
     old, young = make(days=TWO_HOURS), make(days=0.5 / 24)
     turn_on("default")
     assert walk() == 1

@@ -20,14 +20,14 @@ def values(attempts):
     return [[getattr(each, name) for name in (*VALUES, *DATES)] for each in attempts]
 
 
-def test_attempts_are_those_of_the_task_in_their_order():
+def test_attempts_of_a_task_are_returned_in_their_order():
     row, other = make("READY"), make("READY")
     fail(row, 2), fail(row, 1), fail(other, 1)
     assert [each.number for each in attempts_before("default", row.pk)] == [1, 2]
     assert attempts_before("default", 10**12) == []
 
 
-def test_in_the_archive_they_are_as_they_were(django_assert_num_queries, settings):
+def test_attempts_of_an_archived_task_are_unchanged(django_assert_num_queries, settings):
     row = make(days=TWO_HOURS, attempts=3)
     fail(row, 2, outcome="LOST", worker=None, log=None), fail(row, 1)
     before = {}

@@ -36,7 +36,7 @@ def test_the_waiter_is_notified_of_the_end(worker, eventually):
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 @pytest.mark.parametrize("ending", ["failure", "atomic", "cancel"])
-def test_every_ending_is_an_end(worker, eventually, ending):
+def test_a_wait_for_a_result_ends_with_each_kind_of_outcome(worker, eventually, ending):
     if ending == "cancel":
         result = tasks.echo.enqueue(1)
         thread = threading.Thread(target=cancel_what_is_awaited, args=(eventually,))
@@ -57,7 +57,7 @@ def cancel_what_is_awaited(eventually):
         connection.close()
 
 
-def test_it_ends_when_its_time_is_over(eventually):
+def test_a_wait_for_a_result_ends_at_its_timeout(eventually):
     result = tasks.echo.enqueue(1)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=f"Task {result.id} has not finished within 0.2 s"):
@@ -66,7 +66,7 @@ def test_it_ends_when_its_time_is_over(eventually):
     eventually(lambda: not Waiter.objects.exists())
 
 
-def test_inside_a_transaction_it_would_wait_for_ever():
+def test_a_wait_for_an_uncommitted_task_is_refused():
     with transaction.atomic():
         result = tasks.echo.enqueue(1)
         with pytest.raises(TaskError, match="before the commit"):
@@ -76,17 +76,17 @@ def test_inside_a_transaction_it_would_wait_for_ever():
 class InsideTestCase(TestCase):
     """Its transaction does not count for code under test, but hides the task from every worker."""
 
-    async def test_so_would_a_coroutine(self):
+    async def test_an_async_wait_for_a_result_in_a_test_case_is_refused(self):
         result = await tasks.echo.aenqueue(1)
         with self.assertRaisesRegex(TaskError, "TransactionTestCase"):
             await result.await_(10)
 
-    def test_it_would_wait_for_ever(self):
+    def test_a_wait_for_a_result_in_a_test_case_is_refused(self):
         with self.assertRaisesRegex(TaskError, "TransactionTestCase"):
             tasks.echo.enqueue(1).wait(60)
 
 
-def test_in_a_coroutine_and_called_off(worker, eventually):
+def test_a_coroutine_waits_for_a_result_and_its_cancel_ends_the_wait(worker, eventually):
     worker()
 
     async def work():
@@ -119,7 +119,7 @@ def test_a_cancelled_wait_leaves_the_other_waits(nothing_is_left):
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_cancels_at_any_moment_leave_nothing(nothing_is_left):
+def test_waits_for_results_cancelled_at_any_moment_leave_no_waiter(nothing_is_left):
     results = results_of(20)
 
     async def work():

@@ -61,7 +61,7 @@ def test_cancel_ends_waiting_tasks_and_requests_the_end_of_running_tasks(claim):
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_only_a_running_task_is_worth_a_notification_and_only_after_the_commit(claim, runs):
+def test_only_the_cancel_of_a_running_task_notifies_after_the_commit(claim, runs):
     tasks.nothing.enqueue()
     if runs:
         claim()
@@ -73,7 +73,7 @@ def test_only_a_running_task_is_worth_a_notification_and_only_after_the_commit(c
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads, monkeypatch, runs):
+def test_cancel_tries_again_if_a_row_is_briefly_locked(claim, in_threads, monkeypatch, runs):
     """Its progress is being written, or it is being claimed."""
     mine = tasks.nothing.enqueue()
     if runs:
@@ -126,7 +126,7 @@ def test_a_task_with_a_requested_cancel_does_not_run_again(claim, outcome, statu
 
 
 @pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "give_back"])
-def test_nor_does_it_when_its_worker_is_gone(claim, verb):
+def test_a_task_with_a_requested_cancel_is_cancelled_when_its_worker_is_gone(claim, verb):
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     tasks.nothing.using(after=[mine.id]).enqueue()
@@ -177,7 +177,7 @@ def test_a_cancel_also_cancels_the_dependents(worker, eventually):
 
 
 @pytest.mark.parametrize("function", ["run_sql", "ask", "wait_in_coroutine", "fail_when_asked"])
-def test_a_running_task_ends_soon(worker, eventually, slow_beats, function):
+def test_a_cancelled_running_task_ends_without_a_retry(worker, eventually, slow_beats, function):
     worker()
     result = getattr(running, function).enqueue()
     begun(eventually)
@@ -191,7 +191,7 @@ def test_a_running_task_ends_soon(worker, eventually, slow_beats, function):
     assert [error.exception_class.__name__ for error in result.errors] == ["TaskCancelled"]
 
 
-def test_the_reason_keeps_what_the_function_raised(worker, eventually):
+def test_the_traceback_of_a_cancelled_task_contains_the_exception_of_its_function(worker, eventually):
     worker()
     result = running.fail_when_asked.enqueue()
     begun(eventually)
@@ -209,7 +209,7 @@ def test_a_task_that_ignores_its_cancel_can_succeed(worker, eventually):
     assert (row.status, row.result) == ("SUCCESSFUL", "done")
 
 
-def test_an_atomic_task_rolls_back(worker, eventually):
+def test_the_cancel_of_an_atomic_task_rolls_back(worker, eventually):
     worker()
     result = running.run_sql_atomically.enqueue()
     sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(%%' AND state = 'active'"
@@ -269,7 +269,7 @@ def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventu
         assert ends(result, eventually).status == "CANCELLED"
 
 
-def test_one_of_a_group_does_not_cancel_the_others(worker, eventually):
+def test_cancelling_one_task_of_a_group_does_not_cancel_the_others(worker, eventually):
     results = [running.together.enqueue(key=1) for _ in range(3)]
     worker()
     begun(eventually)
@@ -291,7 +291,7 @@ def test_the_worker_continues_with_other_tasks(worker, eventually):
     assert all(thread.is_alive() for thread in process.executor._threads)
 
 
-def test_a_worker_with_nothing_in_flight_asks_nothing(worker, monkeypatch):
+def test_a_worker_without_tasks_does_not_query_for_requested_cancels(worker, monkeypatch):
     """One look for requests in an interval, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(

@@ -70,7 +70,7 @@ def test_a_statement_that_changes_no_row_enqueues_nothing(capture):
     assert captured() == []
 
 
-def test_many_rows_are_few_tasks(capture):
+def test_a_capture_of_many_rows_enqueues_a_task_for_each_thousand(capture):
     capture(tasks.reindex)
     run("INSERT INTO sample_product (name, price) SELECT 'a', 0 FROM generate_series(1, 100000)")
     calls = captured()
@@ -325,7 +325,7 @@ def test_a_captured_call_is_the_row_that_enqueue_writes(capture, task, names):
 # Unique calls
 
 
-def test_of_a_row_that_changes_often_one_task_waits(capture):
+def test_a_unique_capture_enqueues_one_task_for_several_changes_of_a_row(capture):
     capture(tasks.note_price)
     first, second = products(2)
     for price in range(5):
@@ -334,7 +334,7 @@ def test_of_a_row_that_changes_often_one_task_waits(capture):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_that_stands_for_a_change_is_not_claimed_before_the_change_is_committed(capture, claim):
+def test_a_waiting_task_reused_by_a_captured_change_is_not_claimed_before_the_commit(capture, claim):
     """Otherwise it would run without seeing the change, and no other task would."""
     capture(tasks.note_price)
     [product] = products(1)
@@ -364,7 +364,7 @@ def in_other_session(statement):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("task", [tasks.note, tasks.note_in_order, tasks.note_price], ids=lambda task: task.name)
-def test_a_sleeping_worker_begins_with_the_commit(capture, worker, eventually, settings, task):
+def test_a_captured_change_wakes_a_sleeping_worker_at_the_commit(capture, worker, eventually, settings, task):
     """Also with a lock key. Without a notification the worker would poll ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
     settings.DJANGO_PGLOCK["HEARTBEAT_LIMIT"] = 3000.0

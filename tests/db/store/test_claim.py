@@ -86,7 +86,7 @@ def test_claims_run_in_the_order_of_priority_and_id_whatever_the_order_of_the_an
     assert [each.id for each in claims_of(rows, worker)] == [ids[1], ids[3], ids[0], ids[2]]
 
 
-def test_behind_a_task_are_later_tasks_of_its_priority():
+def test_a_claim_behind_a_task_takes_later_tasks_of_its_priority():
     ids = [int(tasks.nothing.using(priority=priority).enqueue().id) for priority in (0, 0, 1, 0)]
     statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"], behind=True)
     # The plan decides the order of the returned rows. The caller sorts them.

@@ -31,7 +31,7 @@ def tenants(claims):
     return [rows[claim.id] for claim in claims]
 
 
-def test_ten_of_one_come_through_beside_a_thousand_of_another():
+def test_fair_claims_alternate_between_keys_with_few_and_many_tasks():
     enqueue_many(keyed.serve, [{"tenant": "large"}] * 1000)
     enqueue_many(keyed.serve, [{"tenant": "small"}] * 10)
     got = tenants(claims_of().claim(20))
@@ -39,7 +39,7 @@ def test_ten_of_one_come_through_beside_a_thousand_of_another():
     assert [len(list(run)) for _, run in groupby(got)] == [1] * 20, "in turns"
 
 
-def test_one_at_a_time_each_has_its_turn():
+def test_fair_claims_of_one_task_alternate_between_the_keys():
     """The claims of a worker with a single thread and long tasks, one by one."""
     for tenant in "abc":
         enqueue_many(keyed.serve, [{"tenant": tenant}] * 50)
@@ -114,7 +114,7 @@ def test_between_fair_tasks_and_others_priority_does_not_count():
     assert (got.count("a"), got.count(None)) == (5, 5)
 
 
-def test_a_call_that_asks_for_turns_has_them_where_no_function_does():
+def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair():
     """Else it would wait for as long as there is anything else to do, whatever its priority."""
     now = [0.0]
     enqueue_many(tasks.nothing.using(fair="tenant", priority=100), [{}] * 5)
@@ -130,7 +130,7 @@ def looks_for_turns(queries):
     return [each["sql"] for each in queries if "WITH RECURSIVE keys" in each["sql"]]
 
 
-def test_a_task_that_comes_alone_waits_for_no_look_for_turns():
+def test_a_single_task_is_claimed_without_the_query_for_fair_tasks():
     now = [0.0]
     claims = claims_of(clock=lambda: now[0])
     assert not claims.claim(5)
@@ -142,7 +142,7 @@ def test_a_task_that_comes_alone_waits_for_no_look_for_turns():
     assert not looks_for_turns(queries)
 
 
-def test_long_tasks_of_a_backlog_do_not_keep_out_those_with_turns():
+def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
     """Each claim takes one task, because there is no room for more, and the next claim comes a minute later."""
     now = [0.0]
     enqueue_many(tasks.nothing, [{}] * 20)
@@ -156,7 +156,7 @@ def test_long_tasks_of_a_backlog_do_not_keep_out_those_with_turns():
 
 
 @pytest.mark.parametrize(("is_fair", "pause"), [(True, 0.1), (False, 1.0)])
-def test_while_only_others_come_looks_for_turns_are_rare(is_fair, pause):
+def test_the_query_for_fair_tasks_is_rare_while_only_other_tasks_are_ready(is_fair, pause):
     """A look takes as long as a claim does. Those that come later have their turn after a moment."""
     now = [0.0]
     claims = claims_of(is_fair=is_fair, clock=lambda: now[0])
@@ -181,7 +181,7 @@ def test_other_tasks_of_the_queue_are_claimed_as_often():
     assert (got.count("a"), got.count(None)) == (5, 5)
 
 
-def test_a_worker_without_such_functions_still_finds_them_when_there_is_nothing_else():
+def test_a_worker_without_fair_functions_claims_fair_tasks_if_no_others_are_ready():
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
     assert len(claims_of(is_fair=False).claim(10)) == 3
 
@@ -197,7 +197,7 @@ def test_keys_of_a_removed_function_delay_no_task(count, claimed):
     assert Task.objects.filter(status="READY").count() == count
 
 
-def test_a_turn_goes_on_with_the_first_key_behind_the_last():
+def test_the_next_fair_claim_begins_with_the_key_after_the_last_one():
     for tenant in "abcd":
         enqueue_many(keyed.serve, [{"tenant": tenant}] * 3)
     Task.objects.filter(fair_key__in="bd").update(task_path="gone.function")
@@ -205,7 +205,7 @@ def test_a_turn_goes_on_with_the_first_key_behind_the_last():
     assert [tenants(claims.claim(2)) for _ in range(4)] == [["a", "c"], ["a", "c"], ["a", "c"], []]
 
 
-def test_all_of_them_run(worker, eventually):
+def test_a_worker_runs_all_tasks_with_fair_keys(worker, eventually):
     worker()
     for tenant in "abcdefg":
         enqueue_many(keyed.serve, [{"tenant": tenant}] * 30)

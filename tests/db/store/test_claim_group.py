@@ -20,7 +20,7 @@ def enqueue(*texts, task=keyed.digest, user=1):
     return [task.enqueue(text=text, user=user) for text in texts]
 
 
-def test_the_others_are_claimed_for_the_same_worker_in_their_order(claim):
+def test_the_members_of_a_group_are_claimed_for_its_worker_in_order(claim):
     """Each claim counts an attempt, because the number of attempts is the fencing token."""
     enqueue(*"abc")
     [leader] = claim()
@@ -42,7 +42,7 @@ def test_a_task_with_the_largest_number_of_claims_is_taken_with_the_others(claim
     assert [each.id for each in claim_group("default", leader, limit=10, gather=0)] == ids[1:]
 
 
-def test_the_oldest_are_taken_and_no_more_than_the_limit(claim):
+def test_a_group_takes_its_oldest_members_up_to_the_limit(claim):
     enqueue(*"abcd")
     [leader] = claim()
     claim_group("default", leader, limit=2, gather=0)
@@ -59,7 +59,7 @@ def test_other_groups_functions_and_backends_are_left_alone(claim):
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
-def test_those_that_only_gather_are_taken_and_those_that_are_due_later_are_not(claim):
+def test_a_group_takes_gathering_tasks_and_no_tasks_due_later(claim):
     """A task that waits for its retry was begun before; it runs when its time comes."""
     rows = [int(each.id) for each in enqueue(*"abcd")]
     [leader] = claim()
@@ -96,7 +96,7 @@ def enqueue_notes(*texts, author="anna", task=keyed.note):
     return [task.enqueue(order_id=1, author=author, text=text) for text in texts]
 
 
-def test_at_a_lock_key_those_right_behind_the_first_are_taken_and_no_more_than_the_limit(claim):
+def test_a_group_with_a_lock_key_takes_the_next_tasks_up_to_the_limit(claim):
     enqueue_notes(*"abcd")
     assert take_notes(claim, limit=2) == ["b", "c"]
     assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]

@@ -28,7 +28,7 @@ def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rows_are_held_to_the_end_of_the_block_and_let_go_when_it_raises(letters, in_threads):
+def test_claimed_rows_are_locked_until_the_block_ends_or_raises(letters, in_threads):
     """Commitment control: what the block did to its rows and the rows themselves go together."""
     new = Letter.objects.filter(status="new").order_by("id")
     with pytest.raises(ZeroDivisionError), new.claim(4) as mine:
@@ -41,7 +41,7 @@ def test_rows_are_held_to_the_end_of_the_block_and_let_go_when_it_raises(letters
 
 
 @pytest.mark.django_db(transaction=True)
-def test_each_block_claims_anew(letters, in_threads):
+def test_each_claim_block_claims_other_rows(letters, in_threads):
     """The rows of the first block are free after it, and another process may have them by then."""
     new = Letter.objects.filter(status="new").order_by("id")
     claim = new.claim(4)

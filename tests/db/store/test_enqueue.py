@@ -229,7 +229,7 @@ def test_a_single_call_is_not_taken_apart(calls):
     assert not Task.objects.exists()
 
 
-def test_all_or_none():
+def test_enqueue_many_writes_no_task_if_one_call_is_invalid():
     def calls():
         yield from range(5_000)
         yield {"bad": {1, 2}}
