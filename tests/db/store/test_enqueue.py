@@ -104,7 +104,7 @@ def test_a_date_that_python_cannot_read_is_refused(zone):
 
 
 @pytest.mark.parametrize("options", [{"run_after": timedelta(1)}, {"after": ["1"]}], ids=list)
-def test_options_of_one_call_are_none_of_the_decorators(options):
+def test_the_decorator_refuses_options_of_a_single_call(options):
     [name] = options
     with pytest.raises(
         TaskOptionError, match=rf"echo: {name} is an option of a single call. Write task.using\({name}=\.\.\.\)"
@@ -113,7 +113,7 @@ def test_options_of_one_call_are_none_of_the_decorators(options):
     assert tasks.echo.using(**options)
 
 
-def test_an_option_of_one_call_travels_with_the_row():
+def test_an_option_of_a_single_call_is_stored_in_the_row():
     result = tasks.record.using(atomic=True).enqueue("once")
     assert Task.objects.get(pk=result.id).meta == {"options": {"atomic": True}}
     assert Task.objects.get(pk=tasks.record_atomically.enqueue("x").id).meta == {}
@@ -222,7 +222,7 @@ def test_each_call_is_a_row_and_they_run_in_order():
 
 
 @pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])
-def test_a_single_call_is_not_taken_apart(calls):
+def test_enqueue_many_refuses_a_dict_or_a_text_instead_of_a_list(calls):
     """Iterating a dict gives its keys, and iterating a text its letters."""
     with pytest.raises(TaskArgumentsError, match=f"given a {type(calls).__name__}; give a list"):
         enqueue_many(tasks.record, calls)
@@ -244,7 +244,7 @@ def test_enqueue_many_writes_no_task_if_one_call_is_invalid():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_memory_is_that_of_a_batch():
+def test_enqueue_many_needs_only_the_memory_of_a_batch():
     """A hundred thousand calls of a kilobyte each are 100 MB; a batch is five."""
     tracemalloc.start()
     try:
@@ -270,7 +270,7 @@ def test_a_sleeping_worker_is_woken(worker, eventually):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_from_a_coroutine():
+def test_aenqueue_many_enqueues_from_a_coroutine():
     async def main():
         try:
             return await aenqueue_many(tasks.nothing, [1, 2, 3])
@@ -284,7 +284,7 @@ IMMEDIATE = BaseTaskBackend.__module__.replace(".base", ".immediate.ImmediateBac
 
 
 @override_settings(TASKS={"default": {"BACKEND": IMMEDIATE}})
-def test_on_djangos_own_backends_each_is_enqueued():
+def test_enqueue_many_works_with_backends_of_django():
     enqueue_many(tasks.record, [("now", 1), ("now", 2)])
     assert Effect.objects.filter(name="now").count() == 2
 

@@ -55,7 +55,7 @@ def test_a_failure_is_settled_with_its_fingerprint_and_retried_without(claim):
     assert Task.objects.get().fingerprint is None, "else a task that succeeds now would keep it"
 
 
-def test_a_group_says_what_failed_where_how_often_and_when():
+def test_a_group_of_failures_has_exception_place_count_and_dates():
     oldest = fail(fingerprint=7, hours_ago=30)
     for hours_ago in (2.5, 2.2, 0.5):
         newest = fail(fingerprint=7, hours_ago=hours_ago)
@@ -85,7 +85,7 @@ def test_the_latest_failures_come_first_and_muted_ones_last():
     assert [each.fingerprint for each in Task.objects.failures()] == [6, 7, 5]
 
 
-def test_counts_stop(monkeypatch):
+def test_counts_of_failures_stop_at_their_limit(monkeypatch):
     first = [fail(fingerprint=7, hours_ago=3), *(fail(fingerprint=7) for _ in range(4))][0]
     [group] = Task.objects.failures(most=3)
     assert (group.count, group.is_capped) == (3, True)
@@ -154,12 +154,12 @@ def test_only_failed_tasks_are_in_a_group():
     assert other not in found
 
 
-def test_no_failures_are_no_groups():
+def test_failures_is_empty_without_failed_tasks():
     make("SUCCESSFUL")
     assert Task.objects.failures() == []
 
 
-def test_a_muted_group_says_so():
+def test_the_text_of_a_muted_group_contains_muted():
     store.mute("default", 7, by="ann")
     row = FailureGroup.objects.get()
     assert (str(row), repr(row)) == ("7", "<FailureGroup 7 muted>")

@@ -112,7 +112,7 @@ def test_a_claim_that_is_being_made_is_left_alone(claim):
     assert give_back("default", mine.worker, [], before=server_time("default"), except_keys=["order:2"]) == 1
 
 
-def test_a_sleeping_worker_is_told(claim):
+def test_give_back_wakes_a_sleeping_worker(claim):
     """The worker that gives back may have no free thread. Another one that sleeps would find the task by its poll."""
     sleeping = uuid4()
     register(sleeping)

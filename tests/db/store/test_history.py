@@ -74,7 +74,7 @@ def test_one_message_adds_everything_that_a_worker_has_counted():
     assert [point.counts.succeeded for point in minutes()] == [30, 30, 0]
 
 
-def test_the_manager_asks_the_same():
+def test_the_manager_of_the_history_returns_the_same_as_the_store():
     add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     span = (NOON, NOON + timedelta(minutes=3))
     assert TaskHistory.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
@@ -109,7 +109,7 @@ def test_a_step_is_a_whole_number_of_minutes(step):
         series("default", NOON, NOON + timedelta(hours=1), step)
 
 
-def test_a_series_has_an_end():
+def test_a_history_series_with_too_many_points_is_refused():
     with pytest.raises(ValueError, match=f"{MOST_POINTS:,} at most"):
         series("default", NOON - timedelta(days=365), NOON, 60)
 

@@ -58,7 +58,7 @@ def test_one_statement_finds_the_range_and_the_end_of_a_search_in_it(since, befo
 
 
 @pytest.mark.parametrize(("done", "waiting"), [(5000, 9000), (100, 30_000), (1, 1)])
-def test_the_tasks_that_have_succeeded_are_below(done, waiting):
+def test_above_succeeded_returns_an_id_above_all_successful_tasks(done, waiting):
     insert("SUCCESSFUL", done)
     insert("READY", waiting)
     newest = Task.objects.filter(status="SUCCESSFUL").latest("pk").pk
@@ -69,7 +69,7 @@ def test_the_tasks_that_have_succeeded_are_below(done, waiting):
         assert newest < above <= newest + PRECISION
 
 
-def test_nothing_is_skipped_if_the_newest_tasks_have_succeeded():
+def test_above_succeeded_is_none_if_the_newest_tasks_have_succeeded():
     assert above_succeeded("default") is None, "there is no task"
     insert("READY", 5000)
     insert("SUCCESSFUL", 5000)

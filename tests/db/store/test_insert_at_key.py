@@ -128,7 +128,7 @@ def test_a_task_after_others_is_one_message_and_a_look_whether_they_have_ended(m
     ],
     ids=["unique", "group", "keep_result", "plain"],
 )
-def test_one_call_is_one_message(messages, call, count):
+def test_a_single_enqueue_sends_one_message(messages, call, count):
     assert len(messages(call)) == count
 
 
@@ -205,14 +205,14 @@ many_worlds = settings(max_examples=LONG or 75, deadline=None, suppress_health_c
 
 @many_worlds
 @given(ROWS)
-def test_the_small_statement_does_what_the_general_one_does(world):
+def test_the_short_admission_statement_has_the_result_of_the_general_one(world):
     general = after(world, admit_by_the_general_statement)
     assert after(world, lambda: admit("default", [KEY])) == general
 
 
 @many_worlds
 @given(ROWS, st.sampled_from([None, 1, 2]))
-def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement_puts_it(world, concurrency):
+def test_admission_at_insert_has_the_result_of_the_general_statement(world, concurrency):
     """Whatever had to be done at the key has been done before: each of those there has been looked after itself."""
     task = keyed.step.using(concurrency=concurrency)
     row = ("BLOCKED", concurrency, 0, False, False)
@@ -251,7 +251,7 @@ SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval
 
 @many_worlds
 @given(BUCKETS, RATED_ROWS)
-def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows):
+def test_admission_at_insert_with_a_rate_has_the_result_of_the_general_statement(bucket, rows):
     """And so are the tokens that are left, and the time of the next check."""
     call, meta = _call_of(keyed.trickle, [1], {}), meta_of(keyed.trickle)
     world = [(status, None, waits, False, False) for status, waits in rows]

@@ -16,7 +16,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_one_statement_writes_it():
+def test_enqueue_sends_one_statement():
     with CaptureQueriesContext(connection) as queries:
         tasks.nothing.enqueue(1, 2, three=3)
     assert len(queries) == 1
@@ -55,7 +55,7 @@ def test_one_statement_writes_five_thousand():
     assert (first.args, last.args) == ([0], [11_999])
 
 
-def test_many_at_once_have_their_ids_in_order():
+def test_enqueue_many_returns_the_same_id_for_equal_unique_calls():
     existing = keyed.refresh.enqueue(3)
     ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
     assert ids[3] == ids[8] == existing.id

@@ -73,7 +73,7 @@ def test_a_name_that_no_queue_has_or_can_have_is_refused(change):
     assert not Queue.objects.filter(name="mail").exists()
 
 
-def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):
+def test_a_worker_follows_a_pause_and_a_resume_without_a_poll(worker, eventually, settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
 
     worker()
