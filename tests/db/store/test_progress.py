@@ -59,20 +59,20 @@ def test_progress_shows_while_the_task_runs(worker, eventually, function):
 
 
 @pytest.mark.parametrize("function", ["tell", "tell_atomically"])
-def test_the_last_word_is_there_at_the_end(worker, eventually, function):
+def test_the_last_progress_of_a_successful_task_is_stored(worker, eventually, function):
     worker()
     result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
     row = ends(result, eventually)
     assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
 
 
-def test_the_last_word_of_a_failure_is_there_too(worker, eventually):
+def test_the_last_progress_of_a_failed_task_is_stored(worker, eventually):
     worker()
     row = ends(running.tell_and_fail.enqueue(7.5), eventually)
     assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
 
 
-def test_ten_thousand_calls_are_a_statement_for_each_heartbeat_and_one_at_the_end(worker, eventually, notes):
+def test_progress_sends_one_statement_a_heartbeat_and_one_at_the_end(worker, eventually, notes):
     worker()
     began = time.monotonic()
     ends(running.tell.enqueue(10_000), eventually)
@@ -81,7 +81,7 @@ def test_ten_thousand_calls_are_a_statement_for_each_heartbeat_and_one_at_the_en
     assert notes[-1] == ['{"done":10000,"total":10000}']
 
 
-def test_tasks_that_tell_nothing_cost_no_statement(worker, eventually, notes):
+def test_tasks_without_progress_send_no_statement_for_it(worker, eventually, notes):
     worker()
     for result in [tasks.nothing.enqueue(), tasks.record_atomically.enqueue("x"), tasks.fail.enqueue()]:
         ends(result, eventually)
@@ -109,7 +109,7 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
     assert mine.noted_progress is None
 
 
-def test_the_progress_of_many_is_written_some_at_a_time(claim, django_assert_num_queries):
+def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries):
     """The planner may compare each with each."""
     enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
     claims = claim(COMPARED_AT_ONCE + 1)

@@ -73,7 +73,7 @@ def test_each_status_has_its_age(status, days, is_kept):
 
 
 @override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": {"FAILED": 0.5, "SUCCESSFUL": None}})
-def test_the_setting_says_which_age():
+def test_prune_uses_the_ages_of_the_setting():
     make("FAILED", days=1)
     kept = [make("FAILED", days=0.4), make("SUCCESSFUL"), make("CANCELLED")]
     assert Task.objects.prune() == 1
@@ -121,7 +121,7 @@ def test_invalid_arguments_raise_an_error(wish, text):
 
 
 @override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": {}})
-def test_nothing_goes_by_age_when_the_setting_names_none():
+def test_prune_deletes_nothing_by_age_if_the_setting_has_no_age():
     row = make()
     assert Task.objects.prune() == 0
     with pytest.raises(ValueError, match="name the statuses"):
@@ -149,7 +149,7 @@ def test_a_wrong_setting_gets_a_sentence(value, text):
 
 
 @pytest.mark.parametrize("ending", ["success", "failure", "cancelled", "cancel", "rescue", "predecessor"])
-def test_every_end_sets_the_date_of_a_task_with_keep_result(claim, ending):
+def test_each_outcome_sets_the_expiry_date_of_a_task_with_keep_result(claim, ending):
     first = tasks.echo.enqueue(1)
     tasks.nothing.using(keep_result=60, **({"after": [first]} if ending == "predecessor" else {})).enqueue()
     rows = Task.objects.all()
@@ -173,14 +173,14 @@ def test_every_end_sets_the_date_of_a_task_with_keep_result(claim, ending):
     assert without.expires_at is None
 
 
-def test_a_task_that_settles_itself_gets_its_date_too(worker, eventually):
+def test_an_atomic_task_gets_its_expiry_date(worker, eventually):
     tasks.record_atomically.using(keep_result=60).enqueue("x")
     worker()
     row = eventually(lambda: Task.objects.filter(status="SUCCESSFUL").first())
     assert abs(row.expires_at - row.finished_at - timedelta(seconds=60)) < timedelta(seconds=1)
 
 
-def test_what_runs_again_has_no_date(claim):
+def test_a_task_that_runs_again_has_no_expiry_date(claim):
     tasks.nothing.using(keep_result=60).enqueue()
     [first] = claim()
     rows = Task.objects.all()
@@ -193,7 +193,7 @@ def test_what_runs_again_has_no_date(claim):
     assert Task.objects.get().expires_at is None
 
 
-def test_a_task_with_keep_result_goes_when_that_is_over_whatever_its_age():
+def test_a_task_with_keep_result_is_pruned_after_that_time_at_any_age():
     kept = make(keep_result=60, expires_at=Now() + timedelta(days=1))
     make("FAILED", days=0, keep_result=0, expires_at=Now())
     assert Task.objects.prune() == 1
@@ -201,7 +201,7 @@ def test_a_task_with_keep_result_goes_when_that_is_over_whatever_its_age():
     assert Task.objects.prune(older_than=0) == 0, "its own word counts"
 
 
-def test_a_status_that_was_not_asked_for_stays_when_it_is_expired():
+def test_prune_with_statuses_keeps_expired_tasks_of_other_statuses():
     row = make("FAILED", keep_result=0, expires_at=Now())
     assert Task.objects.prune(statuses=["SUCCESSFUL"]) == 0
     assert keep(row)
@@ -269,7 +269,7 @@ def test_prune_deletes_in_batches_and_reports_progress():
     assert Task.objects.filter(status="FAILED").count() == 4
 
 
-def test_the_walk_ends_where_all_are_young():
+def test_prune_stops_at_the_first_window_of_recent_tasks():
     make()
     young = [make("READY", days=1) for _ in range(8)]
     with CaptureQueriesContext(connection) as queries:
@@ -279,7 +279,7 @@ def test_the_walk_ends_where_all_are_young():
     assert left() == {row.pk for row in young}
 
 
-def test_a_little_now_and_then_walks_the_table_too():
+def test_prune_window_continues_after_the_last_window():
     made = [make() for _ in range(5)]
     ages = {"SUCCESSFUL": 7.0}
     assert prune_window("default", 0, ages, batch=2) == (2, made[1].pk)
@@ -288,7 +288,7 @@ def test_a_little_now_and_then_walks_the_table_too():
     assert prune_window("default", made[4].pk, ages, batch=2) == (0, 0)
 
 
-def test_expired_ones_are_pruned_batch_after_batch():
+def test_expired_tasks_are_pruned_in_batches():
     for _ in range(5):
         make(days=0, keep_result=0, expires_at=ago(0.1))
     assert prune_window("default", 0, {}, batch=2) == (2, 0)
@@ -301,7 +301,7 @@ def test_a_dry_run_counts_and_deletes_nothing():
     assert len(left()) == 3
 
 
-def test_the_filters_of_the_queryset_hold():
+def test_prune_deletes_only_tasks_of_the_queryset():
     make(queue="mail")
     make(queue="mail", keep_result=0, expires_at=ago(0.1))
     other = make()
@@ -343,7 +343,7 @@ def test_two_pruners_delete_each_task_once(in_threads):
     assert not left()
 
 
-def test_conditions_with_braces_and_percent_signs_hold(claim):
+def test_prune_takes_filter_values_with_braces_and_percent_signs(claim):
     make(kwargs={"shop": 1}), make(kwargs={"shop": 2})
     is_first = RawSQL("""kwargs @> '{"shop": 1}' AND kwargs::text LIKE '%%shop%%'""", (), output_field=BooleanField())
     assert Task.objects.filter(is_first).prune() == 1
@@ -368,7 +368,7 @@ def test_a_task_that_is_started_again_meanwhile_is_not_pruned(in_threads):
 # Upkeep
 
 
-def test_a_worker_prunes_by_itself(worker, eventually, monkeypatch):
+def test_a_worker_prunes_without_a_command(worker, eventually, monkeypatch):
     monkeypatch.setattr(upkeep, "PRUNED_AT_ONCE", 2)
     for _ in range(5):
         make()

@@ -36,7 +36,7 @@ def test_starts_are_spread_by_the_rate(worker, eventually):
         assert number <= (start - began_at).total_seconds() * 20 + 1 + 1, "more than the rate and its burst"
 
 
-def test_a_burst_and_then_nothing_until_the_next_token():
+def test_a_rate_admits_a_burst_and_then_waits_for_the_next_token():
     for _ in range(4):
         keyed.trickle.enqueue(1)
     keyed.trickle.enqueue(2)
@@ -58,7 +58,7 @@ def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
     assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 
-def test_a_worker_that_sleeps_is_told_of_the_first_call_that_waits_for_a_token():
+def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token():
     """It sets its alarm then. Without that, the token would be noticed at the next round of the upkeep."""
     Worker.objects.create(id=uuid4(), pid=7, queues=[], threads=1, is_sleeping=True)
     told = []
@@ -75,7 +75,7 @@ def test_a_worker_that_sleeps_is_told_of_the_first_call_that_waits_for_a_token()
     assert told == ["call 0", "call 1", "default", "call 2", "call 3"]
 
 
-def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_it(claim):
+def test_a_token_admits_the_first_waiting_task_and_not_a_new_one(claim):
     """The token has come, and the worker has not looked yet."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
@@ -87,7 +87,7 @@ def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_
     ]
 
 
-def test_nor_to_a_call_that_comes_when_others_of_the_burst_are_ready(claim):
+def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
     task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=4))
     for _ in range(5):
         task.enqueue(1)
@@ -116,7 +116,7 @@ def test_unclaimed_tasks_count_against_the_burst():
     assert Task.objects.filter(status="READY").count() == 2
 
 
-def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
+def test_a_rate_limits_also_tasks_with_a_lock_key(claim):
     """One at a time is not all that it asks for."""
     task = keyed.step.using(rate=Rate(1, per=3600))
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
     assert RateLimit.objects.get().opens_at is not None
 
 
-def test_the_longer_tasks_are_not_claimed_the_rarer_are_the_polls():
+def test_the_polls_of_a_rate_get_rarer_while_its_tasks_are_not_claimed():
     """Each caller for itself: one poll does not make the next come sooner."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
@@ -153,7 +153,7 @@ def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
     assert RateLimit.objects.filter(key="%rate tenant:1").exists()
 
 
-def test_so_many_keys_are_read_at_once_and_the_next_ones_the_next_time(monkeypatch):
+def test_unused_rates_are_deleted_in_windows_of_keys(monkeypatch):
     monkeypatch.setattr(rate, "READ_AT_ONCE", 2)
     for tenant in range(5):
         keyed.trickle.enqueue(tenant)

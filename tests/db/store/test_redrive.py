@@ -41,7 +41,7 @@ def statuses(rows):
     return [Task.objects.get(pk=row.pk).status for row in rows]
 
 
-def test_each_step_retries_the_next_and_the_last_says_so(step):
+def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
     rows = [fail(fingerprint=7) for _ in range(5)]
     other = fail(fingerprint=8)
     assert step() == (2, False)
@@ -105,5 +105,5 @@ def test_tasks_without_a_fingerprint_are_retried_in_the_same_order(step):
     assert statuses([*rows, *others]) == ["READY"] * 5 + ["FAILED"] * 2
 
 
-def test_an_empty_group_is_over_at_once(step):
+def test_a_redrive_of_an_empty_group_ends_at_the_first_step(step):
     assert step() == (0, True)

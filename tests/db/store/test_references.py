@@ -46,7 +46,7 @@ def test_a_table_that_refers_to_tasks_keeps_these_tasks_and_no_others(worker, ev
 
 
 @pytest.mark.parametrize("rule", ["", "ON DELETE RESTRICT", "DEFERRABLE INITIALLY DEFERRED"])
-def test_prune_and_delete_leave_what_rows_refer_to(refer, rule):
+def test_prune_and_delete_keep_tasks_that_other_rows_refer_to(refer, rule):
     row, others = make(), [make() for _ in range(3)]
     refer(row, rule)
     assert Task.objects.all().prune(dry_run=True) == 3
@@ -58,12 +58,12 @@ def test_prune_and_delete_leave_what_rows_refer_to(refer, rule):
 
 
 @pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON DELETE SET NULL"])
-def test_a_rule_of_the_database_lets_them_go(refer, rule):
+def test_prune_deletes_tasks_whose_references_the_database_deletes_or_clears(refer, rule):
     refer(make(), rule)
     assert Task.objects.all().prune() == 1
 
 
-def test_the_walk_continues_where_something_else_refuses(refer, caplog):
+def test_prune_continues_after_a_task_whose_deletion_is_refused_by_another_table(refer, caplog):
     """Here a row that refers to a row that would go with the task. ``test_refusals.py`` has triggers."""
     row, other = make(), make()
     refer(row, "UNIQUE")

@@ -37,7 +37,7 @@ def refuse():
 
 
 @pytest.mark.parametrize("action", [RAISE, AS_A_KEY, CHANGE])
-def test_prune_leaves_what_a_trigger_refuses_and_deletes_all_others(refuse, action, caplog):
+def test_prune_keeps_tasks_whose_deletion_a_trigger_refuses_and_deletes_the_others(refuse, action, caplog):
     rows = [make() for _ in range(9)]
     kept = make(days=0, keep_result=0, expires_at=ago(2))
     expired = [make(days=0, keep_result=0, expires_at=ago(1)) for _ in range(3)]
@@ -49,7 +49,7 @@ def test_prune_leaves_what_a_trigger_refuses_and_deletes_all_others(refuse, acti
     assert "refuse()" in record.message or action == CHANGE
 
 
-def test_a_worker_prunes_behind_them(refuse):
+def test_prune_window_continues_after_tasks_whose_deletion_is_refused(refuse):
     rows = [make() for _ in range(5)]
     refuse([rows[0], rows[4]])
     assert prune_window("default", 0, {"SUCCESSFUL": 7}, batch=3) == (2, rows[2].pk)
@@ -57,7 +57,7 @@ def test_a_worker_prunes_behind_them(refuse):
     assert left() == {rows[0].pk, rows[4].pk}
 
 
-def test_delete_finished_leaves_them_too(refuse, caplog):
+def test_delete_finished_keeps_tasks_whose_deletion_is_refused(refuse, caplog):
     rows = [make(days=0) for _ in range(5)]
     refuse([rows[1]])
     assert Task.objects.filter(pk__gt=rows[0].pk).delete_finished() == 3
@@ -73,7 +73,7 @@ def test_in_a_transaction_of_the_caller_the_refusal_raises(refuse):
     assert left() == {row.pk for row in rows}
 
 
-def test_where_all_are_refused_few_statements_are_sent(refuse, monkeypatch):
+def test_prune_sends_few_statements_if_all_deletions_are_refused(refuse, monkeypatch):
     monkeypatch.setattr(refusals, "MOST", 3)
     rows = [make() for _ in range(64)]
     refuse(rows)

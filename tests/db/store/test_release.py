@@ -35,7 +35,7 @@ def test_no_task_of_the_key_is_admitted_between_the_end_and_the_promotion(claim)
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
-def test_one_that_came_later_is_not_looked_at_for_that(claim):
+def test_a_task_enqueued_later_at_a_key_does_not_delay_the_admission(claim):
     """It waits for its turn at the key anyway, so what it waited for delays nobody."""
     for _ in range(4):
         keyed.call.enqueue("a")
@@ -59,7 +59,7 @@ def test_a_cancelled_task_does_not_block_others_of_its_key(claim):
     assert statuses()[2:] == ["CANCELLED", "READY"]
 
 
-def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_between(claim):
+def test_release_promotes_only_dependents_of_the_given_tasks(claim):
     awaited = [tasks.echo.enqueue(number) for number in range(10)]
     for each in awaited:
         tasks.nothing.using(after=each).enqueue()
@@ -71,7 +71,7 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     assert release("default", [ends[0] + 1]) == 1
 
 
-def test_those_that_wait_for_a_deleted_task_are_cancelled_and_the_session_keeps_its_limit(claim):
+def test_dependents_of_a_deleted_task_are_cancelled_and_lock_timeout_is_kept(claim):
     first = tasks.echo.enqueue(1)
     tasks.echo.using(after=first).enqueue(2)
     with connection.cursor() as cursor:
@@ -82,7 +82,7 @@ def test_those_that_wait_for_a_deleted_task_are_cancelled_and_the_session_keeps_
     assert statuses() == ["CANCELLED"]
 
 
-def test_those_that_wait_for_a_cancelled_task_are_cancelled_with_it(claim):
+def test_dependents_of_a_cancelled_task_are_cancelled(claim):
     first = tasks.echo.using(priority=1).enqueue(1)
     second = tasks.echo.using(after=first).enqueue(2)
     third = tasks.echo.using(after=second).enqueue(3)
@@ -92,7 +92,7 @@ def test_those_that_wait_for_a_cancelled_task_are_cancelled_with_it(claim):
     assert statuses() == ["FAILED", *["CANCELLED"] * 3]
 
 
-def test_workers_are_woken_for_what_is_ready_and_told_of_what_is_scheduled(claim, monkeypatch):
+def test_release_wakes_workers_for_ready_tasks_and_notifies_them_of_scheduled_ones(claim, monkeypatch):
     """A task with a key is admitted, which wakes them."""
     woken = []
 
@@ -122,7 +122,7 @@ def test_waiters_are_released_after_the_commit(claim):
     assert len(queries) == 0
 
 
-def test_each_is_told_of_the_end_of_its_own(claim):
+def test_each_dependent_follows_the_outcome_of_its_own_dependency(claim):
     """One statement tells them all, and neither takes the other's failure for its own."""
     for number in range(2):
         tasks.nothing.using(after=[tasks.echo.using(priority=1).enqueue(number)]).enqueue()

@@ -69,7 +69,9 @@ def hold_lock(session):
         (500.0, False, True),
     ],
 )
-def test_both_signs_of_life_count(claim, session, settings, silent_for, has_session, is_rescued):
+def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
+    claim, session, settings, silent_for, has_session, is_rescued
+):
     """A hundred times the tests' interval and limit: what a slow machine adds does not count."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
@@ -85,7 +87,7 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
 
 
 @pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
-def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, silent_for, is_rescued):
+def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings, silent_for, is_rescued):
     """Behind a pooler no worker holds one, so that none is held says nothing."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
@@ -116,7 +118,7 @@ def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_f
     assert bool(rescue("default")) == is_rescued
 
 
-def test_a_lock_of_another_kind_with_the_same_bits_is_no_sign_of_life(claim, session, settings):
+def test_a_bigint_lock_with_the_bits_of_a_worker_lock_does_not_count(claim, session, settings):
     """PostgreSQL shows the two numbers of a worker's lock like the halves of one bigint; they are different locks."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
@@ -214,7 +216,7 @@ def test_a_rescued_task_of_a_key_runs_before_those_behind_it(claim):
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
 
 
-def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
+def test_a_late_outcome_of_a_rescued_worker_is_dropped_and_the_next_one_accepted(claim):
     tasks.nothing.enqueue()
     [zombie] = claim()
     rescue("default")
@@ -261,7 +263,7 @@ def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     assert possibly_lost("default", backend="other") == []
 
 
-def test_rescue_takes_page_after_page(claim):
+def test_rescue_returns_the_tasks_in_pages(claim):
     for _ in range(5):
         tasks.nothing.enqueue()
     claim(5)
