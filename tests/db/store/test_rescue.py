@@ -270,7 +270,7 @@ def test_rescue_returns_the_tasks_in_pages(claim):
     assert [len(rescue("default", limit=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
+def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(claim):
     count = 2 * RESCUED_AT_ONCE + 1
     enqueue_many(tasks.nothing, [{}] * count)
     claim(count)
@@ -321,7 +321,7 @@ def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, work
 
 
 @pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
-def test_a_round_of_another_worker_excuses_silence_only_if_it_took_long(monkeypatch, kept_out, is_excused):
+def test_only_a_long_upkeep_round_of_another_worker_postpones_rescues(monkeypatch, kept_out, is_excused):
     """Workers that are woken for the same scheduled task meet at each of their turns."""
     upkeep = WorkerUnderTest().upkeep
     turns = iter([False, False, True])

@@ -24,7 +24,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
     Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
-def test_stuck_and_reset_mean_the_same_tasks(claim, slow_beats):
+def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):
     living = uuid4()
     register(living)
     for _ in range(2):

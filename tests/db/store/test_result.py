@@ -50,7 +50,7 @@ def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed, kind, words
 
 
 @pytest.mark.parametrize("function", [sample.return_odd_async, sample.return_odd_late], ids=lambda each: each.name)
-def test_neither_is_a_coroutine_nor_one_whose_time_was_over(failed, function):
+def test_an_invalid_result_fails_a_coroutine_and_a_function_after_its_timeout(failed, function):
     assert "it is a datetime" in failed(function.enqueue("date"))
 
 
@@ -59,7 +59,7 @@ def test_effects_of_an_atomic_function_are_rolled_back_with_it(failed):
     assert not Effect.objects.exists()
 
 
-def test_of_a_group_each_fails(failed):
+def test_an_invalid_result_fails_each_task_of_a_group(failed):
     for id_ in enqueue_many(sample.return_odd_together, [{"kind": "date"}, {"kind": "date"}]):
         assert "it is a datetime" in failed(Task(id=id_))
     assert Effect.objects.filter(name="outside").count() == 1

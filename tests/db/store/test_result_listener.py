@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_beside_a_thousand_that_wait_one_is_answered(worker, nothing_is_left):
+def test_a_result_is_delivered_while_a_thousand_coroutines_wait_for_others(worker, nothing_is_left):
     """Half of them wait for one task. They hold one thread, one session, and one row a task."""
     worker()
     results = results_of(500)
@@ -47,7 +47,7 @@ def test_beside_a_thousand_that_wait_one_is_answered(worker, nothing_is_left):
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_threads_share_the_session_as_well(in_threads, nothing_is_left, eventually):
+def test_threads_that_wait_for_results_share_one_session(in_threads, nothing_is_left, eventually):
     results = results_of(30)
 
     def work(number):
@@ -169,7 +169,7 @@ def test_an_unreachable_server_is_an_error_for_new_waiters_and_not_for_present_o
     assert in_threads(work, 2) == [True, True]
 
 
-def test_an_outage_that_does_not_end_is_told_to_all(in_threads, eventually, monkeypatch):
+def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, eventually, monkeypatch):
     [result] = results_of(1)
     monkeypatch.setattr(result_listener, "LONGEST_OUTAGE", 0.3)
 
@@ -224,7 +224,9 @@ def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkey
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_where_no_notification_arrives_one_look_serves_all(in_threads, eventually, monkeypatch, settings, count):
+def test_without_notifications_one_poll_finds_the_results_of_all_waiters(
+    in_threads, eventually, monkeypatch, settings, count
+):
     """As behind a pooler in transaction mode."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.3}
     monkeypatch.setattr(result_listener, "DONE_CHANNEL", "somewhere_else")

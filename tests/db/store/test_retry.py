@@ -30,7 +30,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_people_retry_what_failed_with_all_its_retries(claim):
+def test_retry_makes_a_task_without_retries_left_ready(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     settle("default", [(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
@@ -82,7 +82,7 @@ def sleeps(monkeypatch):
     return actions
 
 
-def test_a_row_that_is_locked_for_a_moment_is_retried_all_the_same(claim, locked, sleeps):
+def test_retry_tries_again_if_a_row_is_briefly_locked(claim, locked, sleeps):
     tasks.nothing.enqueue()
     assert Task.objects.all().retry() == 0, "nothing has failed, so there is nothing to wait for"
     [mine] = claim()
@@ -159,7 +159,7 @@ def test_a_retried_chain_that_fails_again_is_cancelled_again(claim):
     assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
-def test_one_by_one_in_their_order_a_chain_is_retried_as_well(claim):
+def test_the_tasks_of_a_failed_chain_can_be_retried_one_by_one(claim):
     for each in failed_chain(claim):
         assert Task.objects.filter(pk=each.id).retry() == 1
     assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
@@ -251,7 +251,7 @@ def test_a_retry_of_a_task_without_dependencies_adds_one_small_statement(claim):
 
 
 @pytest.mark.parametrize("is_inside", [False, True], ids=["autocommit", "atomic"])
-def test_unique_tasks_cost_no_statement_each(is_inside):
+def test_retry_of_unique_tasks_sends_one_update_for_all(is_inside):
     """An incident leaves a hundred thousand; one statement for each took longer than all others together."""
     enqueue_many(keyed.rebuild, range(30))
     Task.objects.cancel()
@@ -271,7 +271,7 @@ def test_the_callers_lock_timeout_stays_as_it_was():
         assert cursor.fetchone() == ("7s",)
 
 
-def test_thousands_that_are_retried_together_wait_again(claim):
+def test_thousands_of_tasks_retried_together_wait_for_their_dependencies_again(claim):
     """More than one statement takes; one waits for very many, and very many wait for one."""
     first = tasks.echo.enqueue(0)
     ids = enqueue_many(tasks.echo.using(after=[first]), range(5000))
@@ -282,7 +282,7 @@ def test_thousands_that_are_retried_together_wait_again(claim):
     assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)
 
 
-def test_two_are_retried_beside_calls_that_take_their_keys_in_another_order(claim, in_threads, eventually):
+def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(claim, in_threads, eventually):
     """An UPDATE of both would take the keys in the order of the ids, and one of the two transactions would fail."""
     for number in (2, 1):
         keyed.rebuild.enqueue(number)

@@ -15,7 +15,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_task_is_ready_since_then():
+def test_run_now_makes_the_time_since_ready_begin_anew():
     tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
     Task.objects.update(enqueued_at=Now() - timedelta(days=1))
     assert Task.objects.all().run_now() == 1

@@ -37,7 +37,7 @@ def test_an_answer_counts_once_and_only_from_the_attempt_that_was_asked(mine):
     assert requests_to("default", mine.worker).stacks == []
 
 
-def test_a_new_request_takes_the_place_of_the_one_before(mine):
+def test_a_new_request_for_a_stack_replaces_the_previous_one(mine):
     request_stack("default", mine.id)
     answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
     Task.objects.update(attempts=mine.attempt + 1)

@@ -24,7 +24,7 @@ def test_a_new_schedule_counts_from_its_registration():
     assert daily.next_at > timezone.now()
 
 
-def test_to_register_again_changes_nothing_until_the_code_or_the_settings_do(settings):
+def test_registering_a_schedule_again_changes_it_only_with_code_or_settings(settings):
     before = schedule(due=HOUR, every=None, cron="*/7 * * * *")
     Schedule.objects.update(is_enabled=False)
     assert register("default") == []

@@ -26,7 +26,7 @@ def schedules(*last_tasks):
     ]
 
 
-def test_it_is_that_of_the_task_and_none_for_a_task_that_is_not_there(django_assert_num_queries):
+def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert_num_queries):
     failed, ready = make("FAILED", days=0), Task.objects.create(queue="a", backend="default", task_path="a.b")
     rows = schedules(failed.pk, ready.pk, ready.pk + 1, None)
     with django_assert_num_queries(1):
@@ -38,7 +38,7 @@ def test_it_is_that_of_the_task_and_none_for_a_task_that_is_not_there(django_ass
 
 
 @pytest.mark.usefixtures("own_archive")
-def test_the_admin_and_the_command_show_that_of_a_task_in_the_archive(admin_client):
+def test_the_admin_and_the_command_show_the_last_status_of_an_archived_task(admin_client):
     row = make("SUCCESSFUL", days=0)
     [schedule] = schedules(row.pk)
     old = Now() - timedelta(hours=2)

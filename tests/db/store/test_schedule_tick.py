@@ -47,7 +47,7 @@ def test_missed_ticks_are_replaced_by_one_run(options):
     assert (row.next_at - missed) % HOUR == timedelta(0)
 
 
-def test_options_of_the_function_hold(claim):
+def test_a_tick_enqueues_a_task_with_the_options_of_its_function(claim):
     schedule(due=HOUR, queue_name="night", priority=7, lock="night", max_attempts=4, meta={"who": "me"})
     enqueue_due("default")
     row = Task.objects.get()
@@ -55,7 +55,7 @@ def test_options_of_the_function_hold(claim):
     assert row.status == "READY", "it was admitted"
 
 
-def test_a_duplicate_is_skipped_and_told(caplog):
+def test_a_tick_whose_task_is_a_duplicate_is_skipped_and_logged(caplog):
     caplog.set_level(logging.INFO, logger="django_pglock.tasks")
     row = schedule(due=HOUR, unique=Unique(on_conflict="raise"))
     first = registry.find(NIGHTLY).enqueue()
@@ -118,7 +118,7 @@ def test_a_tick_that_cannot_be_enqueued_is_skipped_and_stops_no_other(receiver, 
     assert after.last_at is None
 
 
-def test_a_tick_that_the_database_refuses_is_tried_again_and_not_in_a_hurry(receiver, caplog):
+def test_a_tick_that_the_database_refuses_is_tried_again_after_a_pause(receiver, caplog):
     row = schedule(due=2 * HOUR)
     schedule(scheduled.hourly, due=HOUR)
     fail = receiver(NIGHTLY, OperationalError("the disk is full"))
@@ -166,7 +166,7 @@ def test_a_unique_task_in_an_open_transaction_delays_a_tick_only_briefly(in_thre
         assert cursor.fetchone() == ("0",)
 
 
-def test_a_worker_that_freezes_with_a_tick_loses_it():
+def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     seen = []
 
     def look(sender, **kwargs):

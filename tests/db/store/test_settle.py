@@ -123,7 +123,7 @@ def test_of_two_attempts_of_one_task_in_a_batch_the_later_one_counts(claim, is_o
         (Abandoned(60), "SCHEDULED", None),
     ],
 )
-def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):
+def test_settle_writes_the_status_and_the_attempt_of_each_outcome(claim, outcome, status, record):
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     assert mine.id in settle_one(mine, outcome)
@@ -202,7 +202,7 @@ def test_a_claim_given_back_unused_leaves_the_start_of_an_earlier_attempt(claim)
 @pytest.mark.parametrize(
     "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), GivenBack()]
 )
-def test_a_zombie_changes_nothing(claim, outcome):
+def test_a_late_outcome_of_a_rescued_task_changes_nothing(claim, outcome):
     """The fence: a worker that returns after a rescue finds another attempt in the row."""
     tasks.nothing.enqueue()
     [zombie] = claim()
@@ -262,7 +262,7 @@ ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uui
 
 @pytest.mark.parametrize("source", TaskStatus)
 @pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "claim"])
-def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb, claim):
+def test_no_verb_changes_a_status_against_the_table_of_moves(source, verb, claim):
     """All pairs: whatever a verb did to a task, the table of moves allows it."""
     from django.db.models.functions import Now
 
@@ -389,7 +389,7 @@ def test_with_a_lost_claim_nothing_is_committed(claim):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transaction_that_cannot_be_committed_says_why(claim):
+def test_settle_and_commit_raises_the_error_of_a_failed_commit(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     with pytest.raises(TransactionManagementError), transaction.atomic():

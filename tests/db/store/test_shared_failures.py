@@ -24,7 +24,7 @@ def read():
     return shared_failures.shared_failures("default")
 
 
-def test_the_groups_are_read_as_they_were_counted():
+def test_shared_groups_of_failures_are_those_of_the_last_count():
     fail(fingerprint=7, hours_ago=3)
     fail(fingerprint=7)
     fail("bank.Away", fingerprint=8, trace="bank.Away: caf\u00e9 \U0001f600")
@@ -39,7 +39,7 @@ def test_the_groups_are_read_as_they_were_counted():
     assert len(read().groups) == len(groups), "not counted yet"
 
 
-def test_what_is_too_old_or_was_changed_since_is_counted_anew():
+def test_old_or_changed_groups_of_failures_are_counted_again():
     fail(fingerprint=7)
     count()
     shared_failures.invalidate_failures("default")

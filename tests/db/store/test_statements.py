@@ -84,7 +84,7 @@ def test_values_are_bound_as_the_server_quotes_them():
     assert bound("default", "SELECT {{}} %s, %s", ["a'b", None]) == "SELECT {} 'a''b', NULL"
 
 
-def test_numbers_are_an_array():
+def test_array_of_numbers_is_one_parameter_of_a_statement():
     ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
     for chosen in (ids, ids[:1], []):
         found = run("default", "SELECT id FROM {task} WHERE id = ANY (%s::bigint[])", array_of_numbers(iter(chosen)))
@@ -92,7 +92,7 @@ def test_numbers_are_an_array():
     assert Task.objects.count() == 3
 
 
-def test_a_project_without_the_app_is_told_so(monkeypatch):
+def test_statements_without_the_app_in_installed_apps_raise_a_configuration_error(monkeypatch):
     def missing(*_):
         raise LookupError("No installed app with label 'django_pglock'.")
 

@@ -32,7 +32,7 @@ def weights(rows):
     return [row.weight for row in rows]
 
 
-def test_it_moves_up_to_the_limit_in_order_and_returns_the_rows_as_they_are_now(parcels):
+def test_transition_updates_rows_in_order_up_to_the_limit_and_returns_them(parcels):
     Parcel.objects.filter(weight=8).update(status="lost")
     moved = Parcel.objects.order_by("-weight").transition(
         from_=FREE, to=TAKEN, limit=3, tries=F("tries") + 1, taken_at=Now()
@@ -44,24 +44,24 @@ def test_it_moves_up_to_the_limit_in_order_and_returns_the_rows_as_they_are_now(
     assert [(row.weight, row.tries, row.taken_at) for row in stored] == [(r.weight, r.tries, r.taken_at) for r in moved]
 
 
-def test_without_a_limit_it_moves_all_of_the_queryset(parcels):
+def test_transition_without_a_limit_updates_all_rows_of_the_queryset(parcels):
     moved = Parcel.objects.filter(weight__lt=6).transition(from_=["new"], to="lost")
     assert sorted(weights(moved)) == [0, 2, 4]
     assert Parcel.objects.filter(status="lost").count() == 3
 
 
-def test_rows_that_have_moved_already_are_not_moved_again(parcels):
+def test_transition_does_not_update_rows_twice(parcels):
     assert len(Parcel.objects.transition(from_=FREE, to=TAKEN, limit=10)) == 10
     assert Parcel.objects.transition(from_=FREE, to=TAKEN, limit=10) == []
 
 
-def test_it_is_one_statement(parcels):
+def test_transition_sends_one_statement(parcels):
     with CaptureQueriesContext(connection) as queries:
         Parcel.objects.order_by("id").transition(from_=FREE, to=TAKEN, limit=3)
     assert len(queries) == 1, queries.captured_queries
 
 
-def test_one_status_needs_no_list_and_another_field_can_hold_it(parcels):
+def test_transition_takes_a_single_status_and_another_field(parcels):
     assert len(Parcel.objects.transition(from_="new", to="lost", limit=2)) == 2
     assert len(Parcel.objects.transition(from_=0, to=1, limit=4, field="tries")) == 4
 
@@ -125,7 +125,7 @@ def test_a_locked_row_of_another_table_blocks_no_transition(parcels, in_threads)
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("change", "moved"), [({"status": "lost"}, []), ({"tries": 7}, [("taken", 8)])])
-def test_a_row_that_has_changed_since_the_snapshot_is_asked_again(parcels, eventually, change, moved):
+def test_transition_checks_rows_changed_since_the_snapshot_again(parcels, eventually, change, moved):
     """The statement has read the row and then waits at a gate. Meanwhile somebody changes the row and commits."""
     gate = Func(
         Value(make_key("gate").number),
@@ -185,7 +185,7 @@ class Replica:
 
 
 @pytest.mark.parametrize("verb", ["transition", "claim_update"])
-def test_it_writes_to_the_database_that_the_router_names_for_writes(parcels, settings, verb):
+def test_transition_writes_to_the_write_database_of_the_router(parcels, settings, verb):
     settings.DATABASE_ROUTERS = [f"{__name__}.Replica"]
     free = Parcel.objects.filter(status__in=FREE)
     moved = free.claim_update(2, status=TAKEN) if verb == "claim_update" else free.transition(from_=FREE, to=TAKEN)

@@ -35,7 +35,7 @@ def settle_one(claim, outcome):
     return settle("default", [(claim, outcome)], claim.worker)
 
 
-def test_while_one_waits_the_same_call_gets_that_one():
+def test_an_equal_unique_call_returns_the_waiting_task():
     first = keyed.refresh.enqueue(1)
     assert keyed.refresh.enqueue(number=1).id == first.id, "the same arguments, however they are passed"
     with CaptureQueriesContext(connection) as queries:
@@ -74,7 +74,7 @@ def test_of_many_calls_none_is_written_if_one_is_refused():
     assert Task.objects.count() == 1
 
 
-def test_once_it_is_claimed_another_may_wait(claim):
+def test_a_unique_call_after_the_claim_enqueues_another_task(claim):
     """What happened after the first began is seen by a run of its own: no news is lost."""
     first = keyed.refresh.enqueue(1)
     [running] = claim()
@@ -84,7 +84,7 @@ def test_once_it_is_claimed_another_may_wait(claim):
     assert Task.objects.filter(status="READY").count() == 2, "its retry meets no conflict"
 
 
-def test_while_one_is_unfinished(claim):
+def test_a_call_that_is_unique_until_finished_returns_the_running_task(claim):
     first = keyed.rebuild.enqueue(1)
     [running] = claim()
     assert keyed.rebuild.enqueue(1).id == first.id
@@ -92,7 +92,7 @@ def test_while_one_is_unfinished(claim):
     assert keyed.rebuild.enqueue(1).id != first.id
 
 
-def test_for_a_period_whatever_became_of_it(claim):
+def test_a_call_that_is_unique_for_a_period_is_refused_also_after_success(claim):
     first = keyed.remind.enqueue(1)
     settle_one(claim()[0], Succeeded())
     with pytest.raises(DuplicateTask, match=first.id) as refused:
@@ -103,7 +103,7 @@ def test_for_a_period_whatever_became_of_it(claim):
 
 
 @pytest.mark.parametrize("unique", [Unique("{number}"), Unique("{number}", while_="unfinished")])
-def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
+def test_an_expired_unique_period_does_not_block_calls_without_a_period(claim, unique):
     """It was taken out of the code since."""
     period = Unique("{number}", period=60)
     first = keyed.remind.using(unique=period).enqueue(1)
@@ -114,7 +114,7 @@ def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
     assert call.enqueue(1).id != first.id
 
 
-def test_only_a_period_that_is_over_is_freed(claim):
+def test_only_tasks_with_an_expired_unique_period_lose_their_unique_key(claim):
     """Other tasks may have had the same key: one that has begun, which keeps it for a retry by hand."""
     task = keyed.remind.using(unique=Unique("{number}"))
     begun = task.enqueue(1)
