@@ -44,7 +44,7 @@ def test_an_equal_unique_call_returns_the_waiting_task():
     assert Task.objects.count() == 2
 
 
-def test_only_a_task_that_is_new_is_told_to_receivers():
+def test_only_a_new_task_sends_the_enqueued_signal():
     receiver = mock.Mock()
     task_enqueued.connect(receiver)
     first, again = keyed.refresh.enqueue(1), keyed.refresh.enqueue(1)
@@ -53,7 +53,7 @@ def test_only_a_task_that_is_new_is_told_to_receivers():
 
 
 @pytest.mark.parametrize(("is_inside", "free"), [(True, 0), (False, 1)])
-def test_inside_a_transaction_no_worker_claims_the_one_that_waits_before_the_commit(is_inside, free):
+def test_a_waiting_task_returned_inside_a_transaction_is_locked_until_the_commit(is_inside, free):
     """It must see the changes of this transaction."""
     first = keyed.refresh.enqueue(1)
     other = dedicated_connection("default")
@@ -66,7 +66,7 @@ def test_inside_a_transaction_no_worker_claims_the_one_that_waits_before_the_com
         other.close()
 
 
-def test_of_many_calls_none_is_written_if_one_is_refused():
+def test_enqueue_many_writes_nothing_if_one_unique_call_is_refused():
     raising = keyed.refresh.using(unique=Unique(on_conflict="raise"))
     raising.enqueue(2)
     with pytest.raises(DuplicateTask):
@@ -131,14 +131,14 @@ def test_only_tasks_with_an_expired_unique_period_lose_their_unique_key(claim):
     assert Task.objects.filter(pk__in=[begun.id, other.id]).count() == 2
 
 
-def test_no_insert_is_tried_when_the_waiting_one_is_replaced():
+def test_replacing_a_waiting_task_sends_no_insert():
     keyed.save.enqueue(1, text="old")
     with CaptureQueriesContext(connection) as queries:
         keyed.save.enqueue(1, text="new")
     assert not [each for each in queries if "INSERT INTO" in each["sql"]]
 
 
-def test_replace_gives_the_waiting_one_the_new_call(claim):
+def test_replace_writes_the_new_call_into_the_waiting_task(claim):
     first = keyed.save.enqueue(1, text="old")
     second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
     row = Task.objects.get()
@@ -209,7 +209,7 @@ def test_a_replaced_task_drops_the_dependencies_of_the_first_call(claim):
 
 
 @pytest.mark.parametrize("unique", [Unique("{number}", while_="unfinished"), Unique("{number}", period=60)])
-def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
+def test_a_task_that_is_unique_beyond_its_wait_is_not_replaced(unique):
     """It was enqueued by other code."""
     first = keyed.save.using(unique=unique).enqueue(1, text="old")
     with (
@@ -245,13 +245,13 @@ def test_a_rolled_back_task_does_not_block_its_unique_key():
 
 
 @pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild, keyed.save], ids=["waiting", "unfinished", "replace"])
-def test_sixteen_at_once_make_one(in_threads, task):
+def test_sixteen_concurrent_equal_unique_calls_make_one_task(in_threads, task):
     ids = in_threads(lambda number: [task.enqueue(1).id for _ in range(5)], 16)
     assert len({each for some in ids for each in some}) == 1
     assert Task.objects.count() == 1
 
 
-def test_sixteen_at_once_and_one_is_allowed(in_threads):
+def test_of_sixteen_concurrent_calls_unique_for_a_period_one_succeeds(in_threads):
     def enqueue(number):
         try:
             return keyed.remind.enqueue(1).id
@@ -272,7 +272,7 @@ def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, event
 
 
 @pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
-def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
+def test_equal_unique_calls_of_one_batch_act_as_separate_calls(on_conflict, text):
     save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
     calls = [{"number": 1, "text": "first"}, {"number": 2, "text": "other"}, {"number": 1, "text": "last"}]
     if text is None:
@@ -286,7 +286,7 @@ def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
 
 
 @pytest.mark.parametrize("window", [1, 5000])
-def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
+def test_retry_of_equal_unique_tasks_retries_only_the_last_one(claim, monkeypatch, window):
     """A retry that meets the index must neither fail the batch nor make a second one."""
     monkeypatch.setattr(windows, "WINDOW", window)
     for _ in range(2):
@@ -306,7 +306,7 @@ def cancelled(task, count):
 
 
 @pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
-def test_of_eight_that_are_retried_at_once_one_is(in_threads, task):
+def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_threads, task):
     for _ in range(5):
         ids = cancelled(task, 8)
         retried = in_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
@@ -314,7 +314,7 @@ def test_of_eight_that_are_retried_at_once_one_is(in_threads, task):
         Task.objects.cancel()
 
 
-def test_retried_while_another_is_being_enqueued(in_threads, eventually):
+def test_a_retry_does_not_duplicate_a_unique_task_that_is_being_enqueued(in_threads, eventually):
     [cancelled_id] = cancelled(keyed.refresh, 1)
     is_enqueued = threading.Event()
 
@@ -331,7 +331,7 @@ def test_retried_while_another_is_being_enqueued(in_threads, eventually):
     assert Task.objects.filter(status="READY").count() == 1
 
 
-def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_threads, eventually):
+def test_retry_of_unique_tasks_does_not_deadlock_with_a_concurrent_enqueue(in_threads, eventually):
     """The transaction below takes the key 1 first, then 2. A retry in the order of the ids would deadlock with it."""
     for number in (2, 1):
         keyed.rebuild.enqueue(number)
@@ -352,7 +352,7 @@ def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_thr
     assert Task.objects.filter(status="READY").count() == 2
 
 
-def test_many_are_retried_in_the_order_in_which_keys_are_taken():
+def test_retry_locks_unique_keys_in_the_order_of_enqueue():
     """By length, then by code points, as keys are sorted when they are enqueued; not by the collation."""
     for number in (2, 1):
         keyed.rebuild.enqueue(number)
@@ -380,7 +380,7 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     assert ids[1] == ids[5]
 
 
-def test_many_new_ones_are_two_statements():
+def test_enqueue_many_of_unique_calls_sends_two_statements():
     """One draws their ids, one writes them; what the caller knows already is not asked for."""
     with CaptureQueriesContext(connection) as queries:
         ids = enqueue_many(keyed.refresh, range(3))

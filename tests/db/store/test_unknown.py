@@ -40,14 +40,14 @@ def test_functions_that_no_living_worker_knows_are_returned_the_oldest_first():
     assert found() == [("a.forgotten", "default", 1), ("a.young", "default", 2)]
 
 
-def test_the_first_of_each_queue_are_read():
+def test_unknown_tasks_are_counted_up_to_a_limit_for_each_queue():
     for queue in ("mail", "bulk"):
         for _ in range(3):
             add("a.b", queue=queue)
     assert sorted(found(limit=2)) == [("a.b", "bulk", 2), ("a.b", "mail", 2)]
 
 
-def test_one_worker_and_one_backend_can_be_asked_for():
+def test_unknown_tasks_can_be_filtered_by_worker_and_backend():
     mine, other = start("a.mine"), start("a.others")
     add("a.mine"), add("a.others", backend="second")
     assert found() == []

@@ -38,12 +38,12 @@ def test_a_row_is_read_by_one_statement_and_one_that_is_not_there_is_none(django
     assert first_row(Task.objects.filter(pk=row.pk + 1)) is None
 
 
-def test_without_its_metadata_nobody_knows_what_a_task_hides():
+def test_all_arguments_are_hidden_if_the_metadata_cannot_be_read():
     row = unreadable("meta", "('{\"a\": ' || repeat('9', 6000) || '}')::jsonb", args=["4111"])
     found = first_row(Task.objects.filter(pk=row.pk))
     assert shown(found, "args") == [REDACTED]
 
 
-def test_a_deep_value_is_shown_to_its_limit():
+def test_a_deeply_nested_value_is_shown_to_a_limited_depth():
     found = first_row(Task.objects.filter(pk=unreadable(value=NESTED).pk))
     assert NOT_SHOWN in str(shown(found, "args"))

@@ -13,7 +13,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_one_session_holds_the_lock_until_its_transaction_ends(session):
+def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):
     def other_has_it():
         with session.cursor() as cursor:
             cursor.execute(TRY_UPKEEP_LOCK)
@@ -31,7 +31,7 @@ def test_one_session_holds_the_lock_until_its_transaction_ends(session):
         assert try_upkeep_lock("default")
 
 
-def test_its_settings_end_with_the_transaction():
+def test_the_settings_of_the_upkeep_lock_end_with_the_transaction():
     shown = "SELECT current_setting('enable_sort'), current_setting('idle_in_transaction_session_timeout')"
     with connection.cursor() as cursor:
         cursor.execute(shown)
@@ -44,9 +44,7 @@ def test_its_settings_end_with_the_transaction():
         assert cursor.fetchone() == before
 
 
-def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(
-    session, claim, worker, eventually
-):
+def test_a_worker_frozen_during_upkeep_does_not_block_the_upkeep_of_others(session, claim, worker, eventually):
     """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
     tasks.nothing.enqueue()
     claim()

@@ -24,7 +24,7 @@ def heard():
     return [(note.channel, note.payload) for note in raw.notifies(timeout=0.2, stop_after=9)]
 
 
-def test_others_are_called_for_queues_in_which_something_is_ready():
+def test_wake_others_notifies_only_queues_with_ready_tasks():
     with connection.cursor() as cursor:
         cursor.execute(f"LISTEN {OTHERS_CHANNEL}")
     tasks.nothing.enqueue()
@@ -36,7 +36,7 @@ def test_others_are_called_for_queues_in_which_something_is_ready():
     assert heard() == []
 
 
-def test_others_are_called_for_tasks_that_take_turns():
+def test_wake_others_notifies_queues_with_fair_tasks():
     tasks.nothing.enqueue()
     Task.objects.update(fair_key="customer 1")
     assert wake_others("default", ["default"])
@@ -94,7 +94,7 @@ def count_statements(queue="default"):
     return len(queries)
 
 
-def test_that_nobody_sleeps_is_known_for_a_moment(clock):
+def test_the_answer_that_no_worker_sleeps_is_cached_for_a_moment(clock):
     connection.close()
     assert count_statements() == 1
     clock[0] = 0.049
@@ -106,7 +106,7 @@ def test_that_nobody_sleeps_is_known_for_a_moment(clock):
     assert [count_statements() for _ in range(2)] == [1, 1], "somebody sleeps, so each call wakes"
 
 
-def test_one_that_falls_asleep_before_the_commit_is_woken(clock):
+def test_a_worker_that_falls_asleep_before_the_commit_is_woken(clock):
     listen()
     assert count_statements() == 1
     with transaction.atomic():

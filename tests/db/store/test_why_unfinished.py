@@ -43,7 +43,7 @@ def why(result):
     return task_backends["default"].why_unfinished(int(result.id))
 
 
-def test_it_says_what_keeps_a_task_from_a_worker():
+def test_why_unfinished_names_the_reason_why_no_worker_runs_a_task():
     result = tasks.echo.enqueue(1)
     begin = "it is READY in the queue 'default'"
     assert why(result) == f"{begin}, and no worker is alive. Start one: manage.py runlockworker"
@@ -72,7 +72,7 @@ def test_it_says_what_keeps_a_task_from_a_worker():
         (["*", "--exclude default"], False),
     ],
 )
-def test_it_says_that_no_worker_serves_the_queue(asked, serves):
+def test_why_unfinished_says_that_no_worker_serves_the_queue(asked, serves):
     """What the row of a worker says of its queues is read as the worker itself reads its command line."""
     enter(ECHO, queues=asked)
     enter("other.path")
@@ -84,13 +84,13 @@ def test_it_says_that_no_worker_serves_the_queue(asked, serves):
     assert Queues(names, exclude=words, order=order).serves("default") is serves
 
 
-def test_a_running_task_only_takes_long():
+def test_why_unfinished_of_a_running_task_gives_only_its_status():
     result = tasks.echo.enqueue(1)
     Task.objects.update(status="RUNNING", worker=uuid4(), last_attempted_at=Now(), attempts=1)
     assert why(result) == "it is RUNNING in the queue 'default'"
 
 
-def test_the_message_of_a_timeout_says_it_in_threads_and_in_coroutines():
+def test_the_timeout_error_of_a_wait_contains_the_reason():
     result = tasks.echo.enqueue(1)
     said = (
         rf"Task {result.id} has not finished within 0\.01 s: it is READY in the queue 'default', and no worker is alive"
@@ -108,7 +108,7 @@ def test_the_message_of_a_timeout_says_it_in_threads_and_in_coroutines():
         asyncio.run(wait())
 
 
-def test_it_is_a_timeout_also_where_the_database_does_not_say_why(monkeypatch):
+def test_a_wait_raises_a_timeout_error_also_if_the_reason_cannot_be_read(monkeypatch):
     def refuse(*args):
         raise OperationalError
 
@@ -118,7 +118,7 @@ def test_it_is_a_timeout_also_where_the_database_does_not_say_why(monkeypatch):
         result.wait(0.01)
 
 
-def test_it_says_when_a_scheduled_task_is_due():
+def test_why_unfinished_says_when_a_scheduled_task_is_due():
     result = tasks.echo.using(run_after=datetime(2124, 2, 29, 12, 30, tzinfo=timezone.utc)).enqueue(1)
     enter(ECHO)
     assert why(result) == "it is SCHEDULED in the queue 'default' and due at 2124-02-29 12:30:00+00:00"

@@ -13,7 +13,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_windows_that_are_done_stay_done_after_an_interrupt(monkeypatch):
+def test_an_interrupt_keeps_the_changes_of_finished_windows(monkeypatch):
     """Many tasks in one transaction would keep workers waiting for its rows until the last one is written."""
     monkeypatch.setattr(windows, "WINDOW", 2)
     ids = [tasks.nothing.enqueue().id for _ in range(5)]
@@ -54,7 +54,7 @@ def test_a_window_counts_dependents_that_an_earlier_window_cancelled(monkeypatch
     assert Task.objects.cancel() == 2
 
 
-def test_ids_are_compared_as_one_array():
+def test_is_among_filters_by_an_array_of_ids():
     ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
     assert set(Task.objects.filter(is_among(ids[1:])).values_list("pk", flat=True)) == {*ids[1:]}
     assert not Task.objects.filter(is_among([])).exists()

@@ -42,7 +42,7 @@ def test_the_lock_of_another_session_is_not_taken():
         other.close()
 
 
-def test_behind_a_pooler_nothing_is_locked(monkeypatch):
+def test_behind_a_pooler_a_worker_takes_no_session_lock(monkeypatch):
     """The session, which other clients use as well, would keep the lock."""
     monkeypatch.setattr(worker_lock, "backend_pid", lambda connection: -1)
     number = draw_number()

@@ -19,7 +19,7 @@ def ends(result, eventually, seconds=15.0):
     return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
 
 
-def test_the_context_is_djangos_and_more(claim):
+def test_the_task_context_extends_the_context_of_django(claim):
     tasks.nothing.using(meta={"trace": "abc", "n": [1]}, timeout=5).enqueue()
     [mine] = claim()
     context = TaskContext(task_result=None, _claims=[mine], _reason_to_stop=lambda: None)
@@ -47,18 +47,18 @@ def test_the_context_of_a_group_is_that_of_its_first_call(claim):
 
 
 @pytest.mark.parametrize("name", OWN_META)
-def test_meta_has_no_names_of_ours(name):
+def test_meta_refuses_the_names_that_the_package_uses(name):
     with pytest.raises(TaskOptionError, match=f"meta has {name}, which"):
         tasks.nothing.using(meta={name: "mine", "trace": "abc"})
 
 
-def test_meta_and_token_arrive(worker, eventually):
+def test_the_context_of_a_running_task_has_its_meta_and_token(worker, eventually):
     worker()
     assert ends(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
     assert ends(running.tell_atomically.enqueue(), eventually).result == 1
 
 
-def test_errors_of_before_are_there_also_after_a_retry_by_hand(worker, eventually):
+def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually):
     """A retry by hand sets the counts of retries to nothing, but not what was tried."""
     worker()
     result = running.errors_so_far.enqueue(2)

@@ -65,7 +65,7 @@ def test_on_commit_is_a_part_of_a_transaction_of_its_own_database_that_the_calle
     assert [row.args for row in Task.objects.order_by("id")] == [[2], [3]]
 
 
-def test_arguments_are_checked_while_they_can_be_mended():
+def test_enqueue_on_commit_checks_the_arguments_at_once():
     with transaction.atomic(), pytest.raises(TaskArgumentsError):
         tasks.echo.enqueue_on_commit(object())
 
@@ -159,7 +159,7 @@ def test_an_unknown_option_through_djangos_own_decorator_is_refused():
         ),
     ],
 )
-def test_so_is_one_of_a_single_call(options, said):
+def test_using_refuses_options_of_other_task_queues_and_of_the_decorator(options, said):
     with pytest.raises(TaskOptionError) as refused:
         tasks.echo.using(**options)
     assert said in str(refused.value)

@@ -38,7 +38,7 @@ def test_retry_without_an_attempt_left_is_a_failure(worker, eventually):
 
 
 @pytest.mark.parametrize("after", [0, 0.05])
-def test_snooze_spends_nothing(worker, eventually, after):
+def test_a_snooze_uses_no_attempt_and_no_retry(worker, eventually, after):
     worker()
     row = finished(tasks.say.using(max_attempts=1).enqueue("snooze", times=4, after=after), eventually)
     assert (row.status, row.attempts, row.retries, row.result) == ("SUCCESSFUL", 5, 0, 4)
@@ -80,12 +80,12 @@ def test_calls_of_a_group_count_their_own_snoozes(worker, eventually, claim):
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "2"])
-def test_a_limit_of_snoozes_is_a_number(wrong):
+def test_an_invalid_max_snoozes_is_refused(wrong):
     with pytest.raises(TaskOptionError, match="max_snoozes"):
         tasks.say.using(max_snoozes=wrong)
 
 
-def test_a_function_that_says_how_long_to_wait_sees_the_failure_it_is_asked_about(worker, eventually):
+def test_a_backoff_function_gets_the_failure(worker, eventually):
     tasks.asked.clear()
     worker()
     finished(tasks.fail_in_turns.enqueue(), eventually)
@@ -95,7 +95,7 @@ def test_a_function_that_says_how_long_to_wait_sees_the_failure_it_is_asked_abou
     ]
 
 
-def test_so_it_does_for_each_call_of_a_group(worker, eventually):
+def test_a_backoff_function_gets_the_failure_of_each_call_of_a_group(worker, eventually):
     tasks.asked.clear()
     results = [tasks.fail_together_in_turns.enqueue() for _ in range(3)]
     worker()
