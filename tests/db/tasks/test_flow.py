@@ -137,7 +137,7 @@ def test_cancel_ends_the_task_and_says_why(worker, eventually):
     assert result.errors[0].exception_class_path == "django_pglock.tasks.flow.Cancel"
 
 
-def test_in_an_atomic_function_effects_are_rolled_back(worker, eventually):
+def test_cancel_and_snooze_roll_back_an_atomic_function(worker, eventually):
     worker()
     cancelled, snoozed = tasks.say_atomically.enqueue("cancel"), tasks.say_atomically.enqueue("snooze")
     assert finished(cancelled, eventually).status == "CANCELLED"
@@ -145,13 +145,13 @@ def test_in_an_atomic_function_effects_are_rolled_back(worker, eventually):
     assert not Effect.objects.exists()
 
 
-def test_in_a_coroutine(worker, eventually):
+def test_raising_cancel_in_a_coroutine_cancels_the_task(worker, eventually):
     worker()
     assert finished(tasks.say_in_coroutine.enqueue(), eventually).status == "CANCELLED"
 
 
 @pytest.mark.parametrize("after", [-1, math.nan, "1", True])
-def test_a_time_that_is_none_is_refused_where_it_is_written(after):
+def test_retry_and_snooze_refuse_an_invalid_wait(after):
     for word in (Retry, Snooze):
         with pytest.raises(TaskOptionError, match="after"):
             word(after=after)

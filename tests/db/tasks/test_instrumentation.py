@@ -89,7 +89,7 @@ def execute(claim):
 
 
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.record_atomically.using(queue_name="default")])
-def test_an_instrument_is_told_of_a_call_and_of_its_run(task, recorder, execute):
+def test_an_instrument_is_called_at_the_enqueue_and_at_the_run(task, recorder, execute):
     result = task.enqueue("x")
     assert recorder.told.pop() == ([result.id], type(None))
     execute()
@@ -103,7 +103,7 @@ def test_an_async_function_is_observed(recorder, claim):
     assert recorder.told[1:] == [[tasks.sleep_async.module_path], Succeeded]
 
 
-def test_it_gets_the_exception_while_the_frames_have_their_variables(recorder, execute):
+def test_an_instrument_gets_the_exception_with_the_variables_of_its_frames(recorder, execute):
     tasks.fail.enqueue("gone")
     error = execute().outcome.failure.exception
     assert recorder.told[1:] == [[tasks.fail.module_path], {"text": "gone"}, Failed]
@@ -119,21 +119,21 @@ def test_each_attempt_has_the_headers_of_the_call(recorder, worker, eventually):
     assert recorder.told.count(Retried) == 2
 
 
-def test_many_calls_are_one_enqueue(recorder):
+def test_an_instrument_is_called_once_for_enqueue_many(recorder):
     ids = enqueue_many(tasks.nothing, [(1,), (2,), (3,)])
     assert recorder.told == [(ids, type(None))]
     for meta in Task.objects.values_list("meta", flat=True):
         assert meta == {"headers": {"recorder": {"from": tasks.nothing.module_path}}}
 
 
-def test_a_group_is_one_run(recorder, worker, eventually):
+def test_an_instrument_is_called_once_for_the_run_of_a_group(recorder, worker, eventually):
     enqueue_many(keyed_tasks.digest, [{"user": 1, "text": number} for number in range(3)])
     worker()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
     assert recorder.told[1:] == [[keyed_tasks.digest.module_path] * 3, Succeeded]
 
 
-def test_an_enqueue_that_is_refused_is_told(recorder):
+def test_an_instrument_gets_the_error_of_a_refused_enqueue(recorder):
     once = tasks.nothing.using(unique=Unique(on_conflict="raise"))
     once.enqueue()
     with pytest.raises(DuplicateTask):
@@ -163,7 +163,7 @@ def test_without_instruments_nothing_is_stored(claim):
     assert attempt.observed is UNOBSERVED
 
 
-def test_another_instrument_of_the_same_name_takes_its_place(recorder):
+def test_an_instrument_replaces_one_of_the_same_name(recorder):
     other = Recorder(recorder.name)
     instrumentation.add(other)
     assert instrumentation.instruments == (other,)
@@ -178,7 +178,7 @@ def test_an_instrument_without_headers_stores_nothing(recorder, claim):
 
 
 @pytest.mark.parametrize("meta", ["{}", "[]", '{"headers": 3}', '{"headers": {"recorder": "x"}}', '{"a": "headers"}'])
-def test_headers_that_another_program_has_written_are_none(meta):
+def test_malformed_headers_are_ignored(meta):
     assert headers_of(meta, "recorder") == {}
 
 
@@ -187,7 +187,7 @@ def test_the_name_of_the_headers_is_reserved():
         tasks.nothing.using(meta={"headers": {}})
 
 
-def test_headers_are_hidden_with_everything_else(recorder, settings):
+def test_the_redact_setting_hides_headers(recorder, settings):
     """They may have baggage, which the callers have filled."""
     row = Task.objects.get(pk=tasks.nothing.enqueue().id)
     assert shown(row, "meta") == row.meta

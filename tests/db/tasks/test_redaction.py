@@ -120,7 +120,7 @@ def test_a_deep_value_is_cut_at_a_limit():
 
 
 @pytest.mark.parametrize("call", [(("a", SECRET), {}), ((), {"order_id": 1, "card": SECRET})])
-def test_true_hides_all_of_it_and_the_keys_too(admin_client, call):
+def test_redact_true_hides_all_arguments_and_keys(admin_client, call):
     args, kwargs = call
     row = row_of(task(redact=True, lock="pay:{card}", unique="{card}", fair="{card}")(pay), *args, **kwargs)
     assert SECRET in row.lock_key
@@ -132,7 +132,7 @@ def test_true_hides_all_of_it_and_the_keys_too(admin_client, call):
         assert SECRET not in text
 
 
-def test_return_is_the_result_and_the_context_is_no_argument():
+def test_redact_return_hides_the_result_and_the_context_is_not_counted():
     function = task(takes_context=True, redact=("card", "return"))(with_context)
     row = row_of(function, SECRET, "open")
     row.result = SECRET
@@ -142,7 +142,7 @@ def test_return_is_the_result_and_the_context_is_no_argument():
     assert shown(row, "result") is None
 
 
-def test_what_was_to_be_hidden_stays_so_when_its_function_is_gone_or_says_otherwise():
+def test_hidden_arguments_stay_hidden_when_the_function_is_removed_or_changed():
     row = row_of(task(redact=("card",))(pay), 7, SECRET)
     del registry._definitions[row.task_path]
     task(pay)
@@ -304,7 +304,7 @@ def test_a_key_refuses_a_hidden_attribute_of_an_argument():
 @pytest.mark.parametrize(
     "value", [{4111: SECRET}, {SECRET}, f"{SECRET}\x00", f"{SECRET}\udcff", float("nan"), b"\xff4111"]
 )
-def test_a_refusal_does_not_show_what_it_refuses(value):
+def test_the_error_of_refused_arguments_does_not_contain_hidden_values(value):
     function = task(redact=True, lock="pay:{order_id}")(pay)
     for call in ((1, value), (1, {"card": value}), (4111.5, "x")):
         with pytest.raises((TaskArgumentsError, ValueError)) as refusal:
@@ -316,7 +316,7 @@ def test_a_refusal_does_not_show_what_it_refuses(value):
     assert not Task.objects.exists()
 
 
-def test_a_row_that_makes_no_sense_is_shown_all_the_same(admin_client):
+def test_the_task_page_shows_rows_with_malformed_columns(admin_client):
     task(redact=("card",))(pay)
     path = f"{__name__}.pay"
     for fields in (
@@ -340,7 +340,7 @@ def test_the_error_of_a_duplicate_does_not_contain_the_key(way):
     assert refused.value.result_id == ("" if first is None else first.id)
 
 
-def test_neither_verbs_nor_logs_tell_a_key(worker, eventually, caplog):
+def test_commands_and_logs_do_not_show_hidden_keys(worker, eventually, caplog):
     caplog.set_level(logging.DEBUG, logger="django_pglock")
     function = task(unique=True, redact=True, lock="pay:{card}", fair="{card}")(cancel_or_fail)
     rows = [row_of(function, number, f"{SECRET}-{number}") for number in range(2)]
