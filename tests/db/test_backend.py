@@ -39,7 +39,7 @@ def finished(worker, eventually):
     return wait
 
 
-def test_what_the_documentation_shows_works(finished):
+def test_a_result_has_the_fields_of_the_documentation_of_django(finished):
     result = finished(tasks.add.enqueue(1, b=2))
     assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
     assert tasks.add.get_result(result.id).return_value == 3
@@ -47,7 +47,7 @@ def test_what_the_documentation_shows_works(finished):
     assert len(result.worker_ids) == result.attempts == 1
 
 
-def test_context_priority_and_queue(finished):
+def test_a_task_gets_its_context_and_keeps_priority_and_queue(finished):
     result = tasks.email_users.enqueue(emails=["a@example.com"], subject="Hi", message="…")
     assert finished(result).return_value == {"attempt": 1, "to": ["a@example.com"], "subject": "Hi"}
     stored = task_backends["default"].get_result(result.id)
@@ -62,7 +62,7 @@ def test_async_tasks_and_async_calls(finished):
     assert async_to_sync(tasks.fetch.aget_result)(result.id).return_value == "URL"
 
 
-def test_errors_are_as_documented(finished):
+def test_a_failed_result_has_the_errors_of_the_documentation_of_django(finished):
     result = finished(tasks.explode.enqueue())
     assert result.status == TaskResultStatus.FAILED
     assert result.errors[0].exception_class is RuntimeError
@@ -80,7 +80,7 @@ def test_using_changes_one_call_and_validates(finished):
         tasks.add.using(run_after=timezone.now().replace(tzinfo=None))
 
 
-def test_another_tasks_result_is_a_mismatch(finished):
+def test_get_result_refuses_the_result_of_another_task(finished):
     result = finished(tasks.add.enqueue(1, 2))
     with pytest.raises(Exception, match="Task does not match"):
         tasks.explode.get_result(result.id)

@@ -21,7 +21,7 @@ def statuses(rows):
     return [Task.objects.get(pk=row.pk).status for row in rows]
 
 
-def test_a_worker_changes_them_and_reports(worker, eventually):
+def test_a_worker_runs_a_bulk_change_and_returns_the_number(worker, eventually):
     rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
     [made] = bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows[:2]])
     worker(queues=["default"])
@@ -36,7 +36,7 @@ def context_of(claim, reason=lambda: None):
     return TaskContext(task_result=result, _claims=[mine], _reason_to_stop=reason), mine
 
 
-def test_it_ends_between_two_windows_when_it_is_asked_to(claim, monkeypatch):
+def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatch):
     monkeypatch.setattr(bulk, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(5)]
     bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows])
@@ -48,7 +48,7 @@ def test_it_ends_between_two_windows_when_it_is_asked_to(claim, monkeypatch):
     assert mine.progress == '{"done":4,"total":5}'
 
 
-def test_a_second_run_after_a_crash_leaves_those_alone_that_have_failed_again(claim):
+def test_a_repeated_bulk_retry_does_not_retry_tasks_that_failed_again(claim):
     """The first run has retried them, and they ran."""
     row = make("FAILED", queue="elsewhere")
     bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk])
@@ -57,7 +57,7 @@ def test_a_second_run_after_a_crash_leaves_those_alone_that_have_failed_again(cl
     assert bulk.change_tasks.func(context, "retry", [row.pk]) == 0
 
 
-def test_very_many_are_several_tasks(monkeypatch):
+def test_a_bulk_change_of_too_many_ids_is_several_tasks(monkeypatch):
     monkeypatch.setattr(bulk, "MOST_IDS", 2)
     made = bulk.enqueue_change("default", TASK_VERBS["cancel"], [3, 2, 1])
     assert [Task.objects.get(pk=each).args for each in made] == [["cancel", [3, 2]], ["cancel", [1]]]

@@ -186,7 +186,7 @@ def test_a_pooler_is_recognised_by_its_process_number(monkeypatch):
 
 
 @pytest.mark.parametrize(("oldest", "expected"), [(99, "django_pglock.E005"), (None, "django_pglock.W003")])
-def test_an_old_server_is_told(monkeypatch, oldest, expected):
+def test_a_check_reports_an_old_server(monkeypatch, oldest, expected):
     monkeypatch.setattr(checks, "OLDEST_SERVER", oldest or connection.pg_version // 10000 + 1)
     assert ids(databases=["default"]) == [expected]
 
@@ -206,7 +206,7 @@ def test_a_wrong_setting_is_said_once_and_breaks_no_other_check(setting_of_datab
         assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.E001"]
 
 
-def test_one_question_is_enough():
+def test_the_server_check_sends_one_query():
     with CaptureQueriesContext(connection) as asked:
         checks.check_server(databases=["default"])
     assert len(asked) == 1
@@ -227,14 +227,14 @@ def test_tables_that_were_not_migrated_to_the_first_release_are_told(lacks):
     assert ids() == [], "without the database nothing is asked"
 
 
-def test_no_table_of_tasks_is_in_order():
+def test_checks_report_nothing_if_there_is_no_table_of_tasks():
     """Before the first migration, and in a database for locks only."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
     assert ids(databases=["default"]) == []
 
 
-def test_a_standby_is_told_with_the_setting_that_names_it(monkeypatch):
+def test_a_check_reports_a_standby_and_its_setting(monkeypatch):
     """With real servers: tests/servers/test_standby.py."""
     monkeypatch.setattr(checks, "READ_SERVER", checks.READ_SERVER.replace("pg_is_in_recovery()", "true"))
     [problem] = checks.check_server(databases=["default"])
@@ -316,7 +316,7 @@ def test_the_limit_of_transactions_is_told_where_the_server_has_one(setting_of_d
 
 
 @pytest.mark.parametrize("limit", ["idle_session_timeout", "statement_timeout"])
-def test_what_the_hint_says_to_type_helps(default, setting_of_database, limit):
+def test_the_option_in_the_hint_of_a_check_corrects_the_problem(default, setting_of_database, limit):
     """The options of a connection take precedence over those of the database and the role."""
     setting_of_database(limit, "1h")
     [problem] = checks.check_server(databases=["default"])
@@ -362,7 +362,7 @@ def test_a_server_that_waits_for_dead_clients_is_told_before_deployment(setting_
 
 
 @pytest.mark.usefixtures("own_registry")
-def test_a_schedule_that_no_worker_keeps_is_told(settings):
+def test_a_check_reports_a_schedule_that_no_worker_enqueues(settings):
     dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
     settings.TASKS = {**settings.TASKS, "dummy": {"BACKEND": dummy}}
     task(every=60)(scheduled.hourly)

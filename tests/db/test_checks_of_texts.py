@@ -48,7 +48,7 @@ def test_a_database_for_locks_only_may_have_any_encoding(latin, settings):
     assert check_texts_of_server(databases=["default"]) == []
 
 
-def test_dates_that_django_cannot_read(monkeypatch):
+def test_a_check_reports_a_datestyle_that_django_cannot_read(monkeypatch):
     connections["default"].close()
     monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "options", "-c DateStyle=German")
     [problem] = check_texts_of_server(databases=["default"])

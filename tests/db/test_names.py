@@ -72,7 +72,7 @@ def no_line_is_forged(caplog):
 
 
 @harmless
-def test_a_queue_and_what_is_claimed_from_it(name, claim):
+def test_a_queue_of_any_valid_name_is_enqueued_and_claimed(name, claim):
     result = sample.echo.using(queue_name=name).enqueue(name)
     [claimed] = claim(queue=name)
     row = Task.objects.get()
@@ -82,7 +82,7 @@ def test_a_queue_and_what_is_claimed_from_it(name, claim):
 
 
 @harmless
-def test_a_queue_that_is_paused_and_why(name, claim):
+def test_a_queue_of_any_valid_name_is_paused_and_resumed(name, claim):
     assert Queue.objects.pause(name, by=name, reason=name)
     row = Queue.objects.get()
     assert (row.name, row.paused_by, row.reason) == (name, name, name)
@@ -109,7 +109,7 @@ def test_a_queue_at_the_command_line(name):
 
 
 @harmless
-def test_a_worker_serves_it(name):
+def test_the_queues_of_a_worker_take_any_valid_name(name):
     if "*" in name:
         with pytest.raises(ConfigurationError, match="at the end"):
             Queues([name])

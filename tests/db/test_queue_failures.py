@@ -56,7 +56,7 @@ def test_a_task_may_run_for_longer_than_any_limit(claim, slow_beats):
     assert not Task.objects.all().stuck().exists()
 
 
-def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
+def test_a_new_worker_of_the_same_name_does_not_keep_its_dead_predecessor_alive(claim):
     """The same host, and the same process number, as in any container."""
     before, after = uuid4(), uuid4()
     beat_of(before)
@@ -68,7 +68,7 @@ def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
     assert [each.worker for each in rescue("default")] == [before]
 
 
-def test_tasks_of_the_living_take_no_room_in_a_page_of_rescue(claim, slow_beats):
+def test_tasks_of_living_workers_do_not_count_for_the_limit_of_rescue(claim, slow_beats):
     living = uuid4()
     beat_of(living)
     for _ in range(6):
@@ -88,7 +88,7 @@ def high_ids():
     ask(count_from, 1)
 
 
-def test_ids_beyond_32_bits_go_all_the_way(high_ids, worker, eventually):
+def test_tasks_with_ids_beyond_32_bits_run_and_end(high_ids, worker, eventually):
     """Through claims, successes, failures, retries, keys, waiters, progress and pruning."""
     running = worker(threads=2)
     awaited = tasks.echo.enqueue(1)
@@ -174,7 +174,7 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(hea
     assert heard() == ["default"]
 
 
-def test_hundreds_of_queues_are_told_in_one_message(heard):
+def test_one_message_notifies_hundreds_of_queues(heard):
     """A retry of all failed tasks of an incident adds to each queue. A message for each queue takes a commit each."""
     worker = uuid4()
     beat_of(worker)

@@ -97,7 +97,7 @@ def write_row(path, argument="x", **fields):
         return cursor.fetchone()[0]
 
 
-def test_a_worker_runs_and_imports_nothing_that_a_row_names(worker, eventually, nothing_runs):
+def test_a_worker_does_not_import_or_run_the_task_path_of_a_row(worker, eventually, nothing_runs):
     ids = [write_row(path, nothing_runs) for path in NOT_TASKS]
     with connection.cursor() as cursor:
         cursor.execute(
@@ -126,7 +126,7 @@ def test_a_claim_on_a_path_that_is_no_task_fails_and_imports_nothing(nothing_run
 
 
 @pytest.mark.parametrize("path", NOT_TASKS)
-def test_no_door_imports_what_a_row_names(path, admin_client, nothing_runs):
+def test_admin_and_commands_do_not_import_the_task_path_of_a_row(path, admin_client, nothing_runs):
     id_ = write_row(path, nothing_runs)
     page = reverse("admin:django_pglock_task_change", args=[id_])
     for url in (reverse("admin:django_pglock_task_changelist") + f"?task_path={path}&q={path}", page):
@@ -197,7 +197,7 @@ INVALID_ROWS = [
 
 
 @pytest.mark.parametrize("fields", INVALID_ROWS, ids=str)
-def test_a_row_that_makes_no_sense_harms_no_other(fields, worker, eventually):
+def test_a_malformed_row_does_not_prevent_other_tasks_from_running(fields, worker, eventually):
     heard = []
     receiver = lambda **kwargs: heard.append(kwargs["task_result"].id)  # noqa: E731 - kept by this name
     task_finished.connect(receiver)
@@ -231,7 +231,7 @@ def view_name(template, **values):
     return names
 
 
-def test_no_value_reaches_beyond_its_own_part_of_a_key():
+def test_a_value_of_a_key_template_cannot_imitate_other_parts():
     name = KeyTemplate("cart:{a}:{b}", known=None, where="here").render
     assert name({"a": "a:b", "b": "c"}) != name({"a": "a", "b": "b:c"})
     assert name({"a": "a%3Ab", "b": "c"}) != name({"a": "a:b", "b": "c"})
@@ -244,7 +244,7 @@ def test_no_value_reaches_beyond_its_own_part_of_a_key():
 
 
 @pytest.mark.parametrize("template", ["{a}", "{a}:x", "cart{a}", "cart-{a}", "cart:{a}{b}", "cart:{a}-{b}", "{a}:{b}"])
-def test_a_template_in_which_a_value_could_pass_for_something_else_is_refused(template):
+def test_an_ambiguous_key_template_is_refused(template):
     for decorate in (lock_view(template), lock(template), Lease(template, ttl=60)):
         with pytest.raises(LockKeyError, match="has no colon before"):
             decorate(lambda request, a, b: None)
@@ -288,7 +288,7 @@ def test_no_argument_makes_the_key_of_another_function(own_registry):
     assert all(each.unique.startswith("tests.db.test_security.") for each in own)
 
 
-def test_no_value_passes_for_the_short_form_of_a_long_one():
+def test_a_value_cannot_make_the_shortened_key_of_a_long_value():
     long = keys_of(keyed.step, ("x" * 1000, 1), {}).lock
     assert len(long) == LONGEST_KEY
     crafted = long.removeprefix("order:")
@@ -296,7 +296,7 @@ def test_no_value_passes_for_the_short_form_of_a_long_one():
     assert len({keys_of(keyed.step, ("x" * size, 1), {}).lock for size in range(380, 520)}) == 140
 
 
-def test_a_key_as_long_as_can_be_is_stored_and_let_through(own_registry):
+def test_a_task_with_a_key_of_the_greatest_length_is_stored_and_admitted(own_registry):
     for function in (keyed.step, keyed.trickle, keyed.serve, keyed.rebuild):
         function.enqueue("𝄞" * 5000)
     keyed.digest.enqueue(user="𝄞" * 5000, text="x")

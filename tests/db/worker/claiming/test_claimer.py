@@ -42,7 +42,7 @@ def test_strict_order_looks_into_a_queue_when_those_before_it_are_empty(worker, 
     assert in_order() == ["high"] * 60 + ["mail-a"] * 5 + ["mail-b"] * 5 + ["low"] * 5
 
 
-def test_by_weight_a_full_queue_leaves_its_share_to_the_others(worker, eventually, one_by_one):
+def test_weighted_queues_are_claimed_in_proportion_to_their_weights(worker, eventually, one_by_one):
     fill("low", 20)
     fill("high", 60)
     worker(queues=["high=3", "low"], threads=1)
@@ -91,7 +91,7 @@ def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
 
 
-def test_a_look_that_has_found_nothing_is_not_repeated_at_once(monkeypatch):
+def test_a_poll_that_found_nothing_is_not_repeated_at_once(monkeypatch):
     """A look for coroutines alone reads past all that waits for threads."""
     fetcher = WorkerUnderTest().fetcher
     monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
@@ -104,7 +104,7 @@ def test_a_look_that_has_found_nothing_is_not_repeated_at_once(monkeypatch):
     assert (looks, fetcher.claimer.was_ready) == (["a"], True)
 
 
-def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatch):
+def test_a_poll_that_found_no_ready_queue_covers_fair_tasks(monkeypatch):
     """Otherwise a task that comes soon after others waits for a look for tasks with ``fair=``, which takes longer."""
     assert keyed_tasks.serve.fair
     looks, now = [], [0.0]
@@ -135,7 +135,7 @@ def test_ready_queues_are_not_queried_where_there_is_one(worker, eventually, mon
     assert bool(asked) is looks
 
 
-def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
+def test_many_queues_share_one_prepared_claim_statement(in_threads):
     """What is prepared stays in the server's memory for as long as the worker lives, and what is remembered in ours."""
     tenants = [f"tenant {number}" for number in range(3 * FEW_QUEUES)]
     for tenant in tenants:
@@ -159,7 +159,7 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
     assert remembered <= FEW_QUEUES
 
 
-def test_the_look_after_asking_for_notifications_leaves_out_no_kind_of_functions():
+def test_the_poll_after_listening_covers_all_kinds_of_functions():
     """A task that came before the worker had asked was told to nobody, so this look has to find it."""
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.pauses.note("sync", took=0.0, found=0)
@@ -169,7 +169,7 @@ def test_the_look_after_asking_for_notifications_leaves_out_no_kind_of_functions
     assert fetcher.claimer.pauses.next_in("sync") == 0
 
 
-def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
+def test_the_last_poll_of_a_draining_worker_covers_all_kinds_of_functions():
     """A claim for coroutines alone may be postponed; a worker that ended meanwhile would leave them."""
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.was_full = True

@@ -50,7 +50,7 @@ def succeeded(*rows):
     return lambda: Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == len(rows)
 
 
-def test_what_was_enqueued_before_the_worker_started_is_found(worker, eventually, caplog):
+def test_a_worker_imports_the_module_of_a_task_enqueued_before_its_start(worker, eventually, caplog):
     caplog.set_level(logging.INFO, logger="django_pglock.tasks")
     row = wait_for_somebody()
     worker()
@@ -59,7 +59,7 @@ def test_what_was_enqueued_before_the_worker_started_is_found(worker, eventually
     assert caplog.messages.count("Imported tests.sample.mail, the module of a task.") == 1
 
 
-def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, settings):
+def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(worker, eventually, settings):
     """Not with its next poll, which here is ten minutes away."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     asleep = worker()
@@ -76,7 +76,7 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
     eventually(succeeded(second))
 
 
-def test_a_worker_that_has_just_looked_looks_again_before_it_sleeps(worker, eventually, settings, monkeypatch):
+def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, eventually, settings, monkeypatch):
     """It comes after a look for another one, and before the worker asks for notifications: nobody tells of it."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     wait_for_somebody("tests.evil.anything")
@@ -92,7 +92,7 @@ def test_a_worker_that_has_just_looked_looks_again_before_it_sleeps(worker, even
     eventually(lambda: rows and succeeded(rows[0])())
 
 
-def test_a_draining_worker_runs_it_before_it_ends(worker):
+def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):
     rows = [wait_for_somebody(), wait_for_somebody(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
     running = worker(drain=True)
     assert running._stop_requested.wait(60)
@@ -115,7 +115,7 @@ NEVER = [
 ]
 
 
-def test_nothing_else_is_imported_or_run(worker, eventually, caplog):
+def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, caplog):
     rows = [wait_for_somebody(path) for path in NEVER]
     known = wait_for_somebody()
     modules = set(sys.modules)
@@ -133,7 +133,7 @@ def test_nothing_else_is_imported_or_run(worker, eventually, caplog):
     ]
 
 
-def test_a_module_is_tried_once(monkeypatch):
+def test_a_module_that_cannot_be_imported_is_tried_once(monkeypatch):
     tried = []
     monkeypatch.setattr(importing, "import_module", tried.append)
     for path in ("tests.sample.broken.a", "tests.sample.broken.b", "tests.sample.broken.a"):
@@ -141,7 +141,7 @@ def test_a_module_is_tried_once(monkeypatch):
     assert tried == ["tests.sample.broken"]
 
 
-def test_only_for_queues_that_are_served():
+def test_functions_are_imported_only_for_served_queues():
     wait_for_somebody(queue="mail")
     assert Discovery("default", Queues(["other"])).check() is False
     assert "tests.sample.mail" not in sys.modules
@@ -149,7 +149,7 @@ def test_only_for_queues_that_are_served():
     assert registry.find(PATH) is not None
 
 
-def test_a_look_is_one_statement_and_seldom():
+def test_the_check_for_unknown_functions_is_one_rare_statement():
     discovery = Discovery("default", Queues())
     with CaptureQueriesContext(connection) as queries:
         for _ in range(10):

@@ -24,7 +24,7 @@ def drain(**options) -> None:
     run_to_its_end(drain=True, **options)
 
 
-def test_it_ends_when_nothing_is_left():
+def test_a_draining_worker_ends_when_all_tasks_have_ended():
     with transaction.atomic():
         for number in range(50):
             tasks.record.enqueue("drained", number)
@@ -33,7 +33,7 @@ def test_it_ends_when_nothing_is_left():
     assert not Worker.objects.exists()
 
 
-def test_it_does_not_end_while_threads_whose_outcomes_are_settled_are_not_free_yet(monkeypatch):
+def test_a_draining_worker_waits_until_threads_of_settled_tasks_are_free(monkeypatch):
     """Between the two the system may run other processes. Meanwhile there is room for coroutines only."""
     assert any(map(registry.is_async, registry.known_paths()))
     looks, look, finish, free = [], Drain.waits_for_rescue, Drain.finish, ThreadCapacity.free
