@@ -61,7 +61,7 @@ def test_a_draining_worker_waits_until_threads_of_settled_tasks_are_free(monkeyp
     assert statuses() == {"SUCCESSFUL": 6}
 
 
-def test_with_nothing_to_do_it_ends_at_once():
+def test_a_draining_worker_without_tasks_ends_at_once():
     drain(listens=False)
 
 
@@ -93,7 +93,7 @@ def test_drain_waits_for_due_tasks_and_not_for_later_ones():
     assert list(Effect.objects.order_by("id").values_list("number", flat=True)) == list(range(20)), "one key, in order"
 
 
-def test_what_it_may_not_take_is_left():
+def test_a_draining_worker_leaves_tasks_of_other_paused_and_unknown_kinds():
     tasks.record.using(queue_name="mail").enqueue("of another queue")
     tasks.record.using(queue_name="paused").enqueue("paused")
     Queue.objects.pause("paused")

@@ -17,7 +17,7 @@ from tests.sample.models import Effect, Run
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_task_that_killed_its_workers_runs_alone(worker, eventually):
+def test_a_task_whose_workers_died_runs_alone(worker, eventually):
     """It may be the one that takes workers down; those beside it must not go down with it again."""
     suspects = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(2)]
     Task.objects.update(rescues=get_settings().MAX_RESCUES)
@@ -61,7 +61,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     assert running.fetcher._exclusive_run._timeout == 1.0, "the next one begins anew"
 
 
-def test_a_worker_that_drains_puts_no_exclusive_run_off(worker, eventually, monkeypatch, gate):
+def test_a_draining_worker_does_not_postpone_an_exclusive_run(worker, eventually, monkeypatch, gate):
     """It would end without it."""
     monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 0.05)
     running_tasks.wait_for_note.enqueue("go on")
@@ -79,7 +79,7 @@ def test_a_worker_that_drains_puts_no_exclusive_run_off(worker, eventually, monk
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
 
-def test_a_worker_that_ends_gives_back_what_waits_to_be_alone(worker, eventually, gate):
+def test_a_worker_that_ends_gives_back_a_task_that_waits_for_its_exclusive_run(worker, eventually, gate):
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=2, grace=60)
     eventually(lambda: Effect.objects.filter(name="waits").exists())

@@ -41,7 +41,7 @@ def looks_of(running, monkeypatch):
     return looks
 
 
-def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch, finished):
+def test_a_task_taken_by_the_worker_woken_first_causes_no_other_poll(two, monkeypatch, finished):
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=4)
     looks = looks_of(other, monkeypatch)
@@ -50,7 +50,7 @@ def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch,
     assert not looks
 
 
-def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finished, eventually):
+def test_a_worker_woken_first_without_a_free_thread_wakes_the_others(two, monkeypatch, finished, eventually):
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     first, other = two(threads=1)
     running_tasks.wait_for_note.enqueue("the end")
@@ -63,7 +63,7 @@ def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finishe
     eventually(Worker.objects.filter(pk=first.identity.id, is_sleeping=True).exists)
 
 
-def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypatch, eventually):
+def test_more_tasks_than_free_threads_of_the_worker_woken_first_wake_the_others(two, monkeypatch, eventually):
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=1)
     running_tasks.wait_for_note.enqueue("the end")
@@ -72,7 +72,7 @@ def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypat
     running_tasks.note("the end")
 
 
-def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monkeypatch, finished):
+def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two, monkeypatch, finished):
     """Its function is in newer code than theirs, or its backend is not theirs."""
     monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
     first, other = two(threads=1)

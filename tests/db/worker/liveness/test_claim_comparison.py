@@ -39,11 +39,11 @@ def again(comparison):
     return comparison.is_due
 
 
-def test_an_idle_worker_compares_nothing(comparison):
+def test_a_worker_without_claims_compares_no_claims(comparison):
     assert not comparison.is_due
 
 
-def test_a_worker_with_claims_compares_once_a_limit(comparison, in_flight, claim):
+def test_a_worker_with_claims_compares_them_once_each_heartbeat_limit(comparison, in_flight, claim):
     tasks.nothing.enqueue()
     in_flight.add(claim(worker=comparison.worker))
     assert comparison.is_due
@@ -56,7 +56,7 @@ def test_a_worker_with_claims_compares_once_a_limit(comparison, in_flight, claim
     assert not again(comparison)
 
 
-def test_a_worker_compares_after_the_last_claim_has_ended(comparison, in_flight, claim):
+def test_a_worker_compares_its_claims_once_after_the_last_one_has_ended(comparison, in_flight, claim):
     tasks.nothing.enqueue()
     in_flight.add(claim(worker=comparison.worker))
     in_flight.claims.clear()
@@ -64,7 +64,7 @@ def test_a_worker_compares_after_the_last_claim_has_ended(comparison, in_flight,
     assert not again(comparison)
 
 
-def test_a_claim_whose_answer_was_lost_is_given_back_in_the_end(comparison, in_flight, claim):
+def test_a_claim_whose_answer_was_lost_is_given_back_by_a_later_comparison(comparison, in_flight, claim):
     """Its date is younger than the limit at the first comparison, so there has to be a later one."""
     in_flight.note_lost_answer()
     tasks.nothing.enqueue()
@@ -80,7 +80,7 @@ def test_a_claim_whose_answer_was_lost_is_given_back_in_the_end(comparison, in_f
     assert not comparison.is_due
 
 
-def test_nothing_is_compared_while_a_claim_is_being_made(comparison, in_flight):
+def test_claims_are_not_compared_while_a_claim_is_in_flight(comparison, in_flight):
     in_flight.note_lost_answer()
     in_flight.is_claiming = True
     assert not comparison.is_due

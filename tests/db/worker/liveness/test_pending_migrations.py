@@ -49,7 +49,7 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     eventually(lambda: not running.upkeep._failing, why="the upkeep does not work again")
 
 
-def test_nothing_is_pending_here():
+def test_no_migration_is_pending_in_the_database_of_the_tests():
     assert pending_migrations("default") == []
 
 
@@ -68,7 +68,7 @@ def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_mi
         connections["default"].set_autocommit(True)
 
 
-def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
+def test_tables_made_without_migrations_have_no_pending_migrations():
     """As tests without migrations have them. And where nothing is recorded and nothing is there, all is pending."""
     with override_settings(MIGRATION_MODULES={"django_pglock": None}):
         assert pending_migrations("default") == []

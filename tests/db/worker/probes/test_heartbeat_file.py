@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
     assert list(tmp_path.iterdir()) == [], "the check makes nothing: no beat has been written"
 
 
-def test_a_later_failure_is_said_once_and_never_stops_the_beat(worker, eventually, tmp_path, caplog):
+def test_a_heartbeat_file_that_cannot_be_written_later_is_logged_once(worker, eventually, tmp_path, caplog):
     path = tmp_path / "folder" / "alive"
     path.parent.mkdir()
     running = worker(heartbeat_file=str(path))

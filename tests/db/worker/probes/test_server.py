@@ -98,7 +98,7 @@ def test_nothing_listens_unless_a_port_is_asked_for(worker):
     assert worker().probes.server is None
 
 
-def test_a_port_that_is_taken_is_said_at_the_start(worker):
+def test_a_worker_refuses_to_start_if_its_probe_port_is_taken(worker):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot be answered at 127.0.0.1 port {port}"):

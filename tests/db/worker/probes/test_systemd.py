@@ -126,7 +126,7 @@ def test_a_missing_socket_is_logged_once_and_the_worker_continues(worker, monkey
         ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": "1"}, None),
     ],
 )
-def test_the_watchdog_is_fed_by_whom_it_watches(monkeypatch, environment, limit):
+def test_the_watchdog_limit_of_systemd_is_used_only_by_the_watched_process(monkeypatch, environment, limit):
     for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

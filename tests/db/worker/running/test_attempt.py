@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("value", [None, 0, "text", [1, {"a": None}], {"ä": 1.5}])
-def test_what_a_function_returns_comes_back(worker, finished, value):
+def test_the_return_value_of_a_function_is_in_its_result(worker, finished, value):
     worker()
     result = finished(tasks.echo.enqueue(value))
     assert result.return_value == value
@@ -74,7 +74,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
         (tasks.raise_ring_in_coroutine, "builtins.KeyError"),
     ],
 )
-def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, caplog, task, path):
+def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog, task, path):
     """Peers crash on a NUL in a message and leave the task running forever."""
     # Django's own log has the exception as it is, and pytest cannot send each character from process to process.
     caplog.set_level(logging.CRITICAL, logger=BaseTaskBackend.__module__.partition(".backends")[0])

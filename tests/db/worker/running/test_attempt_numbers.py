@@ -27,7 +27,7 @@ def settle_one(claim, outcome):
 
 
 @pytest.mark.parametrize("outcome", [GivenBack(), Snoozed(0.0), Snoozed(60.0), Abandoned(60.0)])
-def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
+def test_a_claim_given_back_unused_is_not_shown_as_an_attempt(claim, outcome):
     result = tasks.nothing.enqueue()
     [unused] = claim()
     settle_one(unused, outcome)
@@ -69,7 +69,7 @@ def test_failures_and_rescues_are_numbered_without_gaps(claim):
     ]
 
 
-def test_commands_and_the_admin_show_this_number(claim, admin_client, capsys):
+def test_commands_and_the_admin_show_the_number_of_attempts_without_unused_claims(claim, admin_client, capsys):
     tasks.nothing.enqueue()
     for outcome in (GivenBack(), Succeeded()):
         settle_one(*claim(), outcome)

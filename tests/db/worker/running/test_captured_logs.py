@@ -176,7 +176,7 @@ def test_a_record_that_cannot_be_formatted_or_stored_raises_nothing():
     ]
 
 
-def test_a_timeout_that_strikes_while_a_record_is_kept_is_not_lost():
+def test_a_timeout_raised_while_a_log_record_is_captured_is_not_lost():
     class Late:
         def __str__(self):
             raise TaskTimeout

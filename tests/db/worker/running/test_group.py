@@ -29,7 +29,7 @@ def done(count):
     return Task.objects.filter(status="SUCCESSFUL").count() == count
 
 
-def test_all_that_wait_are_run_by_one_call(worker, eventually):
+def test_all_waiting_tasks_of_a_group_are_run_by_one_call(worker, eventually):
     results = [keyed.digest.enqueue(user=1, text=number) for number in range(50)]
     results += [keyed.digest.enqueue(user=2, text="other")]
     worker(threads=4)
@@ -41,7 +41,7 @@ def test_all_that_wait_are_run_by_one_call(worker, eventually):
     assert results[7].return_value == 50
 
 
-def test_no_more_than_the_limit_and_only_after_the_time_to_gather(worker, eventually):
+def test_a_group_runs_up_to_its_limit_and_after_its_gather_time(worker, eventually):
     worker(threads=4)
     # In one statement, so that all are due at once: tasks whose promotion is still running are not waited for.
     enqueue_many(keyed.gather, [{"user": 1, "text": number} for number in range(7)])
@@ -60,7 +60,7 @@ def test_two_workers_never_run_one_group_at_the_same_time(worker, eventually):
     assert set(Effect.objects.values_list("name", flat=True)) == {"beside 0"}
 
 
-def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
+def test_a_failed_group_call_fails_and_retries_each_member(worker, eventually):
     results = [keyed.fail_together.enqueue(user=1) for _ in range(3)]
     keyed.fail_together.using(max_attempts=1).enqueue(user=1)
     worker()
@@ -157,7 +157,7 @@ def test_a_worker_that_lost_the_claim_of_the_first_takes_no_members(is_lost):
     assert len(claim_group("default", leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
 
 
-def test_between_two_messages_nothing_is_held(claim):
+def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
     """Who is frozen there would keep it from everybody until the server ends the session."""
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
@@ -223,7 +223,7 @@ def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks
     assert running() == 3
 
 
-def test_a_claim_of_others_whose_answer_is_lost_may_still_be_committed(group_under_way, monkeypatch):
+def test_a_lost_answer_to_the_claim_of_group_members_causes_a_comparison(group_under_way, monkeypatch):
     under_test, claim_others = group_under_way
 
     def cut_off(*_, **__):

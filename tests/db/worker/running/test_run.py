@@ -20,7 +20,7 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_atomic_effects_and_completion_are_one(worker, finished):
+def test_effects_of_an_atomic_task_are_committed_only_with_its_success(worker, finished):
     worker()
     assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
     assert finished(tasks.write_and_fail.enqueue("never")).status == TaskResultStatus.FAILED

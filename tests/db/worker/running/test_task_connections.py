@@ -28,7 +28,7 @@ def is_over():
 
 
 @pytest.mark.parametrize("what", [what for what in tasks.LEAVE if "another" not in what])
-def test_the_next_task_has_a_connection_at_rest(worker, eventually, caplog, what):
+def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventually, caplog, what):
     """A BEGIN that Django does not know of made later tasks successful, and lost what they wrote without a word."""
     worker(threads=1)
     tasks.write_to.enqueue("default")
@@ -40,7 +40,7 @@ def test_the_next_task_has_a_connection_at_rest(worker, eventually, caplog, what
     assert ("has left a transaction open" in caplog.text) == (what != "a closed connection")
 
 
-def test_a_connection_at_rest_is_kept(worker, eventually):
+def test_a_connection_without_a_transaction_is_reused_by_the_next_task(worker, eventually):
     worker(threads=1)
     for _ in range(3):
         tasks.tell_backend.enqueue()

@@ -147,7 +147,7 @@ def test_a_deep_stack_is_cut_at_its_outer_end():
     assert len(text) <= MOST_CHARACTERS
 
 
-def test_there_may_be_no_frame():
+def test_the_stack_of_a_missing_frame_is_empty():
     async def ended(): ...
 
     coroutine = ended()

@@ -38,7 +38,7 @@ def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventua
     assert issubclass(result.errors[0].exception_class, TimeoutError)
 
 
-def test_a_coroutine_is_cancelled(worker, eventually):
+def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
     worker()
     result = running.wait_too_long_once.enqueue()
     row = ends(result, eventually)
@@ -48,7 +48,7 @@ def test_a_coroutine_is_cancelled(worker, eventually):
     assert "timeout of 1 s" in attempt.traceback
 
 
-def test_an_atomic_task_rolls_back(worker, eventually):
+def test_the_timeout_of_an_atomic_task_rolls_back(worker, eventually):
     worker()
     row = ends(running.write_too_long.enqueue(), eventually)
     assert row.status == "FAILED"
@@ -115,7 +115,7 @@ def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventua
     assert Attempt.objects.get().exception_path == TIMEOUT
 
 
-def test_one_call_may_have_its_own(worker, eventually):
+def test_a_single_call_may_have_its_own_timeout(worker, eventually):
     worker()
     patient = running.sleep_in_c.using(timeout=300).enqueue(0.3)
     hasty = running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER)
@@ -127,7 +127,7 @@ def test_one_call_may_have_its_own(worker, eventually):
             running.keep_busy.using(timeout=impossible)
 
 
-def test_many_that_end_right_at_their_deadline(worker, eventually):
+def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually):
     """Each has one end, the threads survive, and what runs in them afterwards is not struck."""
     process = worker(threads=4)
     results = [running.end_at_deadline.enqueue(number) for number in range(200)]
@@ -143,7 +143,7 @@ def test_many_that_end_right_at_their_deadline(worker, eventually):
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(200))
 
 
-def test_the_sessions_of_a_thread_that_was_struck_are_new(worker, eventually):
+def test_a_timeout_replaces_the_sessions_of_the_thread(worker, eventually):
     """It may have been in the middle of a statement."""
     worker(threads=1)
     before = ends(tasks.connection_pid.enqueue(), eventually).result
@@ -152,7 +152,7 @@ def test_the_sessions_of_a_thread_that_was_struck_are_new(worker, eventually):
     assert ends(tasks.connection_pid.enqueue(), eventually).result != before
 
 
-def test_a_task_in_time_is_none_of_the_watchdogs_business(worker, eventually):
+def test_a_task_that_ends_before_its_timeout_succeeds(worker, eventually):
     process = worker()
     result = running.keep_busy.using(timeout=300).enqueue(0.01)
     assert ends(result, eventually).status == "SUCCESSFUL"

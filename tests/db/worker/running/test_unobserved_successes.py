@@ -47,14 +47,14 @@ def test_a_success_without_receivers_makes_no_result(made, worker, eventually):
     assert made == []
 
 
-def test_a_failure_is_always_told(made, worker, eventually, caplog):
+def test_a_failure_always_makes_a_result_and_a_log_record(made, worker, eventually, caplog):
     run(worker, eventually, tasks.fail.enqueue())
     assert len(made) == 1
     eventually(lambda: "failed" in caplog.text)
 
 
 @pytest.mark.parametrize("signal", [task_started, task_finished])
-def test_a_receiver_is_told(made, worker, eventually, signal):
+def test_a_signal_receiver_gets_the_result_of_a_success(made, worker, eventually, signal):
     heard = []
     signal.connect(receiver := lambda sender, task_result, **kwargs: heard.append(task_result))
     try:

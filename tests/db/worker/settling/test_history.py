@@ -156,7 +156,7 @@ def ended(**changes):
 
 
 @pytest.mark.parametrize("number", [1, 7, 15, 16, 17, 23, 999, 1500])
-def test_some_times_stand_for_all_of_a_large_batch(number):
+def test_the_histograms_of_a_large_batch_count_each_attempt_once(number):
     """Each attempt counts once, also in the histograms."""
     counted = History("default")
     counted.count([ended() for _ in range(number)])

@@ -65,7 +65,7 @@ def test_a_success_is_one_line_at_debug(ended, lines):
     ]
 
 
-def test_a_success_costs_nothing_where_debug_is_not_heard(ended, caplog):
+def test_a_success_makes_no_log_record_if_debug_is_disabled(ended, caplog):
     result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
     assert not [each for each in caplog.records if getattr(each, "task_id", None) == int(result.id)]
 
@@ -91,7 +91,7 @@ def test_each_attempt_that_fails_has_its_line(ended, lines):
     assert re.search(r"attempt 2 of 2 failed after T s: LookupError: there is no order 7\.$", failed)
 
 
-def test_the_other_ends_have_one_line_each(ended, lines):
+def test_snooze_and_cancel_have_one_log_line_each(ended, lines):
     snoozed = ended(tasks.say.enqueue("snooze"), "SUCCESSFUL")
     assert [level for level, _ in lines(snoozed)] == ["INFO", "DEBUG"]
     assert "asked after T s to be run again in" in lines(snoozed)[0][1]
@@ -100,7 +100,7 @@ def test_the_other_ends_have_one_line_each(ended, lines):
     assert (level, "was cancelled after T s: Cancel: " in text) == ("INFO", True)
 
 
-def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
+def test_a_claim_that_is_given_back_or_lost_has_one_log_line(claim, caplog):
     caplog.set_level(logging.DEBUG, logger="django_pglock.worker")
     tasks.nothing.enqueue()
     [given] = claim()
