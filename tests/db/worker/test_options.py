@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
         ({"heartbeat_file": ""}, "heartbeat file is empty"),
     ],
 )
-def test_what_the_command_refuses_is_refused_in_python(options, text):
+def test_a_worker_in_python_refuses_the_options_that_the_command_refuses(options, text):
     """Without threads, or a database, it would never end what it was to drain."""
     with pytest.raises(ConfigurationError, match=text):
         Process(drain=True, **options)

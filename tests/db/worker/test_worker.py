@@ -67,7 +67,7 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
 
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_it_ends_when_one_of_its_parts_has(monkeypatch):
+def test_a_worker_ends_when_one_of_its_services_has_ended(monkeypatch):
     """It would beat and claim on, and nothing would come of that."""
 
     tasks.nothing.enqueue()
@@ -79,7 +79,7 @@ def test_it_ends_when_one_of_its_parts_has(monkeypatch):
     assert not Worker.objects.exists()
 
 
-def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
+def test_a_signal_during_the_shutdown_of_a_worker_counts_as_the_first(worker):
     """It lets running tasks finish; only the next one hurries."""
     process = worker()
     process.retire()

@@ -112,14 +112,14 @@ def test_a_claim_that_is_given_back_or_lost_has_one_log_line(claim, caplog):
     ]
 
 
-def test_a_row_that_cannot_begin_has_one_line(ended, lines):
+def test_a_task_that_cannot_begin_has_one_log_line(ended, lines):
     row = Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.echo", args={"a": 1})
     [(level, text)] = lines(ended(row, "FAILED"))
     assert (level, "failed: TypeError: Task" in text) == ("ERROR", True)
 
 
 @pytest.mark.parametrize("text", ["a\nb: forged", "a\rb", "a\x1b[2Kb", "x" * 1000, "\udcff"])
-def test_no_message_makes_a_line_of_its_own(text):
+def test_the_message_of_a_failure_is_one_printable_line(text):
     message = Failure.of(ValueError(text)).message
     assert message.startswith("ValueError: ")
     assert message.isprintable()
@@ -161,7 +161,7 @@ def heard():
 
 
 @pytest.mark.parametrize("function", [sample.fail_deep, sample.fail_in_coroutine], ids=lambda each: each.name)
-def test_a_failure_is_told_where_its_exception_is_handled(ended, heard, eventually, caplog, function):
+def test_task_finished_of_a_failure_is_sent_while_its_exception_is_handled(ended, heard, eventually, caplog, function):
     """Django's own log of tasks takes its traceback from there."""
     ended(function.enqueue(7), "FAILED")
     [(status, error)] = heard
@@ -171,12 +171,12 @@ def test_a_failure_is_told_where_its_exception_is_handled(ended, heard, eventual
     assert [each.name for each in traceback.extract_tb(record.exc_info[2])] == [function.name, "look_up"]
 
 
-def test_a_success_is_told_where_none_is(ended, heard):
+def test_task_finished_of_a_success_is_sent_while_no_exception_is_handled(ended, heard):
     ended(tasks.echo.enqueue(5), "SUCCESSFUL")
     assert heard == [("SUCCESSFUL", None)]
 
 
-def test_a_task_that_is_cancelled_before_its_retry_is_told_with_that(ended, heard, eventually):
+def test_task_finished_of_a_cancelled_running_task_has_task_cancelled_as_error(ended, heard, eventually):
     result = running_tasks.ask.enqueue()
     eventually(lambda: Task.objects.filter(pk=result.id, status="RUNNING").exists())
     assert Task.objects.filter(pk=result.id).cancel() == 1
@@ -205,7 +205,7 @@ def test_a_receiver_that_raises_is_logged(ended, caplog):
 # What the exception holds
 
 
-def test_the_variables_of_an_exception_are_let_go_at_once():
+def test_the_variables_of_an_exception_are_released_after_the_report():
     class Resource:
         alive = True
 

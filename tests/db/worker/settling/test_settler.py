@@ -105,7 +105,7 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
     assert Task.objects.get().status == "RUNNING"
 
 
-def test_an_outcome_that_is_refused_takes_no_success_along(in_flight, eventually):
+def test_an_outcome_that_the_database_refuses_does_not_lose_a_success(in_flight, eventually):
     """What was settled before it, by the other statement of the same batch, is not lost."""
     running, claims = in_flight(2)
     for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):

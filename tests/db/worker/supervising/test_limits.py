@@ -15,7 +15,7 @@ from tests.sample.models import Effect
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
-def test_it_ends_after_so_many_tasks():
+def test_a_worker_ends_after_max_tasks():
     for number in range(10):
         tasks.record.enqueue("counted", number)
     run_to_its_end(max_tasks=3)
@@ -38,7 +38,7 @@ def test_a_worker_asks_for_a_replacement_as_soon_as_it_has_claimed_its_last_task
 
 
 @pytest.mark.parametrize("limit", [{"max_time": 0.5}, {"max_memory": 1}])
-def test_it_ends_at_a_limit(limit, caplog):
+def test_a_worker_ends_at_max_time_or_max_memory(limit, caplog):
     tasks.record.enqueue("one task, at least, before memory is looked at")
     with caplog.at_level("INFO", logger="django_pglock"):
         run_to_its_end(**limit)

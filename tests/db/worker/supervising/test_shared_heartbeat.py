@@ -98,7 +98,7 @@ def batches(monkeypatch):
     return found
 
 
-def test_one_statement_beats_for_all(supervised, batches, eventually):
+def test_one_statement_writes_the_heartbeats_of_all_processes_of_a_supervisor(supervised, batches, eventually):
     ids = {supervised().identity.id for _ in range(3)}
     eventually(lambda: batches and batches[-1] == ids, why="they never beat together")
     at = WorkerRow.objects.values_list("heartbeat_at", flat=True)
@@ -264,7 +264,7 @@ def next_message(lines, eventually):
     return eventually(lines.receive)[0]
 
 
-def test_a_request_that_was_read_late_is_no_sign_of_life(end, eventually):
+def test_a_heartbeat_request_that_is_read_late_writes_no_heartbeat(end, eventually):
     """The supervisor was stopped, and the process may have been, too."""
     lines = JsonLines(end)
     lines.send(request(asked_at=time.monotonic() - 2 * DJANGO_PGLOCK["HEARTBEAT_INTERVAL"]))
@@ -373,7 +373,7 @@ def test_a_failed_beat_is_answered_at_once(end, eventually, monkeypatch):
     assert next_message(lines, eventually) == {"can_beat": False}
 
 
-def test_behind_a_pooler_it_beats_without_lock_and_notifications(eventually):
+def test_a_supervisor_behind_a_pooler_beats_without_lock_and_notifications(eventually):
     service = SharedHeartbeat("default", is_pooled=True)
     service.start()
     try:

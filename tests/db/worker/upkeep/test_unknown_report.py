@@ -59,7 +59,7 @@ def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "no running worker has imported" in each.getMessage()]
 
 
-def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
+def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
     worker, deploy, always_look, eventually, caplog, monkeypatch
 ):
     looks = []
@@ -107,7 +107,7 @@ def test_a_function_that_only_dead_workers_knew_is_unknown():
     assert [each.task_path for each in Task.objects.all().unknown()] == ["shop.gone"]
 
 
-def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
+def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):
     report = unknown.UnknownReport("default", beat_of("shop.known"))
     rows = wait_for_somebody()
     wait_for_somebody(2, "shop.other", queue="mail")
@@ -123,7 +123,7 @@ def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
-def test_of_all_workers_the_oldest_reports(always_look, caplog):
+def test_only_the_oldest_worker_reports_unknown_functions(always_look, caplog):
     first, second = beat_of(), beat_of()
     wait_for_somebody()
     unknown.UnknownReport("default", second).run_if_due()

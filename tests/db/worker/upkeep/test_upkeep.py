@@ -51,7 +51,7 @@ def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     eventually(lambda: Task.objects.filter(pk=orphan.pk, status="SUCCESSFUL").exists(), why="nobody has rescued it")
 
 
-def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch):
+def test_a_worker_without_upkeep_duty_rarely_counts_the_queues(older_workers, monkeypatch):
     asked = []
     monkeypatch.setattr(queue_counts, "keep_counts", asked.append)
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
@@ -66,7 +66,7 @@ def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch)
     assert asked == ["default"]
 
 
-def test_rounds_off_duty_are_rare_and_spread(older_workers):
+def test_upkeep_rounds_of_workers_without_duty_are_rare_and_spread(older_workers):
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     often = service._between_rounds
     service.set_older_workers(UPKEEP_WORKERS)
@@ -102,7 +102,7 @@ def test_the_oldest_worker_repeats_notifications_that_were_lost(older_workers, e
     assert heard == expected
 
 
-def test_a_worker_keeps_the_schedules(worker, eventually):
+def test_a_worker_enqueues_each_tick_of_a_schedule_once(worker, eventually):
     decorate(scheduled.nightly, every=0.2)
     worker()
     eventually(lambda: Effect.objects.filter(name="nightly").count() >= 4)
