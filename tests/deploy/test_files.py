@@ -95,7 +95,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("check", "name", "right", "wrong"), CHECKS)
-def test_its_tool_takes_the_file_and_refuses_a_mistake(tmp_path, check, name, right, wrong):
+def test_the_tool_of_a_deploy_file_accepts_it_and_refuses_a_mistake(tmp_path, check, name, right, wrong):
     for file in DEPLOY.iterdir():
         shutil.copy(file, tmp_path)
     copy = tmp_path / name

@@ -16,12 +16,12 @@ NAMED = sorted(set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", PAGE.read_t
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_that_is_named_is_there(name):
+def test_every_file_named_in_the_architecture_page_exists(name):
     places = [ROOT / "django_pglock" / name, ROOT / name]
     assert any(place.exists() for place in places), f"{name} is named in {PAGE.name} and is not there"
 
 
-def test_files_are_named():
+def test_the_architecture_page_names_files():
     assert len(NAMED) > 20
 
 

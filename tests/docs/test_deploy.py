@@ -57,7 +57,7 @@ def test_a_platform_waits_longer_than_the_grace(starting):
     assert unit.grace + 30 < int(re.findall(PATIENCE["lockworker.service"], FILES["lockworker.service"])[0])
 
 
-def test_probes_are_asked_where_they_are_answered(starting):
+def test_deploy_files_use_the_probe_ports_of_the_worker(starting):
     ports = {each.probe_port for name in starting if name != "Procfile" for each in starting[name]}
     assert len(ports) == 1
     first = ports.pop()
@@ -91,7 +91,7 @@ def test_a_worker_has_every_metric_and_path_that_is_named(worker, eventually):
         assert ask(path)[0] in (200, 503)
 
 
-def test_every_file_stands_in_a_page():
+def test_every_deploy_file_is_named_in_a_page():
     shown = set(re.findall(r"literalinclude\} \.\./\.\./deploy/(.+)", SHOWN))
     assert shown | {"grafana-dashboard.json"} == set(FILES)
     assert "`deploy/grafana-dashboard.json`" in SHOWN
@@ -104,7 +104,7 @@ def test_every_alert_has_a_section_that_says_what_to_do():
     assert re.findall(r"^### (\w+)$", runbook, re.MULTILINE) == alerts
 
 
-def test_there_is_one_unit():
+def test_no_page_contains_a_systemd_unit():
     """A second one would drift from the first."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     assert not [page for page in pages if "ExecStart=" in page.read_text()]

@@ -24,7 +24,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [code for language, code in BLOCK.findall(page.read_text()) if language in languages]
 
 
-def test_there_is_something_to_run():
+def test_the_pages_have_python_and_console_blocks():
     assert sum(len(blocks(page, "python")) for page in PAGES) >= 8
     assert sum(len(blocks(page, "console", "sh")) for page in PAGES) >= 5
 

@@ -61,7 +61,7 @@ def test_a_planted_phrase_is_found_in_its_line(name, text, english, tmp_path, ca
 
 
 @pytest.mark.parametrize(("name", "text"), CODE.values(), ids=CODE)
-def test_code_is_no_english(name, text, english, tmp_path, capsys):
+def test_the_english_checker_ignores_code(name, text, english, tmp_path, capsys):
     path = tmp_path / name
     path.write_text(text)
     assert english.main([path]) == 0, capsys.readouterr().out

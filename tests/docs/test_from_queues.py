@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "from_queues.md").read_text()
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("own_registry")
-def test_the_project_does_the_same_with_each(monkeypatch):
+def test_the_celery_page_shows_tasks_with_the_same_effect(monkeypatch):
     module = types.ModuleType("shop_of_the_documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):

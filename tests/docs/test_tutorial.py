@@ -40,7 +40,7 @@ ROW = "send_receipt #"
 COMMANDS = "".join(re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()
 
 
-def test_it_is_short():
+def test_the_tutorial_is_short():
     typed = [
         line for _, code in FILES for line in code.splitlines() if line and not line.startswith(("from", "import"))
     ]

@@ -313,7 +313,7 @@ def test_a_span_processor_that_raises_harms_no_task_and_no_caller(queue, drain, 
     assert [each.message for each in caplog.records if each.name == "django_pglock.tasks"]
 
 
-def test_uninstrumented_nothing_is_observed_or_stored(drain):
+def test_without_the_instrumentor_no_spans_and_headers_are_made(drain):
     PGLockInstrumentor().uninstrument()
     try:
         result = nothing.enqueue()

@@ -136,7 +136,7 @@ def test_a_task_has_a_context_of_its_own(account, drain):
 @pytest.mark.parametrize(
     "statement", ["VACUUM tracked_account", "CREATE INDEX CONCURRENTLY ON tracked_account (balance)", "SELECT 7"]
 )
-def test_statements_that_pghistory_leaves_alone_it_leaves_alone_under_a_lock(order, statement):
+def test_statements_that_pghistory_ignores_are_ignored_under_a_lock(order, statement):
     """The first two fail when another statement stands before them in the same message."""
     with ExitStack() as blocks:
         for kind in order.split():

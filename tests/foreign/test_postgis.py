@@ -17,7 +17,7 @@ from tests.foreign.places.models import Shop
 from tests.foreign.places.tasks import count_near, open_shop
 
 
-def test_it_is_the_extension():
+def test_postgis_is_installed_as_an_extension():
     with connection.cursor() as cursor:
         cursor.execute("SELECT extname FROM pg_extension WHERE extname = 'postgis'")
         assert cursor.fetchone() == ("postgis",)

@@ -108,7 +108,7 @@ def test_requests():
     assert callers() == ["dora", "emil", "dora"]
 
 
-def test_a_worker_acts_as_nobody_until_a_function_says_for_whom(drain):
+def test_a_worker_has_no_row_security_user_until_a_function_sets_one(drain):
     with acting_as("anna"):
         results = [write_for.enqueue(user, "a letter") for user in ("anna", "ben")]
     drain()

@@ -88,7 +88,7 @@ def test_a_call_has_a_span_of_the_queue():
     assert [span["description"] for span in published] == ["tests.foreign.sample.tasks.nothing"] * 2
 
 
-def test_a_request_shows_them():
+def test_a_request_has_the_spans_of_its_locks_and_calls():
     # The integration begins a transaction in WSGIHandler, which Django's test client leaves out.
     response = WSGIHandler()(RequestFactory().get("/post/").environ, lambda status, headers: None)
     assert b"".join(response) == b"posted"

@@ -108,7 +108,7 @@ def test_after_a_rollback_the_next_call_is_written_into_its_own_schema():
     assert counts() == {"alpha": 2, "beta": 1, "public": 0}
 
 
-def test_a_lock_first_leaves_the_schema_to_the_tenant():
+def test_a_first_lock_does_not_prevent_the_switch_to_the_schema_of_the_tenant():
     with schema_context("alpha"):
         Letter.objects.exists()
     with schema_context("beta"), lock("report"):

@@ -181,7 +181,7 @@ FAULTS = [
     [pytest.param(fault.world, fault, id=fault.without.__name__) for fault in FAULTS],
     indirect=["company"],
 )
-def test_a_fault_is_found(company, fault, monkeypatch):
+def test_an_interleaving_test_fails_for_each_planted_fault(company, fault, monkeypatch):
     """The same case passes with the rule."""
     company.play(fault.case)
     fault.without(monkeypatch)

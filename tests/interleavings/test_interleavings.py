@@ -44,7 +44,7 @@ def failures(company: Company, cases: Iterator[Case]) -> list[str]:
 
 
 @in_world
-def test_no_interleaving_breaks_a_law(company):
+def test_no_interleaving_of_the_verbs_violates_an_invariant(company):
     """None has what another has, nobody waits in vain, nobody deadlocks, and who sleeps is woken."""
     turns = company.rehearse_all()
     name = company.world.name
@@ -134,7 +134,7 @@ NO_VERB = {
 }
 
 
-def test_the_short_form_plays_every_pair_in_a_world():
+def test_the_short_form_tests_every_pair_of_verbs_in_some_world():
     for first, second in combinations_with_replacement(VERBS.values(), 2):
         worlds = first.worlds & second.worlds
         assert not worlds or any(is_worlds_turn(world, first.name, second.name) for world in worlds)

@@ -211,7 +211,7 @@ FORGED_LEASES = {
         ("leases", POSSIBLE_LEASES, FORGED_LEASES),
     ],
 )
-def test_a_forged_history_is_refused(model, possible, forged):
+def test_a_forged_history_of_workers_is_no_run_of_the_model(model, possible, forged):
     histories = {**possible, **forged}
     found = are_runs(model, list(histories.values()))
     assert {name for name, is_one in zip(histories, found, strict=True) if is_one} == set(possible)

@@ -104,7 +104,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_model_that_says_nothing_of_a_fault_is_not_taken_for_proof():
+def test_the_model_checker_reports_a_violation_only_for_the_property_that_it_breaks():
     """The checker of this folder reads what SPIN writes."""
     model = Model("fence")
     [fault] = [each for each in model.faults if each.name == "NO_RESCUE"]

@@ -103,7 +103,7 @@ FORGED = {
 }
 
 
-def test_a_forged_history_of_sleep_is_refused():
+def test_a_forged_history_of_sleep_is_no_run_of_the_model():
     histories = {**POSSIBLE, **FORGED}
     found = are_runs(*map(of, histories.values()))
     assert {name for name, is_one in zip(histories, found, strict=True) if is_one} == set(POSSIBLE)

@@ -85,7 +85,7 @@ VALUES (1, 'SUCCESSFUL', 'default', 0, 'shop.tasks.send', '[]', '{}', 'default',
 """
 
 
-def test_the_tables_in_postgresql_come_and_go(project):
+def test_the_tables_are_created_and_dropped_in_postgresql(project):
     made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
     _, changes, forwards, backwards, _ = made.manage_each(
         "migrate -v0",
@@ -207,7 +207,7 @@ def test_a_router_keeps_our_tables_on_one_database(project):
     assert other.tables() == set()
 
 
-def test_a_router_may_part_locks_and_tasks(project):
+def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
     """The view names workers where their table is, and does without where it is not."""
     other = project()
     made = project(

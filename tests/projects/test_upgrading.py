@@ -46,7 +46,7 @@ RETURNING id
 """
 
 
-def test_old_code_works_on_new_tables_and_when_they_have_gone_again(project, worker_process, eventually):
+def test_old_code_works_during_new_migrations_and_after_their_reversal(project, worker_process, eventually):
     old = project(settings=SETTINGS, shop__tasks=TASKS)
     files = {"shop__tasks": TASKS, "later__0001_initial": FIRST, "later__0002_columns": SECOND}
     new = project(settings=SETTINGS + LATER % old.database, later__0003_index=THIRD, **files)

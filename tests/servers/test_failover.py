@@ -82,7 +82,7 @@ def claims(alias):
 
 
 @pytest.mark.parametrize("is_moved", [False, True], ids=["unless the sequence is moved", "not after it was moved"])
-def test_ids_of_lost_tasks_come_again(servers, cut_off, is_moved):
+def test_after_a_failover_ids_of_lost_tasks_are_used_again(servers, cut_off, is_moved):
     """The number of attempts is the same, too: an outcome for a lost task ends the task that has its id now."""
     cut_off()
     lost = {enqueue("lost") for _ in range(MANY)}

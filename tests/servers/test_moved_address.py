@@ -40,7 +40,7 @@ def ask(server, sql, *params):
         return answer.fetchall() if answer.description else None
 
 
-def test_nothing_stays_at_a_standby_to_which_the_address_led_for_a_while(servers, eventually):
+def test_no_session_stays_connected_to_a_standby_after_the_address_moves_back(servers, eventually):
     """Neither a service nor a thread; and what failed because its session could only read has not failed."""
     primary, standby = servers
     with Proxy(str(primary.folder)) as proxy:

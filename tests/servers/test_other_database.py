@@ -80,7 +80,7 @@ def test_the_commands_take_the_database_of_the_backend():
 
 
 @pytest.mark.usefixtures("tasks_elsewhere", "router")
-def test_the_admin_shows_them_by_the_router_of_the_documentation(client):
+def test_the_admin_shows_tasks_by_the_router_of_the_documentation(client):
     result = tasks.nothing.enqueue()
     user = User.objects.create_superuser("boss")
     client.force_login(user)
@@ -97,7 +97,7 @@ def test_the_admin_shows_them_by_the_router_of_the_documentation(client):
 
 
 @pytest.mark.usefixtures("own_registry", "tasks_elsewhere", "router")
-def test_what_the_page_shows_enqueues_after_the_commit_and_locks_where_it_says(page, settings, in_threads):
+def test_the_example_of_the_page_enqueues_after_the_commit_in_the_other_database(page, settings, in_threads):
     assert page.TASKS["default"]["OPTIONS"] == settings.TASKS["default"]["OPTIONS"]
     with suppress(ZeroDivisionError), transaction.atomic():
         page.sign_up("nobody")
@@ -115,7 +115,7 @@ def test_what_the_page_shows_enqueues_after_the_commit_and_locks_where_it_says(p
     User.objects.all().delete()
 
 
-def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias, somebody):
+def test_a_lock_without_scope_inside_atomic_of_another_database_is_refused(alias, somebody):
     """It would be freed before that database's COMMIT."""
     second = alias("second")
     with transaction.atomic(using=second):

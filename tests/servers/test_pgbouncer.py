@@ -208,7 +208,7 @@ def a_worker_sleeps():
 
 
 @pytest.mark.usefixtures("shop")
-def test_the_settings_of_the_page_are_enough(worker, eventually):
+def test_the_settings_of_the_pgbouncer_page_work_without_others(worker, eventually):
     """The worker is connected directly, as the page says; tasks enqueued through PgBouncer wake it."""
     assert not [problem for problem in run_checks(databases=["shop"]) if problem.id == "django_pglock.W001"]
     with lock("a") as handle, lock("b"):

@@ -106,7 +106,7 @@ def test_a_second_server_is_added_and_the_order_of_each_key_is_kept(project, ser
     assert numbers_by_customer(project) == {key: [1, 2, 3, 4] for key in range(20)}
 
 
-def test_one_server_that_is_gone_leaves_the_other_at_work(project, monkeypatch, eventually):
+def test_the_loss_of_one_server_does_not_stop_tasks_of_the_other(project, monkeypatch, eventually):
     with PrivatePostgres() as lost:
         monkeypatch.setenv("SOUTH_URL", lost.url)
         manage("migrate", "--verbosity", "0", "--database", "south")

@@ -52,7 +52,7 @@ def is_done():
     return not Task.objects.exclude(status="SUCCESSFUL").exists()
 
 
-def test_no_question_waits_for_the_answer_of_another_database(
+def test_a_query_of_the_session_watch_does_not_wait_for_another_database(
     proxies, quick, hang, worker, eventually, caplog, monkeypatch
 ):
     """The questions to the silent databases wait for their answers longer than this test does."""

@@ -159,7 +159,7 @@ def test_the_failures_of_an_incident_are_listed_by_an_index(admin_client, old_on
 
 
 @pytest.mark.parametrize(("most", "found"), [(10_000, 0), (30_000, 1)])
-def test_a_choice_of_tasks_looks_through_so_many(admin_client, old_ones, monkeypatch, most, found):
+def test_autocomplete_searches_a_limited_number_of_tasks(admin_client, old_ones, monkeypatch, most, found):
     """A form with ``autocomplete_fields`` sends a query for each letter that a user types."""
     monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
     monkeypatch.setattr(task_filters, "MOST_SEARCHED", most)

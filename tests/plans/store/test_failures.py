@@ -68,7 +68,7 @@ def test_groups_are_counted_by_their_index_and_the_count_stops(incident, is_anal
 
 
 @pytest.mark.parametrize("is_analyzed", [True, False])
-def test_of_those_without_a_fingerprint_so_many_are_read(incident, is_analyzed):
+def test_only_a_limited_number_of_failures_without_fingerprint_is_read(incident, is_analyzed):
     if is_analyzed:
         analyze()
     plan = executed(filled(FAILURES_WITHOUT_FINGERPRINT), (500,))

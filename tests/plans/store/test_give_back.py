@@ -13,5 +13,5 @@ def calls(backlog):
     }
 
 
-def test_only_the_tasks_of_the_worker_are_read(plans):
+def test_give_back_reads_only_tasks_of_the_worker(plans):
     plans.check()

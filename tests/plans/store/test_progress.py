@@ -28,7 +28,7 @@ def test_progress_finds_its_rows_by_index(plans):
 
 
 @pytest.mark.django_db
-def test_rows_are_compared_some_at_a_time(new_table):
+def test_progress_is_written_with_few_comparisons_of_rows(new_table):
     """The planner expects a few, and compares each with each."""
     analyze()
     insert("RUNNING", 1000, worker=uuid4())

@@ -18,7 +18,7 @@ def calls(_backlog):
     return {"OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True)}
 
 
-def test_buckets_that_open_are_found_by_the_index_of_dates(plans):
+def test_rates_with_a_due_token_are_found_by_the_index_of_dates(plans):
     plans.check(pages=20)
 
 
@@ -38,7 +38,7 @@ def buckets():
 @pytest.mark.django_db
 @pytest.mark.parametrize("statistics", ["of an empty table", "of now"])
 @pytest.mark.parametrize("after", ["", "key 5"])
-def test_so_many_keys_are_read_and_no_others(buckets, statistics, after):
+def test_deleting_unused_rates_reads_only_a_window_of_keys(buckets, statistics, after):
     """With a million keys, a statement without an index on the dates reads all of them in a quarter of a second."""
     if statistics == "of now":
         with connection.cursor() as cursor:

@@ -14,5 +14,5 @@ def calls(backlog):
     }
 
 
-def test_only_the_tasks_of_the_worker_are_read(plans):
+def test_requests_to_a_worker_read_only_its_own_tasks(plans):
     plans.check()

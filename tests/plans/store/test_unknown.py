@@ -17,12 +17,12 @@ def calls(_backlog):
     return {"UNKNOWN": Call(filled(UNKNOWN), (30.0, None, BATCH, BATCH, None))}
 
 
-def test_nothing_is_read_for_the_unknown_but_ready_tasks(plans):
+def test_the_query_for_unknown_functions_reads_only_ready_tasks(plans):
     plans.check()
 
 
 @pytest.mark.django_db
-def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
+def test_the_query_for_unknown_functions_reads_a_limited_number_of_each_queue(history):
     """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
     sql = filled(UNKNOWN)
     with connection.cursor() as cursor:

@@ -7,7 +7,7 @@ from tests.conftest import NEVER
 from tests.systems.ledger.command import run
 
 
-def test_the_play_holds(fleet):
+def test_the_command_of_the_ledger_finds_no_violation(fleet):
     """In a process of its own, as users run it. The other plays run in the process of their test."""
     process = call(fleet, run)
     assert process.wait(2 * NEVER) == 0, fleet.output()

@@ -121,7 +121,7 @@ def test_a_node_that_stood_still_finishes_no_report_after_the_next_one_has_begun
     assert not Report.objects.exclude(ended_at=None).exists()
 
 
-def test_the_play_ends_well(stage):
+def test_the_sharing_system_has_no_violation_under_load(stage):
     play(stage)
     stage.judge()
     assert "The clocks of two nodes were wrong by an hour" in [finding.claim for finding in stage.findings]
