@@ -46,14 +46,14 @@ def test_runs_without_faults_get_no_verdict():
     assert verdicts([done(), done(2, 2), done(3)], [run(), *rescued, atomic], [Absence(ONE, 4.0)]) == set()
 
 
-def test_lost():
+def test_a_missing_or_never_ended_task_counts_as_lost():
     assert {each.verdict for each in Evidence({1}, [], []).findings()} == {LOST}
     assert verdicts([done()], []) == {LOST}
     assert verdicts([done()], [run(ended=None)]) == {LOST}
 
 
 @pytest.mark.parametrize("status", ["READY", "BLOCKED", "RUNNING", "SCHEDULED"])
-def test_stuck(status):
+def test_an_unfinished_task_counts_as_stuck(status):
     row = TaskRow(1, status, 1)
     assert verdicts([row], []) == {STUCK}
     assert verdicts([row], [], may_wait={1}) == set()
@@ -66,7 +66,7 @@ def test_failed_without_a_fault_of_its_own(status):
     assert verdicts([row], [], may_fail={1}) == set()
 
 
-def test_run_twice_at_once():
+def test_overlapping_runs_of_one_task_are_a_violation():
     first, second = run(ended=None), run(1, 2, OTHER, started=5.0, ended=6.0)
     assert verdicts([done(1, 2)], [first, second]) == {TWICE_AT_ONCE}
     assert verdicts([done(1, 2)], [first, second], [Absence(ONE, 5.5)]) == {TWICE_AT_ONCE}
@@ -81,30 +81,30 @@ def test_a_frozen_worker_runs_on_when_it_is_woken(woken_at, expected):
 
 
 @pytest.mark.parametrize(("started", "expected"), [(0.5, set()), (1.001, set()), (8.5, {KEY_AT_ONCE})])
-def test_what_a_worker_ran_that_was_cut_off_had_ended_by_then(started, expected):
+def test_a_run_on_a_cut_off_worker_counts_as_ended_at_the_cut(started, expected):
     """The news of its begin may have been sent before the cut, and the news of its end comes after it."""
     runs = [run(1, started=started, ended=9.0, key="a"), run(2, worker=OTHER, started=8.8, ended=10.0, key="a")]
     assert verdicts([done(1), done(2)], runs, [Absence(ONE, 1.0, 8.0, is_cut_off=True)]) == expected
 
 
-def test_two_of_one_key_at_once():
+def test_overlapping_runs_of_one_lock_key_are_a_violation():
     runs = [run(1, key="a"), run(2, worker=OTHER, started=0.5, ended=2.0, key="a"), run(3, key="b")]
     assert verdicts([done(1), done(2), done(3)], runs) == {KEY_AT_ONCE}
     assert verdicts([done(1), done(2), done(3)], runs, [Absence(ONE, 0.2)]) == set()
 
 
-def test_effect_not_exactly_once():
+def test_a_double_effect_or_an_effect_of_a_failed_task_is_a_violation():
     once, again = run(is_atomic=True), run(1, 2, OTHER, started=5.0, ended=6.0, is_atomic=True)
     assert verdicts([done(1, 2)], [once, again]) == {EFFECT_TWICE}
     assert verdicts([TaskRow(1, "FAILED", 1)], [once], may_fail={1}) == {EFFECT_TWICE}
 
 
-def test_outcome_of_a_zombie():
+def test_a_result_of_a_replaced_run_is_a_violation():
     runs = [run(), run(1, 2, OTHER, started=5.0, ended=6.0)]
     assert verdicts([TaskRow(1, "SUCCESSFUL", 2, result=1)], runs) == {ZOMBIE}
 
 
-def test_recovery_counts_from_the_blow_and_only_what_runs_elsewhere():
+def test_the_recovery_time_is_counted_from_the_fault_to_runs_on_other_workers():
     runs = [
         run(1, ended=None),
         run(2, ended=None),
@@ -124,7 +124,7 @@ def test_recovery_ignores_tasks_that_the_victim_had_finished():
     assert (recovery.first, recovery.last) == (3.0, 3.0)
 
 
-def test_nothing_is_shown_by_a_victim_without_tasks():
+def test_evidence_about_a_victim_without_tasks_is_refused():
     with pytest.raises(AssertionError, match="nothing is shown"):
         Evidence({1}, [done(1)], [run(1)]).recovery({1}, ONE, since=10.0)
     with pytest.raises(AssertionError, match="nothing is shown"):
@@ -136,7 +136,7 @@ def test_what_a_worker_has_left_unfinished():
     assert Evidence((), (), runs).unfinished(ONE) == {2}
 
 
-def test_each_thread_is_seen_for_itself():
+def test_evidence_lists_the_first_run_of_each_thread():
     runs = [
         run(1, started=9.0, thread="a"),
         run(2, started=12.0, thread="a"),
@@ -162,7 +162,7 @@ def test_the_table_is_written_between_its_marks(tmp_path):
     ("is_short", "measured", "is_kept"),
     [(False, 10.0, True), (False, 10.1, False), (True, 99.0, True), (True, 101.0, False)],
 )
-def test_a_time_that_is_too_long(is_short, measured, is_kept):
+def test_a_measured_time_beyond_its_bound_fails(is_short, measured, is_kept):
     """In the short form only what has never happened, as on a machine that is slow, is too late."""
     stage = Stage(None, "a fault", rows := [], is_short=is_short)
     with nullcontext() if is_kept else pytest.raises(AssertionError, match="it is done: after"):

@@ -56,7 +56,7 @@ def test_every_setting_says_what_it_is():
         assert option.metadata["help"].endswith("."), option.name
 
 
-def test_no_function_outgrows_a_screen_and_everything_public_is_explained():
+def test_no_function_is_over_60_lines_and_public_names_have_docstrings():
     """All files in one test: to start and report a test takes longer than to read a file."""
     assert [complaint for path in SOURCES for complaint in complaints(path)] == []
 
@@ -87,7 +87,7 @@ def test_no_file_is_longer_than_400_lines(folder):
     assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
 
 
-def test_what_the_list_of_quick_tests_names_is_there():
+def test_every_test_in_the_list_of_quick_tests_exists():
     """One wrong name makes pytest refuse the whole list, and CI does not read the list."""
     names = [line.partition("::") for line in (TESTS / "quick.txt").read_text().splitlines() if "/" in line]
     assert names, "the list is empty"

@@ -52,13 +52,13 @@ def is_waited_for():
         return cursor.fetchone()[0]
 
 
-def test_a_limit_without_a_lock_gives_the_same_rows_to_two(eventually):
+def test_two_clients_of_the_article_get_the_same_rows(eventually):
     anna, bert = captured_by_two(by_the_article, eventually)
     assert len(anna) == 3
     assert anna == bert
 
 
-def test_a_transition_gives_each_other_rows(eventually):
+def test_two_clients_with_transition_get_different_rows(eventually):
     anna, bert = captured_by_two(by_the_system, eventually)
     assert len(anna) == len(bert) == 3
     assert anna.isdisjoint(bert)

@@ -30,7 +30,7 @@ def let_time_pass():
     TaskState.objects.update(expires_at=Now() - HOUR)
 
 
-def test_one_acquires_and_others_cannot_until_it_is_released(row):
+def test_an_acquired_row_is_refused_to_others_until_its_release(row):
     ours = acquire("anna")
     assert (ours.owner, ours.status, ours.token) == ("anna", "in_progress", 1)
     assert acquire("bert") is None
@@ -91,7 +91,7 @@ def test_done_without_a_timeout_stays_done(row):
     assert acquire() is None
 
 
-def test_each_taking_spends_a_retry_and_none_is_left_in_the_end(row):
+def test_each_acquire_of_a_failed_row_uses_a_retry_until_none_is_left(row):
     assert [acquire().release(Status.FAILED) for _ in range(3)] == [True] * 3
     assert acquire() is None
     assert TaskState.objects.get().retries_left == 0

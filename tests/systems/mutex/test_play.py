@@ -5,6 +5,6 @@ from __future__ import annotations
 from example_project.systems.mutex.play import play
 
 
-def test_no_row_is_in_two_hands_none_is_lost_and_no_retry_is_spent_twice(stage):
+def test_the_mutex_system_loses_no_row_and_has_one_owner_of_each(stage):
     play(stage)
     stage.judge()

@@ -56,7 +56,7 @@ def test_four_nodes_hold_equal_shares_and_the_share_of_a_killed_one_is_free_agai
     assert Result.objects.values("row").distinct().count() == Result.objects.count() == 40
 
 
-def test_a_row_that_cannot_be_processed_stops_no_other_and_is_set_aside():
+def test_a_row_whose_processing_fails_is_skipped_after_some_tries():
     """Also when the database refuses it: without a savepoint, that would undo the whole batch."""
     arrive(1, "no number", 2, "7" * 100, 3)
     batches = []
@@ -109,7 +109,7 @@ def test_one_node_at_a_time_writes_a_report(monkeypatch):
     assert (lease.expires_at - lease.acquired_at).total_seconds() == NEVER
 
 
-def test_a_node_that_stood_still_finishes_no_report_after_the_next_one_has_begun(monkeypatch):
+def test_a_paused_node_cannot_finish_its_report_after_another_has_begun(monkeypatch):
     """While it reads the results its lease expires, and another node begins."""
 
     def stand_still():

@@ -25,7 +25,7 @@ def numbers(path):
     return [float(each) for each in re.findall(r"-?[0-9.]+", path)]
 
 
-def test_bars_stand_on_each_other_and_fill_the_height():
+def test_stacked_bars_fill_the_height_of_the_chart():
     drawn = chart(Line("good", "good", [3, 0]), Line("bad", "bad", [1, 2]), stacked=True)
     assert drawn.top == 4
     found = paths(drawn)
@@ -47,7 +47,7 @@ def test_a_line_is_broken_where_nothing_is_known():
 
 @pytest.mark.parametrize("values", [[], [0, 0], [None, None]])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_nothing_is_drawn_of_nothing(values, stacked):
+def test_a_chart_without_values_is_empty(values, stacked):
     drawn = chart(Line("none", "half", values), stacked=stacked)
     assert drawn.top == 0
     ElementTree.fromstring(drawn.drawing)

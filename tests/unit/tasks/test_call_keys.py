@@ -69,7 +69,7 @@ def key(function, *args, **kwargs):
 
 
 @given(VALUES, VALUES, VALUES)
-def test_by_position_and_by_name_are_one_call(order, options, note):
+def test_arguments_by_position_and_by_name_make_the_same_key(order, options, note):
     keys = {
         key(bill, order, options, note, ()),
         key(bill, order, options, note),
@@ -80,7 +80,7 @@ def test_by_position_and_by_name_are_one_call(order, options, note):
     assert len(keys) == 1
 
 
-def test_by_position_and_by_name_are_one_call_also_if_the_arguments_are_not_all():
+def test_arguments_by_position_and_by_name_make_the_same_key_without_optional_arguments():
     """The text of the positional arguments alone would be another key."""
     assert key(report, 1) == key(report, order_id=1)
     assert key(gather, 1) == key(gather, first=1)
@@ -93,7 +93,7 @@ def test_by_position_and_by_name_are_one_call_also_if_the_arguments_are_not_all(
 
 
 @given(VALUES, VALUES)
-def test_other_arguments_are_another_call(one, other):
+def test_different_arguments_make_different_keys(one, other):
     is_same = to_json(one, what="It", sort_keys=True) == to_json(other, what="It", sort_keys=True)
     for function in (ship, bill, gather):
         assert (key(function, one, 5) == key(function, other, 5)) is is_same
@@ -105,7 +105,7 @@ def test_a_call_that_is_unique_by_all_its_arguments_has_its_other_keys():
     assert (keys.fair, keys.unique) == ("1", f"{pack.module_path} [1,2]")
 
 
-def test_values_for_a_star_have_its_name():
+def test_values_of_star_args_have_the_name_of_the_parameter():
     """Values are hidden by the names of their parameters."""
     assert positional_names(gather, 4) == ["first", "rest", "rest", "rest"]
 
@@ -122,7 +122,7 @@ def test_the_place_of_an_argument_matters(args, kwargs):
     assert same == [(args, kwargs)]
 
 
-def test_a_further_argument_with_the_name_of_a_parameter_is_another_one():
+def test_a_keyword_in_kwargs_with_the_name_of_a_parameter_changes_the_key():
     """Python takes it, if the parameter takes none by its name. Both count, and a template means the parameter."""
     names = ({}, {"rest": []}, {"rest": [2]}, {"rest": [3]})
     calls = [(args, kwargs) for args in ((1,), (1, 2), (1, 3)) for kwargs in names]

@@ -50,22 +50,22 @@ def number_of(failure, task_path="bank.charge"):
     return fingerprint_of(task_path, failure.exception_path, failure.place)
 
 
-def test_it_fits_into_a_bigint_and_has_no_sign():
+def test_a_fingerprint_is_positive_and_fits_into_a_bigint():
     numbers = [fingerprint_of("bank.charge", f"bank.Error{number}") for number in range(100)]
     assert all(0 <= number < 2**63 for number in numbers)
     assert len(set(numbers)) == 100
 
 
-def test_it_is_the_same_in_every_release():
+def test_fingerprints_are_the_same_in_every_release():
     """It is stored with failed tasks and with what people have muted."""
     assert fingerprint_of("bank.charge", "builtins.ValueError", "bank:refuse") == 1275375432507598721
 
 
-def test_a_text_that_is_no_unicode_has_one_too():
+def test_a_text_with_surrogates_has_a_fingerprint():
     assert fingerprint_of("a\udcff", "b") != fingerprint_of("a", "b")
 
 
-def test_function_exception_and_place_differ_and_the_message_does_not(released):
+def test_a_fingerprint_depends_on_function_exception_and_place_and_not_on_the_message(released):
     bank = released("a", BANK)
     small, large, larger = (failure_of(bank.charge, amount) for amount in (-1, 1, 2))
     assert (small.place, large.place) == ("bank:charge", "bank:refuse")
@@ -74,7 +74,7 @@ def test_function_exception_and_place_differ_and_the_message_does_not(released):
     assert number_of(large) != fingerprint_of("bank.charge", "builtins.TypeError", large.place)
 
 
-def test_a_deploy_that_moves_the_file_and_its_lines_changes_nothing(released):
+def test_a_fingerprint_does_not_depend_on_folder_and_line_numbers(released):
     before = failure_of(released("releases/1", BANK).charge, 1)
     after = failure_of(released("releases/2", "import os\n\n\n" + BANK).charge, 1)
     assert before.traceback != after.traceback

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django_pglock.worker.claiming.function_kinds import ASYNC, SYNC, KindPauses
 
 
-def test_looks_for_the_event_loop_alone_keep_no_thread_waiting_for_long():
+def test_polls_for_coroutines_alone_delay_no_thread_for_long():
     now = [0.0]
     looks = KindPauses(clock=lambda: now[0])
     looks.note(SYNC, took=0.1, found=3)
@@ -17,7 +17,7 @@ def test_looks_for_the_event_loop_alone_keep_no_thread_waiting_for_long():
     assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)
 
 
-def test_looks_that_find_no_coroutine_behind_a_backlog_take_a_fiftieth_of_the_time():
+def test_polls_without_coroutines_use_a_fiftieth_of_the_time():
     looks = KindPauses(clock=lambda: 0.0)
     for took, pause in ((0.01, 0.5), (0.05, 2.5), (0.4, 20.0), (1.0, 30.0)):
         looks.note(ASYNC, took=took, found=0)

@@ -34,14 +34,14 @@ def test_names_prefixes_and_exclusions_define_the_served_queues(queues, served, 
     assert sorted(queues.poll_order(sorted(served + left))) == sorted(served)
 
 
-def test_turns_are_smooth_as_those_of_nginx():
+def test_weighted_turns_are_interleaved_as_in_nginx():
     queues = Queues(["a=5", "b", "c"])
     assert firsts(queues, ["a", "b", "c"], 7) == ["a", "a", "b", "a", "c", "a", "a"]
     assert queues.poll_order(["c", "b"]) == ["b", "c"], "who did not come first is next"
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 3))
-def test_over_a_cycle_each_queue_comes_first_as_often_as_it_weighs(seed):
+def test_in_a_cycle_each_queue_comes_first_as_often_as_its_weight(seed):
     weights = {f"q{n}": random.Random(seed * 99 + n).randint(1, 60) for n in range(2 + seed)}
     queues = Queues([f"{name}={weight}" for name, weight in weights.items()])
     total = sum(weights.values())
@@ -49,7 +49,7 @@ def test_over_a_cycle_each_queue_comes_first_as_often_as_it_weighs(seed):
         assert Counter(firsts(queues, list(weights), total)) == weights
 
 
-def test_the_weight_of_a_prefix_is_each_ones_and_the_nearest_pattern_decides():
+def test_each_queue_has_the_weight_of_the_longest_matching_pattern():
     queues = Queues(["m*=2", "mail*=3", "mail-urgent=10", "*"])
     ready = ["default", "mail-a", "mail-b", "mail-urgent", "misc"]
     expected = {"default": 1, "mail-a": 3, "mail-b": 3, "mail-urgent": 10, "misc": 2}
@@ -57,7 +57,7 @@ def test_the_weight_of_a_prefix_is_each_ones_and_the_nearest_pattern_decides():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_none_starves_whatever_comes_and_goes_beside_it(seed):
+def test_a_light_queue_does_not_starve_beside_changing_heavy_queues(seed):
     """The heavy ones come and go at random; the light one is there always, and waits for two rounds at most."""
     queues = Queues(["light", "heavy*=7", "*=20"])
     rng = random.Random(seed)
@@ -84,7 +84,7 @@ def test_a_queue_with_nothing_ready_costs_no_memory():
     assert len(queues._credits[""]) == 1
 
 
-def test_strict_order_is_always_the_one_given_and_prefixes_by_name():
+def test_strict_order_polls_queues_as_given_and_prefixes_by_name():
     queues = Queues(["high", "mail*", "low", "mail-last"], order="strict")
     ready = ["low", "mail-last", "mail-b", "other", "mail-a", "high"]
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_strict_order_is_always_the_one_given_and_prefixes_by_name():
     assert Queues(order="strict").poll_order(["b", "c", "a"]) == ["a", "b", "c"]
 
 
-def test_nothing_ready_is_nothing_to_look_into():
+def test_the_poll_order_without_ready_queues_is_empty():
     assert Queues().poll_order([]) == Queues(["a"], order="strict").poll_order(["b"]) == []
 
 

@@ -34,7 +34,7 @@ def table(monkeypatch):
     return make
 
 
-def test_an_answer_holds_for_a_multiple_of_what_it_took(table):
+def test_ready_queues_are_cached_for_a_multiple_of_the_query_time(table):
     rows = table(takes=0.001)
     ready = ReadyQueues("default", clock=rows.clock)
     assert (ready.names(), ready.is_from_memory) == (["look 1"], False)
@@ -44,7 +44,7 @@ def test_an_answer_holds_for_a_multiple_of_what_it_took(table):
     assert (ready.names(), ready.is_from_memory) == (["look 2"], False)
 
 
-def test_not_for_long_however_long_it_took(table):
+def test_ready_queues_are_cached_no_longer_than_a_limit(table):
     rows = table(takes=3.0)
     ready = ReadyQueues("default", clock=rows.clock)
     ready.names()
@@ -52,7 +52,7 @@ def test_not_for_long_however_long_it_took(table):
     assert ready.names() == ["look 2"]
 
 
-def test_an_answer_that_did_not_suffice_is_forgotten(table):
+def test_clear_removes_the_cached_ready_queues(table):
     rows = table(takes=1.0)
     ready = ReadyQueues("default", clock=rows.clock)
     ready.names()

@@ -97,7 +97,7 @@ def test_behind_a_pooler_only_the_answer_says_whether_the_server_is_a_standby(is
     assert bool(asked.verdict) == (not is_standby)
 
 
-def test_silence_of_the_server_is_believed_the_third_time():
+def test_the_server_counts_as_unreachable_after_three_queries_without_an_answer():
     asked = silence()
     for _ in range(QUESTIONS_BEFORE_END - 1):
         asked.note_failure(OperationalError("timeout"), has_answered=False)
@@ -135,7 +135,7 @@ def test_a_refusal_counts_as_an_answer(is_open, cause, has_answered):
     assert session_watch._has_answered(session, error) == has_answered
 
 
-def test_questions_begin_after_ten_checks_and_come_every_five():
+def test_the_session_watch_queries_after_ten_checks_and_then_every_five():
     asked, at = silence(0), []
     for asked.checks in range(31):
         if asked.is_to_be_asked_for:
