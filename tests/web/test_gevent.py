@@ -96,7 +96,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("program", [PROGRAM, WAITING], ids=["locks", "results"])
-def test_greenlets(direct, program):
+def test_locks_work_in_greenlets(direct, program):
     root = Path(__file__).resolve().parent.parent.parent
     done = subprocess.run(
         [sys.executable, "-c", program],

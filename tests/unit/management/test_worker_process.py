@@ -10,7 +10,7 @@ from django_pglock.management.worker_process import GARBAGE, collect_garbage_les
 
 
 @pytest.mark.parametrize(("before", "after"), [((700, 11, 12), (GARBAGE, 11, 12)), ((10**6, 5, 5), (10**6, 5, 5))])
-def test_python_looks_less_often_for_garbage_and_not_among_what_stays(before, after):
+def test_the_garbage_collector_runs_less_often_and_freezes_imported_objects(before, after):
     was = gc.get_threshold()
     try:
         gc.set_threshold(*before)

@@ -72,14 +72,14 @@ def test_an_id_that_no_task_can_have_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5, -1])
-def test_what_is_no_id_is_refused(value):
+def test_after_refuses_a_value_that_is_no_id(value):
     with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
         tasks.echo.using(after=[value])
 
 
 @pytest.mark.parametrize("options", [{}, {"retries": 3}])
 @pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
-def test_what_is_no_function_is_no_task(thing, options):
+def test_the_task_decorator_refuses_an_object_that_is_no_function(thing, options):
     with pytest.raises((InvalidTask, TaskOptionError), match=rf"@task (was given a|on) {type(thing).__name__}\b") as no:
         task(**options)(thing)
     assert "secret" not in str(no.value)
@@ -172,7 +172,7 @@ def test_a_wait_becomes_a_date_for_a_backend_that_knows_only_dates(settings):
     assert tasks.echo.using(backend="dummy", run_after=date).run_after == date
 
 
-def test_a_date_that_is_none_is_refused():
+def test_run_after_refuses_a_value_that_is_no_date():
     with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
         tasks.echo.using(run_after="x")
 

@@ -16,7 +16,7 @@ def test_the_reason_is_the_text_however_it_is_given(word):
     assert str(word()) == ""
 
 
-def test_a_wait_is_given_by_its_name_and_is_seconds():
+def test_the_wait_of_retry_and_snooze_is_a_keyword_in_seconds():
     assert Retry(after=timedelta(minutes=1)).seconds == 60
     assert Retry("later").seconds is None
     with pytest.raises(TypeError):

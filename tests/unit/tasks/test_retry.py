@@ -59,14 +59,14 @@ def test_full_jitter_draws_from_the_whole_range():
     ("policy", "name"),
     [(Constant, "seconds"), (Linear, "step"), (Linear, "cap"), (Exponential, "base"), (Exponential, "cap")],
 )
-def test_a_wait_that_is_none_is_refused_where_it_is_written(policy, name, nonsense):
+def test_an_invalid_wait_of_a_retry_policy_is_refused(policy, name, nonsense):
     needed = {"step": 1} if policy is Linear else {}
     with pytest.raises(TaskOptionError, match=f"{policy.__name__}: {name} is"):
         policy(**{**needed, name: nonsense})
 
 
 @pytest.mark.parametrize("nonsense", ["x", None, 0, -1, math.nan, math.inf, True, 1001])
-def test_a_factor_that_is_none_is_refused_where_it_is_written(nonsense):
+def test_an_invalid_factor_of_a_retry_policy_is_refused(nonsense):
     with pytest.raises(TaskOptionError, match="Exponential: factor is"):
         Exponential(factor=nonsense)
     assert Exponential(factor=1000, jitter=False).delay(2) == 600
@@ -98,6 +98,6 @@ def test_no_wait_is_longer_than_postgresql_can_write():
 
 
 @pytest.mark.parametrize("nonsense", [-1, math.nan, math.inf, "soon", None, True, timedelta(seconds=-1), Linear])
-def test_nonsense_is_refused_where_it_is_written(nonsense):
+def test_an_invalid_backoff_is_refused(nonsense):
     with pytest.raises(TaskOptionError, match="backoff"):
         check_backoff(nonsense)

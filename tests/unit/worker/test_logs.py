@@ -58,7 +58,7 @@ def handler(level=logging.NOTSET, *filters):
         ([handler(logging.ERROR), handler()], False),
     ],
 )
-def test_they_are_silenced_where_no_handler_takes_them(tree, handlers, is_silenced):
+def test_loggers_without_a_handler_are_silenced(tree, handlers, is_silenced):
     house, tasks = tree
     house.handlers = handlers  # pytest has put its own there
     assert logs.silence_unhandled_loggers() == (["house.tasks"] if is_silenced else [])
@@ -73,7 +73,7 @@ def test_a_configured_log_level_is_not_changed(tree):
     assert tasks.level == logging.DEBUG
 
 
-def test_nothing_changes_if_another_package_collects_records(tree, monkeypatch):
+def test_loggers_are_not_silenced_if_another_package_collects_records(tree, monkeypatch):
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: None)
     assert logs.silence_unhandled_loggers() == []
 
@@ -96,7 +96,7 @@ def test_records_of_django_tasks_reach_every_handler_but_the_terminal(tree, monk
     assert logs.silence_unhandled_loggers() == ["house.tasks"], "no handler takes what is below ERROR"
 
 
-def test_python_itself_does_not_write_them_to_the_terminal_either(tree, capsys):
+def test_the_last_resort_handler_of_python_does_not_write_to_the_terminal(tree, capsys):
     house, tasks = tree
     house.handlers = []
     logs.keep_off_terminal()

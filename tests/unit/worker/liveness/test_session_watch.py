@@ -65,7 +65,9 @@ def test_the_primary_says_nothing_of_a_session_of_a_standby():
 
 
 @pytest.mark.parametrize(("receives_nothing", "verdict"), [(True, "the server waits for the client"), (False, "")])
-def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdict):
+def test_a_session_that_waits_for_the_client_is_ended_after_several_equal_answers(
+    monkeypatch, receives_nothing, verdict
+):
     """One question may meet a moment in which the server waits until a long answer has been taken."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: receives_nothing)
     asked = silence()

@@ -63,7 +63,7 @@ def test_where_the_system_does_not_show_it_the_peak_is_taken(monkeypatch, platfo
     assert resident_memory() == 5000 * unit
 
 
-def test_the_last_of_so_many_tasks_may_end():
+def test_the_limit_of_max_tasks_is_reached_when_the_last_task_has_ended():
     claim = SimpleNamespace(id=1, attempt=1, task_path="call")
     in_flight = InFlight(4, most=1)
     assert in_flight.claims_left == 1

@@ -186,7 +186,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch,
     assert caplog.text.count("cannot be started") == 2
 
 
-def test_handlers_and_files_are_as_they_were(supervise):
+def test_the_supervisor_restores_signal_handlers_and_closes_files(supervise):
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
     files = len(os.listdir("/dev/fd"))
     supervise("sys.exit(start < 3)")
