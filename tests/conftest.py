@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
 NEVER = 120.0
 
-# How long an example takes is the machine's business.
+# The time that an example takes depends on the machine.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 
-#: Empties what a test has filled. Of small tables the rows are deleted: to truncate takes as long as many a test.
+#: Deletes all rows that a test has written. Rows of small tables are deleted, because TRUNCATE takes as long as many
+#: tests.
 EMPTY = """
 DO $$ DECLARE filled record; BEGIN
     -- No trigger captures the DELETEs.
@@ -68,7 +69,7 @@ def empty(self: TransactionTestCase) -> None:
 
 
 def keep_sessions(self: TransactionTestCase) -> bool:
-    """Have the next test use the session of this one, emptied: a new session takes as long as many a test."""
+    """Let the next test use the session of this one, after a reset: a new session takes as long as many tests."""
     for each in connections.all(initialized_only=True):
         if can_be_kept(each):
             each.connection.execute("DISCARD ALL")
@@ -99,7 +100,7 @@ TransactionTestCase._should_reload_connections = keep_sessions
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going through all modules and all thousands of tests again and again."""
+    """Prevent the garbage collector from reading all modules and thousands of tests again and again."""
     gc.collect()
     gc.freeze()
 
@@ -113,7 +114,7 @@ def eventually() -> Callable[..., Any]:
         while time.monotonic() < deadline:
             if value := function():
                 return value
-            # Most ask the database. What takes long is asked for less and less often.
+            # Most conditions query the database. The pauses between two calls grow.
             time.sleep(pause)
             pause = min(1.2 * pause, 0.1)
         pytest.fail(why)
@@ -154,7 +155,7 @@ def in_threads() -> Callable[..., list[Any]]:
 
 @pytest.fixture(autouse=True)
 def notifications_of_this_test() -> None:
-    """Forget what the tests before have left: what they rolled back, and that nobody slept a moment ago."""
+    """Clear the caches of earlier tests: rows that were rolled back, and the answer that no worker sleeps."""
     wakeup._nobody_slept_at.clear()
     wakeup._pending_notifications.clear()
     archive_state._known.clear()
@@ -162,7 +163,7 @@ def notifications_of_this_test() -> None:
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what is decorated in this test: the workers of other tests would keep its schedules."""
+    """Forget the functions that this test decorates: the workers of other tests would enqueue their schedules."""
     monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
 
 
@@ -180,7 +181,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
     yield start
     for worker in started:
         worker.shutdown()
-        # Where the process continues, so do functions that outlast the grace, and their sessions.
+        # The process continues, and so do functions that exceed the grace period, with their sessions.
         worker.executor.wait(3)
 
 
@@ -257,7 +258,7 @@ class WorkerProcess:
         deadline = time.monotonic() + NEVER
         while text not in self.output:
             if self.process.poll() is not None:
-                self._reader.join(30)  # its last words may not have been read yet
+                self._reader.join(30)  # its last output may not have been read yet
                 assert text in self.output, f"the worker ended:\n{self.output}"
             assert time.monotonic() < deadline, f"{text!r} did not come:\n{self.output}"
             time.sleep(0.01)
@@ -266,7 +267,7 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def end(self) -> None:
-        """End it whatever it does. Politely first: a parent passes that on to its child, which a kill would orphan."""
+        """End the process in any state. A parent passes SIGTERM on to its child, which SIGKILL would orphan."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
         # The second signal ends running tasks. One that comes too soon after another is lost.

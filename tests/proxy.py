@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 CHUNK = 65536
-# Close with a reset: both sides hear at once that the connection is gone.
+# Close with a reset: both sides notice at once that the connection is closed.
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -72,7 +72,7 @@ class Proxy:
     # How it behaves
 
     def pass_through(self) -> None:
-        """Behave like a good network again; what was held back is delivered."""
+        """Behave like a working network again; data that was held back is delivered."""
         self._delay, self._is_mute, self._refuses = 0.0, False, False
         for link in self.links:
             link.speaks.set()
@@ -82,7 +82,7 @@ class Proxy:
         self._delay = seconds
 
     def black_hole(self, *, new: bool = True) -> None:
-        """Let nothing through any more, without an error.
+        """Hold back all data, without an error.
 
         ``new=False``: only on connections that there are, as when a router has forgotten them.
         """

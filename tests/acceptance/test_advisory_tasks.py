@@ -23,7 +23,7 @@ def done(count):
 
 @pytest.fixture
 def path(tmp_path):
-    """The file by whose lock each one inside proves to be alone."""
+    """The file that each caller locks while it is inside. A second lock on the file shows that two are inside."""
     return str(tmp_path / "alone")
 
 
@@ -83,7 +83,7 @@ def test_a_running_task_holds_its_advisory_lock_until_a_kill(worker_process, eve
 
 
 def test_a_frozen_worker_excludes_others_until_it_continues(worker_process, eventually, path, tmp_path):
-    """Its task is claimed elsewhere after the hard limit. There it waits for the session of the frozen one."""
+    """Another worker claims the task after the hard limit, and waits for the session of the frozen worker."""
     go_on = tmp_path / "go on"
     frozen = worker_process("--threads", "1")
     tasks.hold_shelf.enqueue(7, path, str(go_on))
@@ -110,7 +110,7 @@ def test_a_task_waits_for_a_view_no_longer_than_its_timeout(worker_process, even
 
 
 def test_without_advisory_a_task_lock_key_does_not_exclude_an_advisory_lock(worker_process, eventually, tmp_path):
-    """The lock key of a task keeps other tasks away, and nobody else."""
+    """The lock key of a task excludes only other tasks."""
     worker_process("--threads", "1")
     tasks.count_without_advisory.enqueue(7, str(tmp_path / "go on"))
     eventually((tmp_path / "go on.inside").exists)

@@ -1,4 +1,4 @@
-"""Connections that fall mute, networks that are gone for a while, and limits that were meant for others."""
+"""Half-open connections, networks that fail for a while, and timeouts of the role that are not for workers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def done():
 
 
 def test_services_close_connections_on_which_the_server_does_not_answer(proxy, impatient, worker, eventually, caplog):
-    """Mute for the old connections only, and acknowledged by the proxy's kernel: neither TCP nor the server notice."""
+    """The old connections are silent. The kernel of the proxy acknowledges data, so TCP notices nothing."""
     worker()
     tasks.nothing.enqueue()
     eventually(done)
@@ -76,7 +76,7 @@ def test_services_close_connections_on_which_the_server_does_not_answer(proxy, i
 
 
 def test_services_reconnect_within_seconds_after_an_outage(proxy, worker, eventually, monkeypatch):
-    """Each try is followed by the longest pause, as in an outage of an hour."""
+    """The longest pause follows each attempt to connect, as in an outage of an hour."""
     monkeypatch.setattr(service, "FIRST_PAUSE", 1000.0)
     worker()
     eventually(lambda: kinds() == KINDS)
@@ -104,7 +104,7 @@ def shut_down(monkeypatch):
 
 
 def test_a_session_is_closed_after_a_number_of_checks_and_not_after_a_time(shut_down, monkeypatch):
-    """A process that was stopped for an hour has looked once since then."""
+    """A process that was stopped for an hour has made only one check since then."""
     seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for _ in range(6):
@@ -207,7 +207,7 @@ def test_a_coroutine_does_not_meet_a_connection_that_died_while_idle(worker, eve
             "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = ''"
         )
         assert cursor.rowcount == 1
-    # A connection that has just been seen alive is not looked at again.
+    # A connection on which an answer has just arrived is not checked again.
     time.sleep(0.2)
     running_tasks.count_in_coroutine.enqueue(closes=True)
     eventually(lambda: not Task.objects.filter(status__in=("READY", "RUNNING")).exists())

@@ -1,4 +1,4 @@
-"""A worker with ``--drain`` runs what dead workers have left, too, and says what it cannot run."""
+"""A worker with ``--drain`` also runs tasks of dead workers, and reports the tasks that it cannot run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_unknown(count, queue="default"):
 def test_a_draining_worker_runs_the_tasks_of_a_killed_worker(
     worker_process, drain, eventually, has_heartbeat_process, options
 ):
-    """As from cron, where nobody else comes to rescue it."""
+    """As from cron: no other worker is there to rescue the task."""
     victim = worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
@@ -82,7 +82,7 @@ def test_a_draining_worker_reports_the_tasks_that_it_does_not_run(drain, options
 
 
 def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
-    """What another queue has, what is paused, what is for later."""
+    """It ignores tasks of other queues, of paused queues, and tasks with a later date."""
     make_unknown(1, queue="another")
     make_unknown(1, queue="paused")
     Queue.objects.create(name="paused", paused_at=Now())
@@ -92,7 +92,7 @@ def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
 
 
 def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
-    """Where no upkeep comes through, the row may stay forever."""
+    """If no round of upkeep succeeds, the row may stay forever."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05, "HEARTBEAT_LIMIT": 0.2}
     tasks.nothing.enqueue()
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())

@@ -146,7 +146,7 @@ def test_the_private_server_stops_also_if_its_guard_was_killed(eventually):
 
 
 def test_postgresql_programs_that_the_user_cannot_run_are_copied(monkeypatch, tmp_path):
-    """For root with a virtual environment below /root, where nobody cannot come."""
+    """For root with a virtual environment below /root, which the user "nobody" cannot read."""
     programs = find_programs()
     with monkeypatch.context() as patch:
         patch.setattr(postgres, "can_run", lambda *args, **how: False)
@@ -156,7 +156,7 @@ def test_postgresql_programs_that_the_user_cannot_run_are_copied(monkeypatch, tm
 
 
 def test_postgresql_programs_that_do_not_run_are_skipped(monkeypatch, tmp_path):
-    """A wheel for another C library looks complete."""
+    """The files of a wheel for another C library are complete, but its programs do not run."""
     for name in ("initdb", "postgres"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
@@ -236,7 +236,7 @@ def test_a_python_without_ensurepip_gets_the_package_to_install(bare, tmp_path):
 
 
 def test_bootstrap_uses_uv_if_it_is_installed(bare, tmp_path):
-    """A stand-in writes down how it is called, and makes nothing: so the command ends, with a sentence."""
+    """A substitute for uv records its arguments and makes nothing, so the command ends with a sentence."""
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
     uv.write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/calls\n[ $1 != pip ]\n')

@@ -115,7 +115,7 @@ def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_
 
 
 def test_an_interrupt_while_the_signal_handler_is_restored_ends_the_started_program(manage, monkeypatch):
-    """A program that sends the signal by itself may do so at this moment."""
+    """A program that sends the signal itself may do so at this moment."""
     set_handler, started, popen = signal.signal, [], manage.subprocess.Popen
 
     def set_and_interrupt(number, handler):
@@ -140,7 +140,7 @@ def test_an_interrupt_while_the_signal_handler_is_restored_ends_the_started_prog
 
 
 def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip):
-    """Its packages lie where this Python does not look."""
+    """Its packages are in a folder that this Python does not read."""
     make_half(manage)
     (tmp_path / ".venv" / "old").touch()
     (tmp_path / ".venv" / ".ready").write_text("2.7 0123")

@@ -1,4 +1,4 @@
-"""A forked process has its parent's sockets, claims and locks, and must use none of them."""
+"""A forked process inherits the sockets, claims and locks of its parent, and must use none of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heartbeat():
 
 @pytest.fixture
 def run(worker_process, eventually):
-    """Run tasks in a worker, one by one; see that nothing else in it notices them, and that it ends in order."""
+    """Run tasks in a worker, one by one. Check that they do not affect the worker, and that it ends in order."""
     process = worker_process("--threads", "2")
     tasks.record.enqueue("warm")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
@@ -67,7 +67,7 @@ def run(worker_process, eventually):
 
 
 def test_a_child_of_a_task_has_sessions_of_its_own(run):
-    """It uses the ORM, locks and leases, enqueues a task, closes all of its connections, and harms nobody's."""
+    """It uses the ORM, locks and leases, enqueues a task, and closes its connections. No other session is affected."""
     for way in forking_tasks.WAYS:
         task = run(forking_tasks.fork_a_child, way)
         assert (task.status, task.result) == ("SUCCESSFUL", 0)
@@ -87,7 +87,7 @@ def test_a_child_is_not_in_its_parents_transaction(run):
 
 
 def test_a_forked_child_that_returns_from_the_function_does_not_continue_as_worker(run):
-    """It would settle its parent's claim and run what waits in the inbox that it has inherited."""
+    """Otherwise the child would settle the claim of its parent, and run the tasks of the inherited inbox."""
     for function in (forking_tasks.fork_and_come_back, forking_tasks.fork_in_coroutine):
         for how, code in {"return": 0, "exit": 3, "raise": 1}.items():
             task = run(function, how)

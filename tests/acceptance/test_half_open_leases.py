@@ -1,4 +1,4 @@
-"""Leases whose connection falls mute: a proxy still acknowledges what is sent, and no answer comes."""
+"""Leases on a half-open connection: a proxy acknowledges all data, and no answer comes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proxy(transactional_db, monkeypatch):
     with Proxy.before(connection) as proxy:
         for name, value in (("HOST", "127.0.0.1"), ("PORT", str(proxy.port))):
             monkeypatch.setitem(connections.settings["default"], name, value)
-        # A thread keeps its settings, so a keeper that is there already would not come through here.
+        # A thread keeps its settings, so a lease thread that exists already would not connect through the proxy.
         monkeypatch.setattr(thread, "_lease_thread", None)
         yield proxy
         connection.close()
@@ -31,14 +31,14 @@ def test_a_lease_is_renewed_on_another_connection(proxy, eventually):
     """One renewal gets no answer, the next one opens a new session."""
     with Lease("half open", ttl=12) as lease:
         proxy.black_hole(new=False)
-        # This thread's own session is as mute.
+        # The session of this thread is half open, too.
         first = lease._holder._deadline
         eventually(lambda: lease._holder._deadline > first)
         lease.assert_held()
 
 
 def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
-    """At the end of the lease, the reason would name its six seconds."""
+    """If the leader stepped down only when the lease expires, the reason would contain "six seconds"."""
     with pytest.raises(LockError, match=r"could not be renewed \("), leader("half open", ttl=6) as leadership:
         proxy.black_hole(new=False)
         assert leadership.lost.wait(NEVER)

@@ -73,7 +73,7 @@ def test_a_stopped_worker_is_rescued_although_its_heartbeat_process_lives(worker
 
 
 def test_the_heartbeat_process_reports_at_once_that_its_worker_has_died(worker_process, helper_of, eventually):
-    """With beats so rare that nobody else can have noticed it; and it keeps no pipe of its worker open meanwhile."""
+    """Heartbeats are so rare that no other worker notices the death. The process keeps no pipe of its worker open."""
     victim = worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
@@ -91,7 +91,7 @@ def test_the_heartbeat_process_ends_with_its_worker_whatever_ends_that(worker_pr
     helpers = [helper_of(killed), helper_of(asked)]
     for helper in helpers:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            os.kill(helper, number)  # what a terminal or a service manager sends to everybody
+            os.kill(helper, number)  # the signal that a terminal or a service manager sends to all processes
     killed.send(signal.SIGKILL)
     killed.wait()
     eventually(lambda: not is_there(helpers[0]))
@@ -116,7 +116,7 @@ def test_the_heartbeat_process_has_no_connection_while_the_worker_beats_itself(w
     helper_of(process)
     first = Worker.objects.get().heartbeat_at
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
-    # On a slow machine a beat may be late: then it has beaten for a moment.
+    # On a slow machine a heartbeat may be late. Then this process has sent heartbeats for a short time.
     eventually(lambda: sessions_of_helpers() == 0)
 
 
@@ -211,7 +211,7 @@ def test_the_heartbeat_process_beats_from_a_late_beat_until_a_punctual_one(charg
     eventually(lambda: helper.say() or sessions_of_helpers() == 0, why="it did not fall silent")
 
     def is_silent():
-        """For longer than an interval, shorter than a beat is late. It may speak if we were late ourselves."""
+        """Wait longer than an interval, but not until a beat is late. If this test was late, the process may beat."""
         helper.say()
         before = beat(row)
         time.sleep(0.6)
@@ -223,7 +223,7 @@ def test_the_heartbeat_process_beats_from_a_late_beat_until_a_punctual_one(charg
 
 
 def test_a_beat_of_the_heartbeat_process_restarts_the_continuous_beats_of_the_worker(charge, eventually):
-    """After an outage it may be back before all others: its beat must not seem to follow the one before."""
+    """After an outage this process may connect before all others. Its heartbeat must not count as uninterrupted."""
     _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     after = Worker.objects.get(pk=row.pk)
@@ -251,7 +251,7 @@ def test_the_heartbeat_process_logs_once_that_it_cannot_connect_and_continues(ch
 
 
 def test_the_heartbeat_process_stops_beating_after_a_time_limit(monkeypatch):
-    """What keeps a process from running for an hour will not end."""
+    """If a process could not run for an hour, its state will not end by itself."""
     substitute, written = heartbeat_process_main.SubstituteHeartbeat(), []
     monkeypatch.setattr(substitute, "_write", written.append)
     substitute.beat()

@@ -16,8 +16,7 @@ from tests.warm.process import start
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
-# Reads texts, each as one line of JSON. Says that it has one, waits for a line, does what the text says, and says what
-# came of it.
+# Reads programs, each as one line of JSON. Prints that it has one, waits for a line, runs it, and prints the result.
 PROCESS = """
 import json
 import sys
@@ -98,7 +97,7 @@ enqueue_many(keyed.step, [{"order_id": number} for number in range(200)])
     ids=["one by one", "in transactions", "both", "many"],
 )
 def test_two_processes_that_enqueue_at_once_admit_one_task_of_each_key(at_once, texts):
-    """Both look at a key before the other's row is there for them, unless the looks come one after the other."""
+    """Without the lock on the key, each process reads the key before it can see the row of the other one."""
     assert at_once(*texts) == ["done", "done"]
     by_key = {}
     for key, status in Task.objects.values_list("lock_key", "status"):
@@ -117,7 +116,7 @@ enqueue_many(keyed.refresh, [{"number": number} for number in reversed(range(12_
 
 
 def test_many_unique_calls_by_two_processes_in_opposite_orders(at_once):
-    """Each comes to keys that the other has, and waits: a deadlock, unless both take them in one order."""
+    """Each process waits for keys that the other one has. Only a common order of the keys prevents a deadlock."""
     assert at_once(SORTED, REVERSED) == ["done", "done"]
     assert Task.objects.count() == 12_000
 

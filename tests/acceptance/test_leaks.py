@@ -1,4 +1,4 @@
-"""A worker that has run twenty thousand tasks of all kinds has no more of anything than it had after the first ones."""
+"""A worker that has run twenty thousand tasks uses no more memory, files and sessions than after the first tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ KINDS = {
     running_tasks.locked: (200, lambda number: {"key": number // 2}),
     running_tasks.tell: (50, lambda number: {"count": 3}),
 }
-#: What may come in the last rounds for each task. A leak of one object in five tasks is seen, and one of 200 bytes a
+#: What may be added in the last rounds for each task. A leak of one object in five tasks is seen, and one of 200 bytes
+#: a
 #: task outside of Python's objects; without any, less than half of this is measured, from caches and allocators.
 MOST_OBJECTS, MOST_BYTES = 0.2, 220
 SESSIONS = """
@@ -74,7 +75,7 @@ def things_of(pid):
 
 
 def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finish, eventually):
-    """Also not with sessions that are ended in the middle."""
+    """Some sessions are ended in the middle of the test."""
     # One arena for all threads: how memory is spread over several is chance. And nothing that measures coverage.
     surroundings = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
     process = worker_process("--threads", "2", **surroundings)

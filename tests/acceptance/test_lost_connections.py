@@ -1,4 +1,4 @@
-"""The database goes away and comes back; the worker stays."""
+"""Connections to the database are lost and opened again; the worker continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def terminate_all_others() -> None:
 
 
 def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventually):
-    """The heartbeat's, those of fetcher, settler and upkeep, and the threads' own: new ones are opened."""
+    """The sessions of the heartbeat, of fetcher, settler and upkeep, and of the threads. New ones are opened."""
     process = worker_process("--threads", "2")
     for round_ in range(3):
         for number in range(20):
@@ -46,7 +46,7 @@ def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventual
 
 
 def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkeypatch):
-    """More cuts than MAX_RESCUES, and only one attempt: an outage is the fault of no task."""
+    """There are more cuts than MAX_RESCUES, and the task has one attempt. An outage does not count against a task."""
     monkeypatch.setattr(attempt, "FIRST_PAUSE", 0.02)
     worker(threads=1)
     session_tasks.end_own_session.enqueue(6)
@@ -69,7 +69,7 @@ def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
 
 
 def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
-    """The settler's session dies while a task runs: its outcome is written over the next one."""
+    """The session of the settler ends while a task runs. The outcome is written in the next session."""
     running = worker(threads=1)
     task = tasks.note_and_sleep.enqueue("kept", 0.5)
     eventually(lambda: Effect.objects.exists())

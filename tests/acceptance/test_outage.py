@@ -1,4 +1,4 @@
-"""The server itself goes away, with everything in it that was not durable."""
+"""The server crashes and loses everything that was not durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idle workers that beat rarely, because enough older ones beat often. These are rows that a test makes."""
+"""Idle workers send heartbeats rarely while enough older workers send them often. A test makes the rows of these."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows():
 
 
 def rests(row):
-    """Return whether the last beat of a worker came so late that it was meant to. It was not the first one."""
+    """Return whether the interval before the last heartbeat was that of a resting worker."""
     late = {"beating_since__gte": F("heartbeat_at"), "beating_since__gt": F("started_at")}
     return rows().filter(pk=row.pk, **late).exists()
 
@@ -123,7 +123,7 @@ def test_a_resting_worker_that_is_cut_off_repeatedly_keeps_its_task(resting, res
 
 
 def test_resting_workers_rescue_the_tasks_of_older_workers_that_died(older_workers, resting, eventually):
-    """The older ones are on one host, and nobody deletes their rows."""
+    """The older workers are on one host. Their rows are not deleted."""
     tasks.nothing.using(queue_name="x").enqueue()
     path = tasks.nothing.module_path
     owner = older_workers[0].pk

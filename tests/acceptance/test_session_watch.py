@@ -1,4 +1,4 @@
-"""Connections of task threads that fall mute, at each moment in which a thread waits for an answer."""
+"""Half-open connections of task threads, at each point at which a thread waits for an answer."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, mo
 def test_the_connection_check_of_a_pool_on_a_half_open_connection(
     proxy, quick, worker, eventually, caplog, monkeypatch
 ):
-    """The pool asks on a connection that no Django connection has yet."""
+    """The pool checks a connection that belongs to no Django connection yet."""
     settings = connections.settings["default"]
     monkeypatch.setitem(settings, "CONN_MAX_AGE", 0)
     monkeypatch.setitem(settings, "CONN_HEALTH_CHECKS", True)
@@ -165,7 +165,7 @@ def test_a_long_statement_is_not_ended_and_logged_once(proxy, quick, worker, eve
 
 
 def test_the_watch_itself_does_not_hang(member, proxy, eventually):
-    """Its session falls mute while it asks for a long statement."""
+    """The session of the watch becomes half open while the watch queries a long statement."""
     tasks.sleep_in_server.enqueue(10)
     eventually(lambda: member.session_watch._sessions)
     proxy.black_hole(new=False)
@@ -178,7 +178,7 @@ def questions():
 
 
 def test_stopping_the_session_watch_ends_its_query_in_progress(proxy, quick, eventually, monkeypatch):
-    """Its session falls mute, and nothing else would end the question while this test runs."""
+    """The session of the watch becomes half open. Nothing but the stop can end the query during this test."""
     monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
     watch = SessionWatch(lambda ident: None)
     watch.start()

@@ -135,7 +135,7 @@ def test_tasks_run_once_while_new_connections_hang(proxy, worker_process, eventu
 
 
 def test_a_stopped_process_of_a_supervisor_loses_its_task_and_others_keep_theirs(supervisor, eventually):
-    """Nobody beats for it, so its task runs elsewhere, and that of its neighbour stays where it is."""
+    """The stopped process gets no heartbeat, so its task runs elsewhere. The task of the other process stays there."""
     victim, other = Effect.objects.order_by("pid")
     os.kill(victim.pid, signal.SIGSTOP)
     eventually(lambda: Effect.objects.filter(name=victim.name).count() == 2, why="its task was not rescued")

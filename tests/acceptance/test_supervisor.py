@@ -1,4 +1,4 @@
-"""Several worker processes under a supervisor: real kills, real limits. Then the rows tell."""
+"""Several worker processes under a supervisor, with real kills and real limits. The tests check the rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, n
 
 
 def test_the_second_signal_to_a_supervisor_gives_all_running_tasks_back(supervisor, eventually):
-    """And a SIGTERM that the processes get besides, as from systemd, is no second one."""
+    """An additional SIGTERM to each process, as from systemd, does not count as the second signal."""
     process = supervisor("--grace", "600")
     for name in "ab":
         tasks.note_and_sleep.enqueue(name, running_tasks.FOREVER)
@@ -102,7 +102,7 @@ def test_the_second_signal_to_a_supervisor_gives_all_running_tasks_back(supervis
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
-    """They see it by their channel, and drain. Here all are new interpreters, as for users."""
+    """The processes notice it by their channel, and drain. All of them are new interpreters here, as for users."""
     process = supervisor(is_forked=False)
     tasks.note_and_sleep.enqueue("finishes", 1)
     eventually(lambda: Effect.objects.exists())
@@ -156,7 +156,7 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
 
 
 def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
-    """What sleeps in C cannot be interrupted. Its neighbour may finish; then it is tried again, in the new process."""
+    """A sleep in C cannot be interrupted. The other task may end first. Then the new process retries the task."""
     process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "15")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
     stuck = running_tasks.stuck_once.enqueue()
@@ -176,6 +176,6 @@ def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eve
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(("arguments", "threads"), [(["--processes", "2"], 3), (["--max-time", "3600"], 1)])
 def test_a_supervisor_has_one_thread_and_three_with_a_shared_heartbeat(worker_process, arguments, threads):
-    """One, and those of a heartbeat that several processes share: it and its deadlines."""
+    """The main thread. With several processes also the threads of the shared heartbeat and of its deadlines."""
     process = worker_process(*arguments)
     assert f"Threads:\t{threads}\n" in Path(f"/proc/{process.process.pid}/status").read_text()

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.warm import process as warm
 from tests.warm.process import BareProcess, WarmProcess
 
-# Tells about itself, reads a line, and ends with the exit code that is its second argument.
+# Prints its state, reads a line, and ends with the exit code in its second argument.
 PROGRAM = """
 import json, os, signal, sys, threading
 from django.db import connection
@@ -67,7 +67,7 @@ def test_a_warm_process_has_the_state_of_a_new_interpreter(started, tmp_path):
     assert (about["arguments"], about["name"]) == ([str(tmp_path / "program.py"), "7"], "__main__")
     assert (about["folder"], about["path"]) == (str(tmp_path), str(tmp_path))
     assert (about["threads"], about["connection"]) == (1, "None")
-    # The fourth is the one that lists them.
+    # The fourth descriptor is that of the folder which lists them.
     assert about["descriptors"] == [0, 1, 2, 3]
     interrupt = signal.getsignal(signal.SIGINT)
     expected = signal.SIG_IGN if interrupt == signal.SIG_IGN else signal.default_int_handler
@@ -181,7 +181,7 @@ print(settings.SECRET_KEY, os.environ["VALUE"], "DATABASE_URL" in os.environ, sy
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sends this signal on Linux only")
 @pytest.mark.parametrize("with_children", [True, False])
 def test_a_warm_process_ends_with_the_parent_of_its_tests(started, with_children):
-    """And it continues when the parent only gives way to another one."""
+    """A warm process continues if its parent is only replaced by another one."""
     child, _ = started(3, preexec_fn=_end_with_parent, VALUE="3")
     [key] = [key for key in warm._parents if ("VALUE", "3") in key]
     parent = warm._parents.pop(key)

@@ -1,4 +1,4 @@
-"""The worker as users run it: a process, and real signals. Then the rows tell."""
+"""The worker as users run it: a process, and real signals. The tests check the rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_tasks_of_a_killed_worker_run_on_another_worker(worker_process, eventual
 
 
 def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_process, eventually):
-    """SIGSTOP for longer than the limit, then SIGCONT: the zombie meets the fence."""
+    """SIGSTOP for longer than the limit, then SIGCONT: the outcome of the frozen worker is refused."""
     zombie = worker_process("--threads", "1")
     running_tasks.write_and_wait_for_note.enqueue("once", "go on")
     eventually(lambda: Task.objects.filter(status="RUNNING").exists())
@@ -94,7 +94,7 @@ def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
 
 
 def test_a_signal_is_handled_right_after_a_stop(worker_process):
-    """The kernel may give it to a thread that does not handle it, and wakes nobody else."""
+    """The kernel may deliver the signal to a thread that does not handle it, and wakes no other thread."""
     process = worker_process("--threads", "1")
     process.send(signal.SIGSTOP)
     time.sleep(1.5)  # its other threads have to be due to run, so that they take the signal
@@ -118,7 +118,7 @@ def test_the_second_signal_to_a_worker_gives_its_running_task_back(worker_proces
 
 @pytest.mark.parametrize("arguments", [(), ("--max-time", "600"), ("--reload",)])
 def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_process, eventually, arguments):
-    """It runs elsewhere three seconds later. At its exit Python waits for threads that a task has started."""
+    """Another worker runs the task three seconds later. At exit, Python waits for threads that a task has started."""
     process = worker_process("--grace", "0.5", *arguments)
     running_tasks.wait_in_pool.enqueue(running_tasks.FOREVER)
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
@@ -147,11 +147,11 @@ def test_successive_deploys_leave_no_task_running(worker, eventually):
 
 
 def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
-    """Each victim is replaced, as a supervisor would; after MAX_RESCUES the pill is taken out."""
+    """Each killed worker is replaced, as a supervisor does. After MAX_RESCUES the task fails."""
     tasks.kill_own_worker.enqueue()
     tasks.record.enqueue("neighbour")
     for _ in range(4):
-        # It may end before it has said that it is ready.
+        # The worker may end before it has printed that it is ready.
         victim = WorkerProcess("--threads", "1")
         try:
             assert victim.wait() == -signal.SIGKILL
@@ -164,7 +164,7 @@ def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
 
 
 def test_running_tasks_are_cancelled_by_a_notification(worker_process, eventually):
-    """With beats so rare that only the notification can have been heard."""
+    """The heartbeats are so rare that only the notification can have arrived."""
     worker_process("--threads", "3", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
     functions = [running_tasks.run_sql, running_tasks.ask, running_tasks.wait_in_coroutine]
     for function in functions:

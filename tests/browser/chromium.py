@@ -24,7 +24,7 @@ CONSOLE = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrow
 
 
 class Chromium:
-    """One page of a browser that nobody has used before. A context manager."""
+    """One page of a browser with a new profile. A context manager."""
 
     #: What the page has written to its console, if ``watch_console()`` was called.
     console: list[dict[str, Any]]
@@ -53,7 +53,7 @@ class Chromium:
         return self
 
     def begin_anew(self) -> None:
-        """Forget everything: open a page in a profile that nobody has used before."""
+        """Open a page in a new profile, without cookies."""
         self._session, self._loaded, self._passed, self.console = "", 0, False, []
         if self._context:
             self.do("Target.disposeBrowserContext", browserContextId=self._context)
@@ -132,7 +132,7 @@ class Chromium:
         return str(self.evaluate("document.body.innerText"))
 
     def show(self, *, width: int, height: int, dark: bool) -> None:
-        """Show pages on a screen of this size, in pixels, and to somebody who prefers them light or dark."""
+        """Show pages on a screen of this size, in pixels, with the preference for light or dark."""
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
@@ -148,7 +148,7 @@ class Chromium:
         self._await_page_after(before)
 
     def _await_page_after(self, before: int) -> None:
-        """Wait until one page more has been loaded. That may have happened before an answer to what began it."""
+        """Wait until one more page has been loaded. It may be loaded before the call that began it has an answer."""
         while self._loaded == before:
             self._next()
 
@@ -170,7 +170,7 @@ class Chromium:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return a pipe whose descriptors are none of those that the browser is given."""
+    """Return a pipe whose descriptors differ from those that the browser inherits."""
     low = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
     for end in low:

@@ -25,7 +25,7 @@ def chromium():
 
 @pytest.fixture
 def browser(chromium):
-    """The browser as if nobody had used it before."""
+    """The browser with a new profile."""
     chromium.begin_anew()
     return chromium
 

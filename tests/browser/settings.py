@@ -1,4 +1,4 @@
-"""A site with a strict policy, on which everybody is the administrator."""
+"""A site with a strict policy, on which each user is the administrator."""
 
 from tests.settings import *  # noqa: F403
 from tests.settings import MIDDLEWARE

@@ -58,7 +58,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
         *("worker/", "schedule/", "lease/", "advisorylock/"),
     ]
     with Lease("report", ttl=3600):
-        # Light and wide, those with most of our own markup.
+        # The pages with most of our own markup, light and wide.
         for width, dark, visited in ((1280, False, pages[:6]), (400, True, pages)):
             browser.show(width=width, height=800, dark=dark)
             for page in visited:
@@ -68,7 +68,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
                 assert (page, width, violations(browser)) == (page, width, [])
                 assert browser.evaluate(TOO_WIDE) <= 0, (page, width)
 
-    # The checks find what is wrong, so an empty list is no accident.
+    # The checks find a planted error, so an empty list is a result.
     browser.evaluate(f"document.querySelector('#content').insertAdjacentHTML('beforeend', '{PLANTED}')")
     assert "button-name: <button></button>" in violations(browser)
     assert browser.evaluate(TOO_WIDE) > 0

@@ -127,7 +127,7 @@ class Evidence:
         return _grouped((run.key, run) for run in self.runs if run.key)
 
     def _together(self, one: RunRow, other: RunRow) -> float:
-        """Return for how many seconds two runs overlapped."""
+        """Return the number of seconds in which two runs overlapped."""
         pairs = ((a, b) for a in self._present(one) for b in self._present(other))
         return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
 

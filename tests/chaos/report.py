@@ -27,7 +27,7 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in markdown."""
-    # By fault, for tests run in any order.
+    # Sorted by fault, because tests may run in any order.
     in_order = sorted(rows, key=lambda row: row.fault.lower())
     lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in in_order)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -1,6 +1,6 @@
 """What a worker under test is configured with: everything at its default, unless the fault needs something else.
 
-Some faults are done to the process from within, before anything else runs in it: ``CHAOS_CLOCK`` is by how many seconds
+Some faults are applied inside of the process, before anything else runs in it: ``CHAOS_CLOCK`` is by how many seconds
 its clock is wrong, ``CHAOS_MEMORY`` how many MiB it may take.
 """
 

@@ -1,4 +1,4 @@
-"""Workers as processes under load, and the faults that they get."""
+"""Worker processes under load, and the faults that are applied to them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Stage:
         return self.under_load(have_begun)
 
     def expect(self, *results: Any) -> list[int]:
-        """Note tasks that were enqueued: each of them must end."""
+        """Record tasks that were enqueued: each of them must end."""
         ids = [int(result.id) for result in results]
         self.enqueued += ids
         return ids
@@ -187,7 +187,7 @@ class Stage:
 
     @staticmethod
     def kill_heartbeat_processes(*workers: Member) -> None:
-        """Kill the heartbeat processes of workers, a moment before the workers: no new one is started so soon."""
+        """Kill the heartbeat processes of workers shortly before the workers, so that no new one is started."""
         for worker in workers:
             for process in heartbeat_processes_of(worker.process.pid):
                 os.kill(process, signal.SIGKILL)
@@ -242,7 +242,7 @@ class Stage:
         )
 
     def absences(self) -> list[Absence]:
-        """Return when which worker was dead, stopped or cut off."""
+        """Return the times at which workers were dead, stopped or cut off."""
         return [
             *self._absences,
             *(Absence(worker, since) for worker, since in self._stopped.items()),

@@ -1,4 +1,4 @@
-"""What happens between workers and the server: connections that are cut, slow or mute, and PgBouncer."""
+"""Faults between workers and the server: connections that are cut, slow or half open, and PgBouncer."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_half_open_connections(proxy, stage, beats, wait_until_busy, eventually,
 
 
 def last_thread(evidence, crew, moments):
-    """Return after how many seconds the last thread of a crew began a task again, for the worst of some moments."""
+    """Return the greatest time, over several moments, until the last thread of a crew began a task again."""
     begins = [evidence.begins_of_threads(each.id, at + IN_TRANSIT) for each in crew for at in moments]
     return IN_TRANSIT + max(seconds for of_worker in begins for seconds in of_worker.values())
 

@@ -1,4 +1,4 @@
-"""What happens to workers: signals, deploys, wrong clocks, and tasks that take their process down."""
+"""Faults of workers: signals, deploys, wrong clocks, and tasks that crash their process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_killed_worker(stage, eventually):
 )
 @pytest.mark.fault("SIGKILL of all workers at once")
 def test_all_workers_dead_at_once(stage, eventually, whom, fault):
-    """No worker is left that knows the former ones. New workers start at once, as with a supervisor or a cluster."""
+    """No worker is left that has seen the dead ones alive. New workers start at once, as with a supervisor."""
     stage.fault = fault
     crew = stage.workers(3, "--threads", "2")
     busy = stage.under_load(lambda: all(stage.hands(each.id) for each in crew), seconds=0.5)
@@ -65,7 +65,7 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     started = time.time() - at
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(set().union(*hands), None, at)
-    # How long a process takes to start is the machine's business.
+    # The time that a process takes to start depends on the machine.
     stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
 
 
@@ -104,7 +104,7 @@ def test_a_worker_whose_grace_is_over(stage, eventually):
 @pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])
 @pytest.mark.fault("SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT")
 def test_a_zombie(stage, eventually, pglock):
-    """All its tasks run elsewhere. When it wakes, its outcomes are dropped, and it works again."""
+    """Other workers run all its tasks. When it continues, its outcomes are dropped, and it works again."""
     limit = Settings(**pglock).HEARTBEAT_LIMIT
     zombie, *_others = stage.workers(3, "--threads", "3", pglock=pglock)
     begun = stage.under_load(lambda: stage.running(9) and stage.hands(zombie.id), seconds=0.5)
@@ -162,7 +162,8 @@ def test_a_task_that_takes_its_worker_down(stage, eventually, how):
     (victim,) = [member for member in stage.crew if member.ended_at]
     eventually(lambda: stage.replace_dead() and stage.is_over(), why="some task is stuck")
     evidence = stage.judge()
-    # The death is seen here only after its heartbeat process has reported it, and maybe after its tasks run elsewhere.
+    # This test notices the death after the heartbeat process has reported it, and perhaps after its tasks run
+    # elsewhere.
     last_begun = max(run.started for run in evidence.runs if run.worker == victim.id)
     recovery = evidence.recovery(evidence.unfinished(victim.id), victim.id, last_begun)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
@@ -186,7 +187,7 @@ def test_a_task_that_eats_memory(stage, eventually):
 @pytest.mark.short
 @pytest.mark.fault("a poison pill: its worker dies each time")
 def test_a_poison_pill(stage, eventually):
-    """Long tasks run beside it each time, so each crash ends them, too. They must not fail."""
+    """Long tasks run in the same process each time, so each crash ends them, too. They must not fail."""
     stage.workers(1, "--threads", "4", pglock=QUICK)
     with transaction.atomic():
         pill = stage.expect(chaos_tasks.take_down.enqueue("out-of-memory kill", times=1000, after=0.3))

@@ -1,4 +1,4 @@
-"""What happens to the server: sessions that end, restarts, an outage, a full disk, locks of a DBA."""
+"""Faults of the server: sessions that end, restarts, an outage, a full disk, locks of a DBA."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import make_tables
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
 
-# Every session of the database but the asker's.
+# Every session of the database except the one that sends the query.
 TERMINATE = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -43,7 +43,7 @@ def own_server():
 
 @pytest.fixture
 def server(own_server):
-    """A server that may be harmed. It runs when a test begins, whatever the one before did to it."""
+    """A server to which faults are applied. It runs when a test begins, whatever the test before did to it."""
     with contextlib.suppress(psycopg.OperationalError), closing(connect(own_server)):
         return own_server
     own_server.restart("immediate")
@@ -98,7 +98,7 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
 
 @pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
 def test_a_worker_dies_while_all_are_cut(stage, eventually):
-    """All are silent for a moment. The living workers beat again, so the silent one counts as dead."""
+    """All workers are silent for a moment. The living workers beat again, so the silent one counts as dead."""
     victim, *_others = stage.workers(3, "--threads", "2")
     begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.id), seconds=0.5)
     eventually(begun, why="the work did not begin")
@@ -202,7 +202,7 @@ def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is
                 time.sleep(4 if is_short else 20)
             since = time.time()
             keep_busy(crew, since)
-            # What a DBA does at night, while they work.
+            # The work of a DBA at night, while the workers run.
             for statement in ("VACUUM FULL django_pglock_task", "REINDEX TABLE django_pglock_task"):
                 dba.execute(statement)
     finally:
@@ -278,7 +278,7 @@ def tables_on(folder):
     ask(f"CREATE TABLESPACE small LOCATION '{folder / 'tables'}'")
     try:
         ask(move.format("pg_default", "small"))
-        # The functions under test have to be able to say that they run.
+        # The functions under test must be able to write that they run.
         ask("ALTER TABLE sample_run SET TABLESPACE pg_default; ALTER INDEX sample_run_pkey SET TABLESPACE pg_default")
         yield
     finally:
@@ -295,7 +295,7 @@ def fill(path):
             file.write(bytes(4096))
 
 
-#: The end of the pipe is our end, whatever it was.
+#: The pipe ends with this process, whatever the cause is.
 MOUNT = 'mount -t tmpfs -o size=32m tmpfs "$1" && echo mounted && read -r end; umount -l "$1"; rmdir "$1"'
 
 

@@ -1,4 +1,4 @@
-"""What happens to a supervisor and to its processes."""
+"""Faults of a supervisor and of its processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_killed_supervisor(stage, supervisor, eventually):
 
 @pytest.mark.fault("SIGSTOP of a supervisor for longer than a HEARTBEAT_LIMIT of 9 s")
 def test_a_frozen_supervisor(stage, supervised, eventually):
-    """Its processes beat by themselves meanwhile, so others take nothing from them."""
+    """Its processes send heartbeats themselves meanwhile, so no other worker takes their tasks."""
     process, workers = supervised(**SHORT_LIMIT)
     stage.worker("--threads", "2", pglock=SHORT_LIMIT)
     busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)

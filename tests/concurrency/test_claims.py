@@ -1,4 +1,4 @@
-"""Many claim at once, and nobody gets what another has."""
+"""Concurrent claims: no row or task is claimed twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_eight_threads_mark_every_row_exactly_once(in_threads):
 
 
 def test_eight_threads_move_every_row_exactly_once(in_threads):
-    """The same with a transition from two statuses."""
+    """The same for a transition from two statuses."""
     sender = Sender.objects.create()
     Parcel.objects.bulk_create(Parcel(sender=sender, weight=n, status=FREE[n % 2]) for n in range(200))
 
@@ -47,7 +47,7 @@ def test_eight_threads_move_every_row_exactly_once(in_threads):
 
 
 def test_passes_of_four_threads_handle_every_row_exactly_once(in_threads):
-    """Rows that others hold are left to them, and no pass ends before its end because of one."""
+    """Each pass skips rows that other threads have locked, and does not end early because of them."""
     Letter.objects.bulk_create(Letter(text=str(n)) for n in range(60))
 
     def take_all(number):
@@ -67,7 +67,7 @@ def test_passes_of_four_threads_handle_every_row_exactly_once(in_threads):
 
 
 def test_eight_workers_claim_every_task_exactly_once(in_threads):
-    """The worker's own statement, under the same conditions."""
+    """The claim statement of the worker, under the same conditions."""
     Task.objects.bulk_create(
         Task(queue="default", backend="default", task_path="tests.sample.tasks.nothing") for _ in range(300)
     )

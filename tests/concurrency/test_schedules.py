@@ -1,4 +1,4 @@
-"""Many workers look at the same schedules, and each tick is enqueued by one of them."""
+"""Many workers read the same schedules, and each tick is enqueued by one of them."""
 
 from __future__ import annotations
 

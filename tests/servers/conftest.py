@@ -1,4 +1,4 @@
-"""What the tests with servers of their own may use."""
+"""Fixtures for tests with their own servers."""
 
 from __future__ import annotations
 

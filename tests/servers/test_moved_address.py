@@ -41,7 +41,7 @@ def ask(server, sql, *params):
 
 
 def test_no_session_stays_connected_to_a_standby_after_the_address_moves_back(servers, eventually):
-    """Neither a service nor a thread; and what failed because its session could only read has not failed."""
+    """Neither a service nor a thread stays there. A task whose session was read-only has not failed."""
     primary, standby = servers
     with Proxy(str(primary.folder)) as proxy:
         process = WorkerProcess("--threads", "3", url=proxy.url("postgres"))
@@ -158,7 +158,7 @@ def write_at_the_standby(servers, proxy, running, eventually):
 def test_a_standby_behind_a_pooler_is_no_failure_of_a_task(
     servers, primary, proxy, pgbouncer, moved, worker, eventually, name, options
 ):
-    """A pooler passes on what the first server has reported, so the server has to be asked."""
+    """A pooler repeats the report of the first server, so the server must be queried."""
     running = worker(using=moved(HOST=str(pgbouncer.folder), PORT=""), listens=False, threads=1)
     add(primary, name, "moved", options)
     write_at_the_standby(servers, proxy, running, eventually)
@@ -172,7 +172,7 @@ def test_a_standby_behind_a_pooler_is_no_failure_of_a_task(
 def test_a_pooler_that_reports_a_standby_of_the_past_changes_nothing(
     primary, standby, proxy, pgbouncer, moved, worker, eventually
 ):
-    """A task without a right to write was repeated without end, and each thread opened ten sessions a second."""
+    """Before, a task without write rights was repeated forever, and each thread opened ten sessions a second."""
     proxy.lead_to(str(standby.folder))
     using = moved(HOST=str(pgbouncer.folder), PORT="")
     assert is_in_recovery()
@@ -191,7 +191,7 @@ def test_a_pooler_that_reports_a_standby_of_the_past_changes_nothing(
 
 
 def test_the_pool_of_django_keeps_no_session_to_a_standby(servers, primary, proxy, moved, worker, eventually):
-    """The pool gave it to the next attempt, which met the standby as well."""
+    """Before, the pool gave this session to the next attempt, which failed at the standby as well."""
     pool = {"min_size": 1, "max_size": 1, "timeout": 30}
     running = worker(using=moved(CONN_MAX_AGE=0, OPTIONS={"pool": pool}), threads=1)
     try:
@@ -210,7 +210,7 @@ def test_the_pool_of_django_keeps_no_session_to_a_standby(servers, primary, prox
 def test_a_session_of_a_second_alias_does_not_stay_at_a_standby(
     primary, standby, proxy, moved, worker, eventually, name
 ):
-    """Each later task failed in the thread that all coroutines share."""
+    """Before, each later task failed in the thread that all coroutines share."""
     moved("second")
     worker(using=moved("direct", HOST=str(primary.folder), PORT=""), threads=1)
     add(primary, name, "second")

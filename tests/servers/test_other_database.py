@@ -116,7 +116,7 @@ def test_the_example_of_the_page_enqueues_after_the_commit_in_the_other_database
 
 
 def test_a_lock_without_scope_inside_atomic_of_another_database_is_refused(alias, somebody):
-    """It would be freed before that database's COMMIT."""
+    """The lock would be released before the COMMIT of that database."""
     second = alias("second")
     with transaction.atomic(using=second):
         with pytest.raises(LockScopeError, match="using='second'"):
@@ -134,7 +134,7 @@ def test_a_lock_without_scope_inside_atomic_of_another_database_is_refused(alias
 
 
 def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias, worker, eventually):
-    """Not only the tasks' own: each connection that the thread has opened is looked at."""
+    """Each connection of the thread is checked, not only that of the database of the tasks."""
     alias("other", CONN_MAX_AGE=None)
     running = worker(threads=1)
     session_tasks.write_to.enqueue("other")
@@ -165,7 +165,7 @@ def test_results_and_attempts_are_read_where_the_task_was_written(alias, worker,
 
 
 def test_receivers_get_a_new_connection_after_the_loss_of_theirs(alias, worker, eventually):
-    """To a database that is not the tasks'. Each later call failed, as long as the worker ran."""
+    """The connection is to another database than that of the tasks. Before, each later call failed."""
     alias("second", CONN_MAX_AGE=None)
     backends = []
 

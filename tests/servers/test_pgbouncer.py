@@ -47,7 +47,7 @@ def locks_held():
 
 @pytest.mark.parametrize("timeout", [None, 30])
 def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in_threads, timeout):
-    """Two clients go for each of 200 keys at the same moment, over two sessions that are anybody's."""
+    """Two clients take each of 200 keys at the same moment, over two sessions that all clients share."""
     alias("pooled", NAME="two", **pgbouncer)
     together, visits, inside, meet = [], [], set(), threading.Barrier(2)
 
@@ -56,7 +56,7 @@ def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in
             together.extend(inside)
             inside.add(client)
             with connections["pooled"].cursor() as cursor:
-                cursor.execute("SELECT 1")  # long enough for the other one to come in
+                cursor.execute("SELECT 1")  # long enough for the other one to get the lock
             inside.discard(client)
             visits.append(number)
 
@@ -85,7 +85,7 @@ def test_a_busy_transaction_lock_is_refused_and_leaves_nothing_behind(pgbouncer,
 
 
 def test_two_clients_may_both_get_a_session_lock(pgbouncer, alias):
-    """The danger: both are given the same session, to which PostgreSQL grants its own lock again."""
+    """The danger: both clients get the same session, and PostgreSQL grants a session its own lock again."""
     for name in ("first", "second"):
         alias(name, NAME="one", **pgbouncer)
     with lock("a", scope="session", using="first"), try_lock("a", scope="session", using="second") as held:
@@ -93,7 +93,7 @@ def test_two_clients_may_both_get_a_session_lock(pgbouncer, alias):
 
 
 def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
-    """The danger: it is freed in another session than it was taken in. At least it does not go unnoticed."""
+    """The danger: the lock is released in another session than it was taken in. The package reports that."""
     for name in ("first", "second"):
         alias(name, NAME="two", **pgbouncer)
     handle = lock("a", scope="session", using="first").acquire()
@@ -147,7 +147,7 @@ def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias)
 
 
 def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads, eventually):
-    """No notification comes through, so who waits has to look."""
+    """No notification arrives, so a waiter polls."""
     alias("pooled", NAME="one", **pgbouncer)
     with Lease("a", ttl=12, using="pooled") as lease, pytest.raises(LockNotAvailable):
         before = LeaseRow.objects.get().renewed_at
@@ -198,7 +198,7 @@ def shop(page, pgbouncer, alias, settings):
     """An alias with these settings: PgBouncer in transaction mode, where tasks are enqueued."""
     assert (page["DATABASES"]["default"]["HOST"], page["DATABASES"]["default"]["PORT"]) == ("pgbouncer", "6432")
     alias("shop", **{**page["DATABASES"]["default"], **pgbouncer, "NAME": "two"})
-    # Nothing is found by looking: what wakes the worker is a notification.
+    # Polls are disabled, so only a notification wakes the worker.
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, **page["DJANGO_PGLOCK"], "USING": "shop", "POLL_INTERVAL": 600}
     settings.TASKS = {**settings.TASKS, "shop": {**settings.TASKS["default"], "OPTIONS": {"database": "shop"}}}
 
@@ -248,7 +248,7 @@ def locks_of_workers():
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, listens):
-    """It would stay in a session of the pool for as long as that lives, and say that a dead worker is alive."""
+    """The lock would stay in a session of the pool, and a dead worker would seem to be alive."""
     alias("pooled", NAME="two", **pgbouncer)
     heartbeat = Worker(using="pooled", listens=listens).heartbeat
     heartbeat.start()
@@ -284,7 +284,7 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
-    """All of its sessions are anybody's, and no notification comes through."""
+    """All clients share its sessions, and no notification arrives."""
     alias("pooled", NAME="two", **pgbouncer)
     first, later = [tasks.nothing.using(run_after=delay).enqueue() for delay in (None, timedelta(seconds=0.3))]
     keyed = keyed_tasks.step.enqueue(1)

@@ -55,7 +55,7 @@ def is_done():
 def test_a_query_of_the_session_watch_does_not_wait_for_another_database(
     proxies, quick, hang, worker, eventually, caplog, monkeypatch
 ):
-    """The questions to the silent databases wait for their answers longer than this test does."""
+    """The queries to the silent databases wait for their answers longer than this test."""
     monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
     worker(threads=3)
     for name in ("reports", "archive"):

@@ -113,14 +113,14 @@ def test_locks_are_taken_where_the_setting_says_and_never_where_reads_go(two):
 
 
 def test_locks_are_shown_where_they_are_taken(two):
-    """The standby has a lock table of its own, and to read that one would show that all is free."""
+    """The standby has its own lock table, which would show all locks as free."""
     assert AdvisoryLock.objects.for_name("a").db == "primary"
     assert AdvisoryLock.objects.using("standby").for_name("a").db == "standby"
 
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
 def test_a_lock_on_the_standby_excludes_no_other(two, scope):
-    """PostgreSQL grants both. Only the system check stands between a wrong alias and two who think they are alone."""
+    """PostgreSQL grants both locks. Only the system check prevents that a wrong alias makes two holders."""
     with lock("a", scope=scope), try_lock("a", scope=scope, using="standby") as held:
         assert held
 
@@ -147,7 +147,7 @@ def test_a_restart_ends_advisory_locks_and_no_lease(add_database):
 
 
 def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):
-    """The new primary knows nothing of the old one's locks, and everything of its leases."""
+    """The new primary has no locks of the old one, but all its leases."""
     with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
         add_database("old", primary)
         taken = Lease("a", ttl=60, using="old")

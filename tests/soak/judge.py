@@ -28,7 +28,7 @@ class Judge:
         return sorted({*enqueued.committed, *exist})
 
     def findings(self, enqueued: Enqueued, absences: Iterable[Absence]) -> list[Finding]:
-        """Return everything that should not be, of tasks that have come to their end, and forget older runs."""
+        """Return all violations of tasks that have ended, and forget older runs."""
         ids = self.expected(enqueued)
         runs = [_run(run) for run in Run.objects.all()]
         workers = {run.worker for run in runs}

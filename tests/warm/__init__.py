@@ -1,1 +1,1 @@
-"""Processes that start in a moment: forked from a parent in which Django is set up already."""
+"""Processes that start quickly: they are forked from a parent in which Django is set up already."""

@@ -122,7 +122,7 @@ def tell_ends(children: dict[int, Child]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             del children[pid]
-            # The process that has started it may not want to know any more.
+            # The process that has started it may have closed the socket.
             with contextlib.suppress(BrokenPipeError):
                 os.write(child.told, b"%12d" % status)
             os.close(child.told)
@@ -141,7 +141,7 @@ def become_child(request: dict[str, Any], descriptors: list[int], to_parent: soc
         kept[max(kept) + 1] = to_parent.fileno()
         request["asks_at"] = max(kept)
     to_parent.detach()
-    # Out of the way of the numbers that they get.
+    # Above the numbers that they get.
     kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_ASIDE) for number, each in kept.items()}
     for number, each in kept.items():
         os.dup2(each, number)
@@ -230,7 +230,7 @@ def run_and_end(request: dict[str, Any]) -> None:
     # In the order in which Python does it: threads, then functions that are called at the exit, then the streams.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    # If nobody reads the output any more, Python says so and has an exit code for that.
+    # If the output is not read any more, Python prints an error and has an exit code for that.
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A rolling migration from another package: its locks and ours exclude each other, whichever was first."""
+"""A rolling migration from another package: its locks and ours exclude each other, in either order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.concurrency.locks.test_handle import locks_held
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NAMES = ["report", "order:5", "50% off", "café", "x" * 1000, "a'b\"c", "\u202e", "tests.module.function"]
-#: What the peers made of these names when this was written: no release of ours may change it.
+#: The numbers that the other packages made of these names. No release of this package may change them.
 GOLDEN = {
     "report": (-8908523020745054052, -7140429637593506172, -1003522172),
     "order:5": (-8173632149667894618, -6473267390763462258, -497205408),
@@ -86,6 +86,6 @@ def test_key_functions_make_the_recorded_numbers_and_those_of_the_other_packages
 
 
 def test_another_key_function_does_not_exclude(in_threads):
-    """Without which the tests above could not fail."""
+    """Without this difference the tests above could not fail."""
     with pglock_1_8("report"):
         assert is_free_for_ours(in_threads, "report")

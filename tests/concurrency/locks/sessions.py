@@ -1,4 +1,4 @@
-"""How the tests of coroutines look at locks and sessions, beside an event loop that never waits for the database."""
+"""How the tests of coroutines read locks and sessions without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def arows():
 
 
 def _closing(function):
-    """Ask Django's connection of a thread that nobody else will close."""
+    """Query with the Django connection of a thread, and close it, because no other code does."""
     try:
         return function()
     finally:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
 def test_coroutines_of_one_process_exclude_each_other(scope):
-    """Sharing Django's connection, PostgreSQL would take them for one holder and let all of them in."""
+    """If they shared Django's connection, PostgreSQL would regard them as one holder and grant all of them."""
     inside, most = 0, 0
     shared = lock("report", scope=scope)
 
@@ -139,7 +139,7 @@ def test_a_cancelled_waiter_leaves_neither_lock_nor_waiter(somebody, scope):
 
 
 def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
-    """``asyncio.timeout`` around an inner lock is how one writes it; the outer one must still be held."""
+    """Users write ``asyncio.timeout`` around an inner lock. The outer lock must still be held."""
     somebody.holds("inner")
 
     async def wait():
@@ -161,7 +161,7 @@ def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
 
 
 def test_coroutines_cancelled_at_any_moment_leave_no_lock():
-    """The cancel meets the statement before it arrives, in the server, after its answer was sent, and at release."""
+    """The cancel comes before the statement arrives, while it runs, after its answer was sent, and at release."""
 
     async def visit(pause):
         async with lock("hot"):
@@ -193,7 +193,7 @@ def test_the_event_loop_runs_while_a_coroutine_waits(somebody):
 
     async def main():
         waiting = asyncio.create_task(lock("a").aacquire())
-        # Were the loop to wait as well, it would never come to see that, nor to free the lock.
+        # If the event loop waited as well, it could neither notice that nor release the lock.
         await until(some_wait, "nobody waits")
         assert not waiting.done()
         await asyncio.to_thread(somebody.ask, "SELECT pg_advisory_unlock_all()")
@@ -260,7 +260,7 @@ async def _drop(name):
 
 @pytest.mark.parametrize("shared_lockable", [False, True])
 def test_an_abandoned_asynchronous_generator_frees_its_lock(somebody, shared_lockable):
-    """Python has it closed by another task, some time later."""
+    """Python closes the generator in another task, some time later."""
     one = lock("a")
 
     async def numbers():

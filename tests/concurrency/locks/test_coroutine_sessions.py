@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
 @pytest.mark.parametrize("timeout", [0, 5, None])
 def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody):
-    """Ten streams that take their time must not take every other locked view down."""
+    """Ten slow streams must not block all other locked views."""
 
     async def main():
         held = [await in_a_task(lock("async", number, timeout=timeout)) for number in range(12)]
@@ -51,7 +51,7 @@ def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody)
 
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
 def test_coroutines_that_share_a_session_exclude_each_other():
-    """PostgreSQL takes them for one holder."""
+    """PostgreSQL regards them as one holder."""
     inside = {"a": 0, "b": 0}
 
     async def visit(number):
@@ -166,7 +166,7 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
             try:
                 await (await coming).release()
             except asyncio.CancelledError as error:
-                kept.append(error)  # Python would close what only its frames know, sooner or later
+                kept.append(error)  # Python may close objects that only its frames refer to
         lock_sessions_for("default").close_idle()
         await until(lambda: _is(asessions, before), "a session is left")
 
@@ -174,7 +174,7 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
 
 
 def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
-    """A worker kept as many as its coroutines had ever needed at once, until its end."""
+    """Before, a worker kept as many sessions as its coroutines had ever needed at once, until its end."""
     monkeypatch.setattr(async_sessions, "IDLE_TIMEOUT", 0.2)
 
     async def main():

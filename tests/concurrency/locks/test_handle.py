@@ -104,7 +104,7 @@ def test_a_storm_of_timeouts_leaves_nothing_held(in_threads):
                 outcomes.append("held")
             except LockNotAvailable:
                 outcomes.append("busy")
-        # Before the thread's session ends: a lock that leaked would end with it and hide.
+        # Before the session of the thread ends, because a leaked lock would end with the session.
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
             return cursor.fetchone()[0]
@@ -122,7 +122,7 @@ def test_shared_holders_are_together_and_an_exclusive_one_is_alone(in_threads):
             inside.wait(60)
             with try_lock("book") as held:
                 was_held = bool(held)
-            inside.wait(60)  # nobody leaves before everybody has tried
+            inside.wait(60)  # no thread releases before all threads have tried
         return was_held
 
     assert in_threads(read, 4) == [False] * 4

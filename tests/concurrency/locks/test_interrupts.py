@@ -37,7 +37,7 @@ from tests.db.locks.sessions import Somebody
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-#: A boundary is one in our own code: what Django and psycopg do in between is theirs, and covered by the one around it.
+#: Only boundaries in our own code count. The boundary around a call covers what Django and psycopg do in it.
 OURS = str(Path(django_pglock.__file__).parent)
 RETURN_VALUE = dis.opmap["RETURN_VALUE"]
 IS_SHORT = os.environ.get("PGLOCK_INTERRUPTS") != "all"
@@ -57,7 +57,7 @@ class At:
         self.place = "nowhere"
 
     def __enter__(self):
-        # Or Python might collect a handle of an earlier round here, and swallow the interrupt in its destructor.
+        # Otherwise Python might collect a handle of an earlier round here, and ignore the interrupt in its destructor.
         gc.disable()
         sys.settrace(self.trace)
         return self
@@ -88,7 +88,7 @@ class At:
 
 def interrupt_everywhere(use, check, *, step=1, spares_ends=False):
     """Interrupt ``use`` at every boundary, in the short form at each ``step``-th one, and check after each."""
-    # What was there before is not looked through each time.
+    # Objects from before are not collected each time.
     gc.collect()
     gc.freeze()
     try:
@@ -108,7 +108,7 @@ def _interrupt_everywhere(use, check, step, spares_ends):
         except Interrupt:
             pass
         except LockError:
-            # Interrupted while it was freed, the session was ended, and the outer lock with it.
+            # The release was interrupted, so the session was ended, and the outer lock with it.
             pass
         check(f"{number}, {at.place}")
         if at.count < number:
@@ -197,7 +197,7 @@ def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(s
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("by", ["with", "handle"])
 def test_a_lease_that_is_interrupted_anywhere_is_released(by, eventually):
-    """Without a ttl, nothing else would ever end it."""
+    """Without a ttl, nothing else would end the lease."""
 
     def use():
         if by == "with":
@@ -227,7 +227,7 @@ def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(someb
 
 
 def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
-    """Where the session had to be ended, the outer lock is gone, and says so."""
+    """If the session had to be ended, the outer lock is lost, and its handle reports it."""
     lost = []
 
     def use():
@@ -309,7 +309,7 @@ class InsideTestCase(TestCase):
             other.leaves()
 
     def test_a_lock_that_is_left_in_a_broken_transaction_is_freed_in_any_case(self):
-        """What frees such a lock later may be interrupted, too, and must not lose its record."""
+        """The later release of such a lock may be interrupted, too, and must not lose its record."""
         locks = session_locks_of(connections["default"])
         raw = connections["default"].connection
         other = Somebody()

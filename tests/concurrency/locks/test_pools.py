@@ -1,4 +1,4 @@
-"""Django's own connection pool: a session that goes back to it must not take a lock along."""
+"""Django's own connection pool: a session that returns to the pool must hold no lock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_session_is_used_again_while_no_lock_is_held(pooled):
 
 @pytest.mark.parametrize("close", ["close", "end of request"])
 def test_closing_under_a_lock_ends_the_session_and_is_noticed(pooled, close, eventually):
-    """close() means "back to the pool", where nobody would ever free the lock."""
+    """close() returns the session to the pool, where no code would release the lock."""
     before = pid_of(pooled)
     with pytest.raises(LockLost), lock("a"):
         if close == "close":

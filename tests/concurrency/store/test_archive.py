@@ -1,4 +1,4 @@
-"""The archive beside others: two who move, a killed one, and claims, results and waits while tasks are moved.
+"""The archive with concurrency: two processes that move, a killed one, and claims, results and waits meanwhile.
 
 ``test_a_live_table_is_converted_while_workers_claim`` moves a few thousand tasks. ``PGLOCK_ARCHIVE_ROWS=1000000`` makes
 it a million, and prints what it has measured.
@@ -60,7 +60,7 @@ def fill(count):
 
 
 def everything():
-    """Return the ids in the table of tasks and those in the archive, after a look that none is in both."""
+    """Return the ids in the table of tasks and those in the archive, after a check that none is in both."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -122,7 +122,7 @@ def test_a_mover_that_is_killed_in_the_middle_loses_nothing(eventually):
 
 
 def test_a_result_is_found_at_each_moment_of_the_move(in_threads):
-    """A reader looks into the table of tasks, the task moves, and the reader looks into the archive."""
+    """A reader queries the table of tasks, the task moves, and the reader queries the archive."""
     turn_on("default")
     rows = [make(days=TWO_HOURS, task_path=tasks.echo.module_path, result=number) for number in range(60)]
     ended = threading.Event()
@@ -156,7 +156,7 @@ def test_a_wait_for_a_task_that_moves_meanwhile_ends():
 
 
 def test_a_task_does_not_wait_for_a_dependency_that_moves_to_the_archive(in_threads):
-    """The one that enqueues and the one that moves lock the same row. Neither of them cancels the new task."""
+    """The enqueue and the move lock the same row. Neither of them cancels the new task."""
     turn_on("default")
     rows = [make(days=TWO_HOURS) for _ in range(40)]
 
@@ -216,7 +216,7 @@ def test_a_long_reader_of_the_archive_delays_only_the_drop():
 
 
 def test_a_drop_that_a_reader_stops_halfway_is_finished_later(monkeypatch):
-    """The reader begins between the look whether somebody reads, and the drop."""
+    """The reader begins between the check for readers and the drop."""
     make(days=9)
     walk(days=30)
     monkeypatch.setattr(archive_days, "ARCHIVE_IS_USED", "SELECT false")
@@ -244,7 +244,7 @@ def test_a_live_table_is_converted_while_workers_claim(worker, eventually, monke
     before, _ = everything()
     sizes = [size("django_pglock_task")]
     worker()
-    # In the long form as many as beside the move, so that both meet what else the machine does.
+    # In the long form as many as during the move, so that both are measured under the same load of the machine.
     delays = [delay() for _ in range(max(20, ROWS // 200 if "PGLOCK_ARCHIVE_ROWS" in os.environ else 0))]
     call_command("locktasks", "archive", "on", verbosity=0)
     began, beside = time.monotonic(), []

@@ -27,7 +27,7 @@ def value(statement):
 
 
 def test_a_change_beside_the_claim_of_the_waiting_task_is_not_missed(capture, eventually):
-    """The claim wins the row of the waiting task: so that task may not see the change, and there has to be another."""
+    """The claim gets the row of the waiting task first. This task may not see the change, so another one is needed."""
     product = Product.objects.create(name="a")
     capture(note_price)
     Product.objects.update(price=1)
@@ -53,7 +53,7 @@ def test_a_change_beside_the_claim_of_the_waiting_task_is_not_missed(capture, ev
 
 
 def test_the_last_price_of_each_row_is_seen(capture, worker, in_threads, eventually):
-    """Four writers change rows in transactions, while a worker runs what they make."""
+    """Four writers change rows in transactions, while a worker runs the captured tasks."""
     rows = Product.objects.bulk_create(Product(name="a") for _ in range(3))
     capture(note_price)
     worker()

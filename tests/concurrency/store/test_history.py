@@ -15,7 +15,7 @@ WORKERS, ROUNDS, FUNCTIONS = 4, 15, 40
 
 
 def test_workers_that_write_the_same_rows_lose_nothing_and_never_deadlock(in_threads, monkeypatch):
-    """Each has met the functions in an order of its own, and holds the rows that it has written to its commit."""
+    """Each worker has run the functions in a different order, and locks the rows that it writes until its commit."""
     monkeypatch.setattr("django_pglock.store.history.LONGEST_WAIT", "0")
     now = datetime.now(timezone.utc)
     minute = int(now.timestamp() // 60 * 60)
@@ -44,6 +44,6 @@ def test_workers_that_delete_old_rows_at_the_same_time_delete_each_once(in_threa
             deleted += count
         return deleted
 
-    # A round may end early where the others have locked what is left, so another worker looks once more.
+    # A round may end early if other workers have locked the remaining rows, so another worker runs one more round.
     assert sum(in_threads(prune, WORKERS)) + prune(0) == 2 * 3 * len(old)
     assert TaskHistory.objects.count() == 2 * 3

@@ -1,4 +1,4 @@
-"""Pruning beside those who begin to need a task."""
+"""Pruning concurrent with transactions that begin to wait for a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redrives at once: a group gets one, and tasks of two groups or of two redrives are retried once each."""
+"""Concurrent redrives: a group gets one, and tasks of two groups or of two redrives are retried once each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_concurrent_redrives_of_a_group_become_one_redrive(in_threads):
 
 
 def test_two_redrives_of_one_group_retry_each_task_once(in_threads):
-    """As when a person retries the group at once while another redrives it."""
+    """As when one person retries the group at once while another person redrives it."""
     rows = [fail(fingerprint=7, queue="elsewhere") for _ in range(40)]
     workers = [make("RUNNING", attempts=1) for _ in range(2)]
     before = timezone.now()

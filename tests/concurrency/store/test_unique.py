@@ -1,4 +1,4 @@
-"""Unique calls in transactions, beside claims of the task that waits."""
+"""Unique calls in transactions, concurrent with claims of the waiting task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def many(task):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("enqueue", [one, many])
 def test_a_waiting_task_reused_by_a_unique_call_is_not_claimed_before_the_commit(claimed, enqueue, level):
-    """What the transaction has changed is invisible until then, and a run before it would miss the change."""
+    """The changes of the transaction are invisible until then, so a run before the commit would miss them."""
     first = refresh.enqueue(1)
     with transaction.atomic():
         begin(level)
@@ -87,7 +87,7 @@ def test_a_unique_call_after_the_claim_of_the_waiting_task_makes_another_task(cl
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost(eventually, level):
-    """The claim has the row first. Then the call is written, or the whole transaction has to be tried again."""
+    """The claim locks the row first. Then the call is written, or the whole transaction must be tried again."""
     refresh.enqueue(1)
     errors = []
     with closing(dedicated_connection("default")) as worker, worker.cursor() as cursor:
@@ -120,7 +120,7 @@ def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost
 
 
 def test_waiting_tasks_reused_by_unique_calls_are_locked_in_key_order(eventually):
-    """The second key is the older row and the first call. Two transactions with the same keys cannot deadlock."""
+    """The second key belongs to the older row and to the first call. Two such transactions cannot deadlock."""
     task = refresh.using(unique=Unique("{number}"))
     rows = {number: int(task.enqueue(number).id) for number in (2, 1)}
     with closing(dedicated_connection("default")) as other, other.cursor() as cursor:
@@ -144,7 +144,7 @@ def test_waiting_tasks_reused_by_unique_calls_are_locked_in_key_order(eventually
 
 @pytest.mark.parametrize("enqueue", [one, many])
 def test_a_unique_call_outside_a_transaction_locks_no_row(enqueue):
-    """Whatever the caller has changed is committed, and any run that begins from now on sees it."""
+    """The changes of the caller are committed, so each run that begins from now on sees them."""
     refresh.enqueue(1)
     with CaptureQueriesContext(connection) as outside:
         enqueue(refresh)
@@ -158,7 +158,7 @@ def test_a_unique_call_outside_a_transaction_locks_no_row(enqueue):
 
 
 def test_a_task_that_is_unique_until_it_ends_is_claimed_beside_the_caller(claimed):
-    """It would keep its key anyway, and may have read everything already."""
+    """The running task keeps its key in any case, and may have read all data already."""
     first = rebuild.enqueue(1)
     with transaction.atomic():
         assert rebuild.enqueue(1).id == first.id

@@ -39,7 +39,7 @@ def main(path: str) -> None:
 
 
 def note(journal: TextIO, **what: Any) -> None:
-    """Write one line that nobody can lose."""
+    """Write one line to the disk."""
     journal.write(json.dumps({"at": time.time(), **what}) + "\n")
     journal.flush()
 

@@ -39,7 +39,7 @@ def test_exit_codes_and_streams():
 
 
 def test_the_stack_of_a_task_that_computes_without_a_pause(worker_process, eventually):
-    """With beats so rare that only the notification can have been heard, and a task that never gives the GIL away."""
+    """The heartbeats are so rare that only the notification can arrive in time. The task never releases the GIL."""
     worker = worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
     made = running_tasks.compute_without_pause.enqueue("4111-1111")
     eventually(lambda: Effect.objects.filter(name="begun").exists())
@@ -48,7 +48,7 @@ def test_the_stack_of_a_task_that_computes_without_a_pause(worker_process, event
     assert out.rstrip().endswith(("count += 1", "while count >= 0:"))
     assert "4111" not in out
     assert RunningStack.objects.get().task == int(made.id)
-    # Politely it ends late: the task leaves little time to anything else.
+    # After SIGTERM the worker ends late, because the task leaves little time to other threads.
     worker.process.kill()
 
 

@@ -60,7 +60,7 @@ def test_withlock_reports_a_busy_lock_and_does_not_run_the_command(options, expe
 
 
 def test_the_lock_is_of_the_scope_that_the_settings_say():
-    """Behind a pooler in transaction mode a session lock would exclude nobody."""
+    """Behind a pooler in transaction mode, a session lock does not exclude other clients."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.settings_transaction_scope"}
     code = "print('in', flush=True); input(); raise SystemExit(7)"
     process = withlock("deploy", "--", *python(code), **settings)
@@ -106,7 +106,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_lock_is_lost(monkeyp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can end a process with its parent.")
 def test_the_command_is_killed_if_withlock_is_killed():
-    """It would run on without the lock, beside the next holder's command."""
+    """Otherwise the command would continue without the lock, at the same time as the command of the next holder."""
     process = withlock("deploy", "--", *python("print('in', flush=True); import time; time.sleep(600)"))
     assert process.stdout.readline() == "in\n"
     process.kill()

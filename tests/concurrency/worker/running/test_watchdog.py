@@ -17,7 +17,7 @@ from tests.conftest import NEVER
 
 
 class Call(StoppableAttempt):
-    """An attempt that executes Python code for so many seconds. A long one leaves the processor to others meanwhile."""
+    """An attempt that executes Python code for a number of seconds. A long one gives the processor to other threads."""
 
     def __init__(self, seconds, timeout=None):
         self.claim = self
@@ -62,9 +62,9 @@ def quick_switches():
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
-    """Nor does anything stay behind that would keep a thread that is traced at one line forever, as in 3.11."""
+    """Also no trace function is left that would keep a traced thread at one line forever, as in Python 3.11."""
     timeout = 0.0005
-    # To be traced takes time, by us or by what measures coverage.
+    # Tracing takes time, whether for the timeout or for coverage.
     turns = 80 if is_traced or sys.gettrace() else 400
     enough = turns // 8
 
@@ -73,7 +73,7 @@ def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads,
             sys.settrace(lambda *_: None)
         thread = watchdog.watch_this_thread()
         ends = {"returned": 0, "struck": 0}
-        # On a slow machine most come too late: then ever more of them have ever more time left.
+        # On a slow machine most exceptions come too late. Then each round gives more functions more time.
         for turn in range(10 * turns):
             if turn >= turns and ends["struck"] > enough and (is_traced or ends["returned"] > enough):
                 break
@@ -84,7 +84,7 @@ def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads,
             except TaskTimeout:
                 ends["struck"] += 1
             assert call.is_over
-            # A stray exception would strike here at the latest, and fail the test.
+            # A late exception would be raised here at the latest, and fail the test.
             for _ in range(200):
                 pass
         return ends
@@ -101,7 +101,7 @@ def test_a_timeout_of_zero_ends_the_function_at_once(watchdog, in_threads, quick
         thread = watchdog.watch_this_thread()
         struck = 0
         for turn in range(200):
-            # Every second one may return before, the others run until they are struck.
+            # Every second function may return before its timeout; the others run until the timeout is raised.
             try:
                 thread.call(Call(0.005 if turn % 2 else NEVER, timeout=0.0))
             except TaskTimeout:
@@ -113,7 +113,7 @@ def test_a_timeout_of_zero_ends_the_function_at_once(watchdog, in_threads, quick
 
 
 def test_the_thread_waits_until_no_stop_is_pending(watchdog, monkeypatch, in_threads):
-    """A cancel that has already been sent would meet the statement of the next task."""
+    """A cancel that has already been sent would cancel the statement of the next task."""
     arrived, returned, order = threading.Event(), threading.Event(), []
 
     def cancel_slowly(thread, attempt):
@@ -182,7 +182,7 @@ def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatc
 
     def release():
         eventually(lambda: "cannot be stopped" in caplog.text)
-        time.sleep(0.3)  # for more strikes, which are not reported
+        time.sleep(0.3)  # for more attempts to stop the function, which are not reported
         blocked.release()
 
     threading.Thread(target=release, daemon=True).start()
