@@ -1,4 +1,4 @@
-"""How the tests of the archive let tasks move there."""
+"""Helpers that move tasks to the archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TWO_HOURS = 2 / 24
 
 
 def walk(days=7.0, batch=1000):
-    """Walk once through all tasks; return how many were moved."""
+    """Move all tasks that are old enough; return their number."""
     count, after = 0, 0
     while True:
         moved, after = archive_window("default", after, days, batch=batch)
@@ -24,7 +24,7 @@ def walk(days=7.0, batch=1000):
 
 
 def moved(*rows):
-    """Return which of these tasks are in the archive, after a look that none is in both tables or in none."""
+    """Return which tasks are in the archive, after a check that each is in exactly one of the tables."""
     archived = set(ArchivedTask.objects.values_list("pk", flat=True))
     assert archived.isdisjoint(Task.objects.values_list("pk", flat=True))
     return [row.pk in archived for row in rows]

@@ -1,4 +1,4 @@
-"""What the tests of the store may use."""
+"""Fixtures for the tests of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sample import tasks
 
 @pytest.fixture
 def session():
-    """A session of another program, which can hold a worker's lock."""
+    """A session of another program, which can hold the lock of a worker."""
     connection = dedicated_connection("default")
     yield connection
     connection.close()

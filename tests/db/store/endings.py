@@ -1,4 +1,4 @@
-"""How the tests of ``after=`` let tasks end, and look at all tasks."""
+"""Helpers for tests of ``after=``: they end tasks and return the statuses."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ HOUR = timedelta(hours=1)
 
 
 def decorate(function, **options):
-    """Decorate it, as a module does that is loaded again; what is registered is the definition that was first."""
+    """Decorate the function again, as at a reload of its module; the first definition stays registered."""
     registry._definitions.pop(f"{function.__module__}.{function.__name__}", None)
     return task(**options)(function)
 

@@ -1,4 +1,4 @@
-"""Keys of tasks: one at a time and in order, so many at once, and how what waits gets through."""
+"""Keys of tasks: one at a time and in order, with concurrency, and how blocked tasks are admitted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def settle_one(claim, outcome):
 
 @contextmanager
 def hold_key(key):
-    """Be about to admit to a key, in a session of one's own."""
+    """Hold the lock of admission to a key, in another session."""
     holder = dedicated_connection("default")
     try:
         with holder.cursor() as cursor:
@@ -67,7 +67,7 @@ def test_one_task_of_a_key_is_admitted_and_the_next_after_its_end(claim):
 
 
 def test_a_task_with_a_key_is_admitted_after_the_commit():
-    """An enqueuing transaction, however long it is, holds no lock that others of the key would wait for."""
+    """A long transaction that enqueues holds no lock for which other tasks of the key wait."""
     with transaction.atomic():
         keyed.step.enqueue(1)
         assert statuses() == ["BLOCKED"]
@@ -137,7 +137,7 @@ def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
 
 
 def test_a_locked_row_blocks_only_its_key(in_threads):
-    """A person cancels in a long transaction, or a call is replaced in one."""
+    """As when a user cancels a task, or a call replaces one, in a long transaction."""
     with transaction.atomic():
         for order in (1, 1, 2):
             keyed.step.enqueue(order)
@@ -145,7 +145,7 @@ def test_a_locked_row_blocks_only_its_key(in_threads):
         def admit_all(number):
             return admit("default", ["order:1", "order:2"])
 
-        transaction.get_connection().run_on_commit.clear()  # as if we had died right after the commit
+        transaction.get_connection().run_on_commit.clear()  # as after a crash right after the commit
     with transaction.atomic():
         Task.objects.select_for_update().earliest("id")
         assert in_threads(admit_all, 2).count(1) == 1
@@ -155,7 +155,7 @@ def test_a_locked_row_blocks_only_its_key(in_threads):
 
 
 def test_a_locked_row_also_holds_up_those_behind_it_at_a_key_that_lets_several_run(in_threads):
-    """They run in the order in which they were enqueued; the row of the other key is let through."""
+    """Tasks of a key run in the order in which they were enqueued. The task of the other key is admitted."""
     with transaction.atomic():
         for name in ("a", "a", "a", "b"):
             keyed.call.enqueue(name)
@@ -168,7 +168,7 @@ def test_a_locked_row_also_holds_up_those_behind_it_at_a_key_that_lets_several_r
 
 
 def test_admission_sees_concurrent_admissions_at_every_isolation_level(in_threads, eventually):
-    """One snapshot for both statements would be older than the lock, and a second task would be let through."""
+    """With one snapshot for both statements, older than the lock, a second task would be admitted."""
     with transaction.atomic():
         for order in (1, 2, 2):
             keyed.step.enqueue(order)
@@ -223,7 +223,7 @@ def test_a_rescue_keeps_the_order(claim):
 
 
 def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission():
-    """Blocked forever is what other queues have here. Upkeep finds it, key by key, from where it was."""
+    """In other queues such a task stays blocked forever. Upkeep searches key by key, and continues where it stopped."""
     for order in range(5):
         keyed.step.enqueue(order)
     Task.objects.update(status="BLOCKED")

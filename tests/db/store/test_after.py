@@ -74,7 +74,7 @@ def test_a_task_does_not_wait_for_a_finished_task(claim):
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_finished_task_is_kept_until_its_dependent_is_committed(claim, in_threads, is_finished):
-    """Nobody else sees before that it is needed. Neither its claim nor its end waits for that."""
+    """Before the commit, other sessions cannot see the dependent. The task can be claimed and can end meanwhile."""
     first = tasks.echo.using(keep_result=0).enqueue(1)
 
     def end():
@@ -159,7 +159,7 @@ def test_after_refuses_a_task_that_does_not_exist():
 
 
 def test_after_takes_a_single_result_or_id_without_a_list():
-    """The digits of an id are no ids."""
+    """A text is one id, and not a list of ids of one digit each."""
     for _ in range(12):
         result = tasks.nothing.enqueue()
     for one in (result, result.id, int(result.id)):
@@ -179,7 +179,7 @@ def test_many_tasks_wait_for_one_and_one_waits_for_many(worker, eventually):
 
 
 def test_a_dependent_becomes_ready_when_its_dependencies_end_at_the_same_time(in_threads, claim):
-    """Two that finish at the same moment must not each leave it to the other."""
+    """If two dependencies end at the same time, one of them must release the dependent."""
     for _ in range(10):
         results = [tasks.echo.enqueue(number) for number in range(8)]
         child = tasks.nothing.using(after=results).enqueue()

@@ -1,4 +1,4 @@
-"""What follows a commit may fail, for example because the session is lost at that moment. The commit stands."""
+"""Statements after a commit may fail, for example because the session is lost. The commit is valid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ask_to_end():
     ],
 )
 def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog, claim, module, name, verb):
-    """Else the caller would take what is committed for failed, and its own functions would not be called."""
+    """Otherwise the caller would regard the committed transaction as failed, and its own hooks would not run."""
     tasks.nothing.enqueue()
     claim()
     called = []
@@ -74,7 +74,7 @@ VERBS = {
     "retry": lambda: Task.objects.all().retry(),
     "cancel": lambda: Task.objects.all().cancel(),
 }
-#: What needs a block of ``atomic()``, which Django refuses after a BEGIN.
+#: Verbs that need a block of ``atomic()``, which Django refuses after a BEGIN.
 NEED_ATOMIC = ("plain, many", "after", "retry", "cancel")
 
 
@@ -125,7 +125,7 @@ def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
 
 
 def test_a_verb_with_a_block_of_its_own_notifies_with_the_commit_of_the_caller():
-    """With autocommit off a block of ``atomic()`` commits nothing, and Django keeps what should follow its commit."""
+    """With autocommit off, a block of ``atomic()`` commits nothing, and Django keeps its on_commit hooks."""
     transaction.set_autocommit(False)
     listener = dedicated_connection("default")
     try:

@@ -1,4 +1,4 @@
-"""The archive: what moves, when, with what; and what stays."""
+"""The archive: which tasks and rows move there, and when."""
 
 from __future__ import annotations
 

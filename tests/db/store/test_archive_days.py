@@ -47,7 +47,7 @@ def test_old_days_are_dropped_and_others_stay():
 
 
 def test_a_day_is_dropped_only_when_all_its_tasks_are_old_enough():
-    """Its first task may be older by a day."""
+    """The first task of the day may be a day older than the last one."""
     make(days=7 + TWO_HOURS)
     walk(days=30)
     [day] = archive_state("default").days

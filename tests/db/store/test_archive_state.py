@@ -1,4 +1,4 @@
-"""The switch of the archive, which all processes see, and what a role may do there."""
+"""The switch of the archive in the database, and the rights of a role."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
 
 
 def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeypatch, django_assert_num_queries):
-    """Each ask for a task that does not exist would else send a query more, also without an archive."""
+    """Otherwise each search for a missing task would send one more query, also without an archive."""
     module._known.clear()
     with django_assert_num_queries(1):
         assert not may_be_archived("default")

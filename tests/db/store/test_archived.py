@@ -1,4 +1,4 @@
-"""Tasks in the archive: what is found of them, and by whom."""
+"""Which data of archived tasks is found, and with which rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index on arguments and metadata: created while tasks are written, and asked for the tasks that have a value."""
+"""The index on arguments and metadata: created while tasks are written, and used to find tasks by a value."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_the_waiter_is_notified_of_the_end(worker, eventually):
-    """With a poll every ten minutes nothing but the notification can tell."""
+    """The poll comes every ten minutes, so only the notification can end the wait."""
     worker()
     result = tasks.note_and_sleep.enqueue("x", 0.3)
     assert result.wait(60).is_finished
@@ -74,7 +74,7 @@ def test_a_wait_for_an_uncommitted_task_is_refused():
 
 
 class InsideTestCase(TestCase):
-    """Its transaction does not count for code under test, but hides the task from every worker."""
+    """The transaction of the test case does not count for the code under test, but hides the task from each worker."""
 
     async def test_an_async_wait_for_a_result_in_a_test_case_is_refused(self):
         result = await tasks.echo.aenqueue(1)

@@ -1,4 +1,4 @@
-"""Cancelling: what waits never runs, what runs is asked to end."""
+"""Cancelling: waiting tasks never run, and running tasks are asked to end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_only_the_cancel_of_a_running_task_notifies_after_the_commit(claim, runs
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_cancel_tries_again_if_a_row_is_briefly_locked(claim, in_threads, monkeypatch, runs):
-    """Its progress is being written, or it is being claimed."""
+    """The row is locked because its progress is written, or because it is claimed."""
     mine = tasks.nothing.enqueue()
     if runs:
         claim()
@@ -152,7 +152,7 @@ def test_a_retry_by_hand_clears_the_request(claim):
 
 
 def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker, eventually):
-    """It used to begin at once, beside the one that still ran."""
+    """Before, the next task began at once, while the cancelled one still ran."""
     first = running.locked.enqueue("a", running.FOREVER)
     second = running.locked.enqueue("a")
     worker()
@@ -236,10 +236,10 @@ def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monke
 
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
-    """Of several in flight, with a thread that is busy."""
+    """Several claims are in flight, and the only thread is busy."""
     monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", running.FOREVER)
     process = worker(queues=["another"], threads=1)
-    # Its fetcher, when it has just connected, gives back what it does not know.
+    # A fetcher that has just connected gives unknown claims back.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
     tasks.record.enqueue("never")
     [waits] = claim(worker=process.identity.id)
@@ -261,7 +261,7 @@ def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventu
     begun(eventually)
     assert Effect.objects.get().number == 3
     Task.objects.filter(pk=results[0].id).cancel()
-    # The group still runs for the two others a heartbeat later.
+    # One heartbeat later, the group still runs for the two other tasks.
     time.sleep(0.7)
     assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING"}
     Task.objects.cancel()
@@ -292,7 +292,7 @@ def test_the_worker_continues_with_other_tasks(worker, eventually):
 
 
 def test_a_worker_without_tasks_does_not_query_for_requested_cancels(worker, monkeypatch):
-    """One look for requests in an interval, and only of a worker that runs something."""
+    """A worker queries requests once in an interval, and only while it runs tasks."""
     asked = []
     monkeypatch.setattr(
         "django_pglock.worker.liveness.running_tasks.requests_to",

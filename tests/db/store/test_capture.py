@@ -1,4 +1,4 @@
-"""What a captured statement enqueues: which rows count, and what the rows of the tasks contain."""
+"""The tasks of a captured statement: which changed rows count, and the contents of the rows of tasks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_rolled_back_change_leaves_nothing(capture):
 
 
 def test_an_update_counts_if_one_of_the_fields_changes(capture):
-    """NULL, and a type without an operator "=", are compared like all others."""
+    """NULL, and types without an operator "=", are compared like other values."""
     first, second, _third = products(3, wanted={"a": 1})
     capture(tasks.reindex, on="update", fields=["price", "wanted"])
     Product.objects.update(name="another", price=F("price"))
@@ -129,7 +129,7 @@ def test_a_change_of_the_primary_key_captures_both_keys(capture):
 
 
 def test_an_update_reads_the_old_rows_only_where_it_needs_them(capture):
-    """PostgreSQL writes down all rows of each transition table, which is most of what a capture costs an UPDATE."""
+    """PostgreSQL stores all rows of each transition table. This is most of the cost of a capture of UPDATE."""
     options = [{}, {"ids": "id"}, {"fields": ["price"]}, {"when": Q(price=1)}, {"ids": "shelf"}]
     read = []
     for each in options:
@@ -150,7 +150,7 @@ def tables_of_update():
 
 
 def test_a_row_whose_primary_key_was_changed_is_told_under_both_ids(capture):
-    """The old rows are not read: a trigger for each row sees the few that have lost their id."""
+    """The table of old rows is not read: a trigger for each row gets the rows whose key has changed."""
     first, second = (each.pk for each in products(2))
     capture(tasks.note, on="update")
     run(f"UPDATE sample_product SET id = CASE id WHEN {second} THEN id + 100 ELSE id END, price = 5")
@@ -164,7 +164,7 @@ def test_a_row_whose_primary_key_was_changed_is_told_under_both_ids(capture):
 
 
 def test_an_upsert_that_changes_the_primary_key_is_told_under_both_ids(capture):
-    """One that sets the key to what it was is told once."""
+    """A row whose key is set to the same value is captured once."""
     [product] = products(1)
     capture(tasks.reindex, on="update")
     upsert = "INSERT INTO sample_product (id, name, price) VALUES (%s, 'a', 0) ON CONFLICT (id) DO UPDATE SET"
@@ -223,7 +223,7 @@ def test_a_key_that_another_trigger_changes_is_told_by_a_capture_of_that_field(c
 
 
 def test_a_row_counts_if_it_matches_before_or_after(capture):
-    """A row that no longer matches has to be removed from what was made of it."""
+    """A row that no longer matches must be removed from data derived from it, such as a search index."""
     capture(tasks.note, when=Q(price__gt=5) & ~Q(name="%s {id} 'quoted' \\"))
     products(1)
     [row] = products(1, price=6)
@@ -238,7 +238,7 @@ def test_a_row_counts_if_it_matches_before_or_after(capture):
 
 
 def test_the_ids_may_be_those_of_another_table_each_once(capture):
-    """A product that moves tells of both of its shelves, also if no other field changes."""
+    """A product that moves captures both shelves, also if no other field changes."""
     one, other = Shelf.objects.create(name="one"), Shelf.objects.create(name="other")
     capture(tasks.note, ids="shelf", fields=["name"])
     products(3, shelf=one)
@@ -335,14 +335,14 @@ def test_a_unique_capture_enqueues_one_task_for_several_changes_of_a_row(capture
 
 @pytest.mark.django_db(transaction=True)
 def test_a_waiting_task_reused_by_a_captured_change_is_not_claimed_before_the_commit(capture, claim):
-    """Otherwise it would run without seeing the change, and no other task would."""
+    """Otherwise the task would run before the change is visible, and no later task would process the change."""
     capture(tasks.note_price)
     [product] = products(1)
     [waiting] = Task.objects.all()
     with transaction.atomic():
         Product.objects.update(price=5)
         assert in_other_session("SELECT id FROM django_pglock_task FOR NO KEY UPDATE SKIP LOCKED") == []
-        # Others who stand for it do not wait for each other.
+        # Other transactions that reuse the task do not wait for each other.
         assert in_other_session("SELECT id FROM django_pglock_task FOR SHARE NOWAIT") == [(waiting.pk,)]
     assert [each.id for each in claim(5)] == [waiting.pk]
     Product.objects.update(price=6)
@@ -378,7 +378,7 @@ def test_a_captured_change_wakes_a_sleeping_worker_at_the_commit(capture, worker
 @pytest.mark.parametrize("unique", [Unique("{id}", while_="unfinished"), Unique("{id}", period=timedelta(hours=1))])
 @pytest.mark.parametrize("is_running", [False, True])
 def test_a_change_is_not_missed_if_a_task_of_another_scope_has_its_key(capture, unique, is_running):
-    """Of a deploy before, or of ``using()``. It may have read the row, so another task is written, without the key."""
+    """The task is of an earlier deploy, or of ``using()``. It may have read the row, so another task is added."""
     capture(tasks.ship)
     first, second = products(2)
     forget()

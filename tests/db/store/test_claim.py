@@ -52,7 +52,7 @@ def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
 
 
 def test_tasks_of_a_paused_queue_and_tasks_that_take_turns_are_left_out():
-    """Other statements claim those that take turns."""
+    """Another statement claims fair tasks."""
     tasks.nothing.enqueue()
     Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.nothing", fair_key="shop")
     pause("default", "mail")
@@ -95,7 +95,7 @@ def test_a_claim_behind_a_task_takes_later_tasks_of_its_priority():
 
 @pytest.mark.parametrize("date", ["infinity", "-infinity", "294276-12-31", "4713-01-01 BC"])
 def test_no_date_of_a_row_keeps_tasks_from_being_claimed(claim, date):
-    """Another program may have written it."""
+    """Another program may have written the date."""
     tasks.nothing.enqueue()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_pglock_task SET enqueued_at = %s, started_at = %s", [date] * 2)

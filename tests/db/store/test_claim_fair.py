@@ -1,4 +1,4 @@
-"""Turns for everybody, and so many starts in so much time."""
+"""Fair claims: each key gets its turn."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_later_urgent_task_is_the_next_of_its_key():
 
 
 def test_between_keys_priority_does_not_count():
-    """A group that calls all of its tasks urgent gets no larger share."""
+    """A key whose tasks all have a high priority gets no larger share."""
     enqueue_many(keyed.serve.using(priority=-100), [{"tenant": "modest"}] * 20)
     enqueue_many(keyed.serve.using(priority=100), [{"tenant": "pushing"}] * 20)
     claims = claims_of()
@@ -115,7 +115,7 @@ def test_between_fair_tasks_and_others_priority_does_not_count():
 
 
 def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair():
-    """Else it would wait for as long as there is anything else to do, whatever its priority."""
+    """Otherwise the call would wait while any other task is ready, whatever its priority is."""
     now = [0.0]
     enqueue_many(tasks.nothing.using(fair="tenant", priority=100), [{}] * 5)
     enqueue_many(tasks.nothing, [{}] * 100)
@@ -143,7 +143,7 @@ def test_a_single_task_is_claimed_without_the_query_for_fair_tasks():
 
 
 def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
-    """Each claim takes one task, because there is no room for more, and the next claim comes a minute later."""
+    """Each claim takes one task, because only one thread is free. The next claim comes a minute later."""
     now = [0.0]
     enqueue_many(tasks.nothing, [{}] * 20)
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
@@ -157,7 +157,7 @@ def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
 
 @pytest.mark.parametrize(("is_fair", "pause"), [(True, 0.1), (False, 1.0)])
 def test_the_query_for_fair_tasks_is_rare_while_only_other_tasks_are_ready(is_fair, pause):
-    """A look takes as long as a claim does. Those that come later have their turn after a moment."""
+    """The query for fair tasks takes as long as a claim. Fair tasks enqueued later are claimed after a pause."""
     now = [0.0]
     claims = claims_of(is_fair=is_fair, clock=lambda: now[0])
     claims.claim(1)
@@ -188,7 +188,7 @@ def test_a_worker_without_fair_functions_claims_fair_tasks_if_no_others_are_read
 
 @pytest.mark.parametrize(("count", "claimed"), [(10, [["z"], []]), (1500, [[], ["z"]])])
 def test_keys_of_a_removed_function_delay_no_task(count, claimed):
-    """They come first, more of them than a claim asks for tasks; each claim walks a thousand keys at most."""
+    """Such keys come first, and there are more than one claim takes. Each claim reads a thousand keys at most."""
     enqueue_many(keyed.serve, [{"tenant": f"a{number:04}"} for number in range(count)])
     Task.objects.update(task_path="gone.function")
     keyed.serve.enqueue("z")

@@ -35,7 +35,7 @@ def test_the_members_of_a_group_are_claimed_for_its_worker_in_order(claim):
 
 @pytest.mark.parametrize("add", [enqueue, lambda *texts: enqueue_notes(*texts)], ids=["alone", "at a lock key"])
 def test_a_task_with_the_largest_number_of_claims_is_taken_with_the_others(claim, add):
-    """A plain INSERT may write it. A statement that fails would leave all tasks of the group where they are."""
+    """A plain INSERT may write this number. If the statement failed, no task of the group would be claimed."""
     ids = [int(result.id) for result in add(*"abc")]
     Task.objects.filter(pk=ids[1]).update(attempts=2**31 - 1)
     [leader] = claim()
@@ -60,7 +60,7 @@ def test_other_groups_functions_and_backends_are_left_alone(claim):
 
 
 def test_a_group_takes_gathering_tasks_and_no_tasks_due_later(claim):
-    """A task that waits for its retry was begun before; it runs when its time comes."""
+    """A task that waits for its retry has begun before. It runs at the date of the retry."""
     rows = [int(each.id) for each in enqueue(*"abcd")]
     [leader] = claim()
     for id_, seconds in zip(rows[1:], (5, 60, 5), strict=True):
@@ -70,7 +70,7 @@ def test_a_group_takes_gathering_tasks_and_no_tasks_due_later(claim):
 
 
 def test_a_leader_that_lost_its_claim_takes_no_members(claim):
-    """Its worker was frozen; another one may be claiming the group now."""
+    """The worker of the leader was frozen, and another worker may be claiming the group now."""
     enqueue(*"ab")
     [leader] = claim()
     assert claim_group("default", replace(leader, attempt=2), limit=10, gather=0) == []

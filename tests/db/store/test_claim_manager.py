@@ -1,4 +1,4 @@
-"""Claims on a table of somebody's own, and on tasks."""
+"""Claims on a table of the user, and on tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
 
 @pytest.mark.django_db(transaction=True)
 def test_claimed_rows_are_locked_until_the_block_ends_or_raises(letters, in_threads):
-    """Commitment control: what the block did to its rows and the rows themselves go together."""
+    """Commitment control: the changes of the block and the locks on its rows end together."""
     new = Letter.objects.filter(status="new").order_by("id")
     with pytest.raises(ZeroDivisionError), new.claim(4) as mine:
         Letter.objects.filter(pk__in=[letter.pk for letter in mine]).update(status="done")
@@ -91,7 +91,7 @@ def done(letter):
 
 @pytest.mark.django_db(transaction=True)
 def test_each_row_is_handled_once_in_the_order_of_the_keys_up_to_the_limit(letters):
-    """Whether or not the function takes it out of the set."""
+    """This holds whether or not the function removes the row from the queryset."""
     seen = []
     new = Letter.objects.filter(status="new").order_by("-urgency")
     assert new.claim_each(4, seen.append) == 4
@@ -122,7 +122,7 @@ def test_a_claimed_row_is_skipped_until_the_next_pass(letters, in_threads):
 
 @pytest.mark.django_db(transaction=True)
 def test_each_search_begins_behind_the_row_before(letters):
-    """So rows that others hold, and dead rows that a long transaction keeps, are walked past once in a pass."""
+    """So a pass reads locked rows, and dead rows that a long transaction keeps, only once."""
     with CaptureQueriesContext(connection) as queries:
         Letter.objects.filter(status="new").claim_each(2, done)
     searches = [query["sql"] for query in queries if "SKIP LOCKED" in query["sql"]]

@@ -38,7 +38,7 @@ def test_only_those_of_the_queryset_are_deleted():
 def test_what_is_still_needed_stays():
     awaited = tasks.nothing.enqueue()
     tasks.nothing.using(after=[awaited]).enqueue()
-    # As between its end and the moment at which the task that waits is released.
+    # As between the end of the task and the release of its dependent.
     Task.objects.filter(pk=awaited.id).update(status="SUCCESSFUL", finished_at=Now())
     make("SUCCESSFUL", unique_key="x", unique_scope="PERIOD", unique_until=Now() + timedelta(hours=1))
     over = make("SUCCESSFUL", unique_key="y", unique_scope="PERIOD", unique_until=Now() - timedelta(hours=1))
@@ -49,7 +49,7 @@ def test_what_is_still_needed_stays():
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_whose_row_is_locked_stays(locked):
-    """As when somebody retries it at this moment: the delete does not wait, and the retried task is not deleted."""
+    """As when a user retries the task at this moment: the delete does not wait, and the retried task is not deleted."""
     rows = [make("FAILED"), make("FAILED")]
     with locked(rows[0].pk):
         assert Task.objects.all().delete_finished() == 1

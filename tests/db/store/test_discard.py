@@ -47,7 +47,7 @@ def test_a_cancel_discards_nothing():
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_whose_row_is_locked_is_left_as_it_is(locked):
-    """As when somebody retries it at this moment: the discard does not wait, and does not undo the retry."""
+    """As when a user retries the task at this moment: the discard does not wait, and does not undo the retry."""
     tasks = [fail(fingerprint=7), fail(fingerprint=7)]
     with locked(tasks[0].pk):
         assert Task.objects.all().discard() == 1

@@ -46,7 +46,7 @@ def test_a_row_has_the_options_of_the_call():
 
 @pytest.mark.django_db(transaction=True)
 def test_it_is_rolled_back_with_the_data_it_belongs_to():
-    """A task for an order that does not exist is the oldest bug of all queues with a broker."""
+    """With a broker, a task may be sent for an order whose transaction is rolled back."""
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Effect.objects.create(name="order")
         tasks.record.enqueue("receipt")
@@ -95,7 +95,7 @@ def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
 
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
 def test_a_date_that_python_cannot_read_is_refused(zone):
-    """In a time zone to the east or to the west, Python does not have it."""
+    """Python cannot represent this date in a time zone to the east or to the west."""
     for date in (datetime.min, datetime.max):
         with pytest.raises(TaskOptionError, match="give a date of the years 2 to 9998"):
             tasks.echo.using(run_after=date.replace(tzinfo=zone))
@@ -200,7 +200,7 @@ def test_invalid_arguments_are_refused_before_anything_is_written(value, words, 
 
 
 def test_a_task_that_was_valid_is_looked_at_again_by_other_settings(settings):
-    """That it is valid is remembered for the backend that has found it so."""
+    """The result of the validation is cached for the backend that has validated the task."""
     mail = tasks.echo.using(queue_name="mail")
     mail.enqueue(1)
     settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}

@@ -98,7 +98,7 @@ def test_counts_of_failures_stop_at_their_limit(monkeypatch):
 
 
 def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):
-    """They failed in an older version, or with their worker."""
+    """The tasks failed in an older version, or their worker died."""
     rows = [fail(), fail(hours_ago=1.5), fail("bank.Closed"), fail(task_path="other"), fail(exception=None)]
     groups = {(each.task_path, each.exception_path): each for each in Task.objects.failures()}
     assert {kind: each.count for kind, each in groups.items()} == {

@@ -1,4 +1,4 @@
-"""Claims whose answer was lost on the way."""
+"""Claims whose answer was lost in transit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
 
 
 def test_claims_that_their_worker_does_not_know_are_given_back(claim):
-    """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive forever."""
+    """The answer to the claim was lost. Without the comparison, the heartbeat would keep this task RUNNING forever."""
     worker = uuid4()
     register(worker)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_a_task_that_is_given_back_looks_unclaimed(claim):
 
 
 def test_a_task_with_the_largest_numbers_is_given_back(claim):
-    """A plain INSERT may write them. A statement that fails would leave all other claims where they are."""
+    """A plain INSERT may write these numbers. If the statement failed, no other claim would be given back."""
     tasks.nothing.enqueue()
     Task.objects.update(attempts=2**31 - 1, uncounted=2**31 - 1)
     [mine] = claim()
@@ -94,7 +94,7 @@ def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
 
 
 def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(claim):
-    """The key is free again at once: no other event would admit the task."""
+    """The key is free at once, and no other event would admit the task."""
     for number in range(2):
         keyed.step.enqueue(1, number)
     [mine] = claim()
@@ -103,7 +103,7 @@ def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(c
 
 
 def test_a_claim_that_is_being_made_is_left_alone(claim):
-    """The caller first lists what it holds. Later claims are not in the list, nor those of a group that it claims."""
+    """The caller lists its claims first. Later claims, and those of a group being claimed, are not in the list."""
     before = server_time("default")
     keyed.step.enqueue(1)
     [mine] = claim()
@@ -113,7 +113,7 @@ def test_a_claim_that_is_being_made_is_left_alone(claim):
 
 
 def test_give_back_wakes_a_sleeping_worker(claim):
-    """The worker that gives back may have no free thread. Another one that sleeps would find the task by its poll."""
+    """The worker that gives back may have no free thread. Another sleeping worker would wait for its poll."""
     sleeping = uuid4()
     register(sleeping)
     note_sleep("default", sleeping, is_sleeping=True)
@@ -155,7 +155,7 @@ def test_a_claim_is_not_given_back_because_the_heartbeat_froze_after_its_list(cl
 
 
 def test_a_claim_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_there(claim, compare):
-    """Somebody had locked the table for longer than HEARTBEAT_LIMIT: the date of the claim is that of its message."""
+    """The table was locked for longer than HEARTBEAT_LIMIT. The date of the claim is that of its message."""
     worker, in_flight = uuid4(), InFlight(1)
     tasks.nothing.enqueue()
     claim(worker=worker)

@@ -14,7 +14,7 @@ from django_pglock.store.history import KEPT, MOST_POINTS, Counts, add_history, 
 
 pytestmark = pytest.mark.django_db
 
-# Long ago: workers of other tests write history, too.
+# A date long ago, because workers of other tests write history, too.
 NOON = datetime(2021, 11, 22, 12, tzinfo=timezone.utc)
 MINUTE = int(NOON.timestamp())
 

@@ -1,4 +1,4 @@
-"""Where in the ids of all tasks something begins."""
+"""Searches for positions in the ids of all tasks."""
 
 from __future__ import annotations
 

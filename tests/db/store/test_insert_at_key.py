@@ -1,4 +1,4 @@
-"""What a key costs, in statements; and that the small statements of admission do what the general one does."""
+"""The statements that a key adds, and that the short statements of admission have the result of the general one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = "order:1"
 
 @pytest.fixture
 def messages(monkeypatch):
-    """Return what a call sends to the server, without the look for sleeping workers."""
+    """Return the messages of a call to the server, without the query for sleeping workers."""
     monkeypatch.setattr(wakeup, "_nobody_sleeps", lambda using: True)
 
     def sent(call):
@@ -133,7 +133,7 @@ def test_a_single_enqueue_sends_one_message(messages, call, count):
 
 
 def test_admission_to_many_keys_is_one_message(messages, claim):
-    """As after a batch of endings; none of these keys asks for more than one at a time."""
+    """As after the end of many tasks. None of these keys has a concurrency above one."""
     for number in range(20):
         keyed.step.enqueue(number % 10)
     Task.objects.filter(status="READY").update(status="BLOCKED")
@@ -143,7 +143,7 @@ def test_admission_to_many_keys_is_one_message(messages, claim):
 
 
 def test_a_crash_of_the_server_may_take_an_admission_but_not_the_task(messages):
-    """Nobody waits for the admission to be on the disk, and everybody for the task."""
+    """The commit of the task waits for the disk. The commit of the admission does not."""
 
     def enqueue():
         with transaction.atomic():
@@ -156,7 +156,7 @@ def test_a_crash_of_the_server_may_take_an_admission_but_not_the_task(messages):
     assert "synchronous_commit" not in message
 
 
-# A world: who is at one key, in the order of the ids. (status, concurrency, waits for another, has been tried)
+# A world: the tasks of one key, in the order of the ids. (status, concurrency, waits for another, was attempted)
 ROWS = st.lists(
     st.tuples(
         st.sampled_from(["BLOCKED", "BLOCKED", "READY", "RUNNING", "SCHEDULED", "SUCCESSFUL"]),
@@ -186,7 +186,7 @@ def make(world, *, key=KEY, meta="{}"):
 
 
 def after(world, *acts):
-    """Return the statuses to which these acts lead in a world, and undo all."""
+    """Return the statuses after these calls in a world, and roll back."""
     with transaction.atomic():
         make(world)
         for act in acts:
@@ -213,7 +213,7 @@ def test_the_short_admission_statement_has_the_result_of_the_general_one(world):
 @many_worlds
 @given(ROWS, st.sampled_from([None, 1, 2]))
 def test_admission_at_insert_has_the_result_of_the_general_statement(world, concurrency):
-    """Whatever had to be done at the key has been done before: each of those there has been looked after itself."""
+    """The other tasks of the key have been admitted before, so only the new call is left."""
     task = keyed.step.using(concurrency=concurrency)
     row = ("BLOCKED", concurrency, 0, False, False)
     general = after(world, admit_by_the_general_statement, lambda: make([row]), admit_by_the_general_statement)
@@ -234,7 +234,8 @@ def test_admission_at_insert_has_the_result_of_the_general_statement(world, conc
     assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
 
 
-# A bucket: seconds until its next token arrives, if it is there, and whether its alarm is off, due, or for the token.
+# A bucket: the seconds until its next token, if the bucket exists, and whether its timer is off, due, or set for the
+# token.
 BUCKETS = st.tuples(
     st.sampled_from([None, -5000, -1, 300, 700, 740, 1500]), st.sampled_from([None, "due", "at the next token"])
 )
@@ -252,7 +253,7 @@ SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval
 @many_worlds
 @given(BUCKETS, RATED_ROWS)
 def test_admission_at_insert_with_a_rate_has_the_result_of_the_general_statement(bucket, rows):
-    """And so are the tokens that are left, and the time of the next check."""
+    """The remaining tokens and the time of the next check are equal, too."""
     call, meta = _call_of(keyed.trickle, [1], {}), meta_of(keyed.trickle)
     world = [(status, None, waits, False, False) for status, waits in rows]
 

@@ -73,7 +73,7 @@ def test_enqueue_many_returns_the_same_id_for_equal_unique_calls():
     ],
 )
 def test_one_call_and_many_write_the_same_row(count, changes, status):
-    """They are different statements."""
+    """The two kinds of calls use different statements."""
     call = tasks.record.using(priority=3, queue_name="mail", max_attempts=2, **changes)
     if count == 1:
         call.enqueue("a", number=1)

@@ -1,4 +1,4 @@
-"""Which queues exist, without those that have a row."""
+"""The names of queues, without those that have a row."""
 
 from __future__ import annotations
 

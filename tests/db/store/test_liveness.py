@@ -60,7 +60,7 @@ def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settin
 
 
 def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
-    """Its supervisor was stopped when it was about to write it. A first heartbeat names the functions."""
+    """The supervisor was stopped just before it wrote the heartbeat. Only a first heartbeat contains the functions."""
     here, gone = uuid4(), uuid4()
     values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
     beat_all("default", [Beat(each, **values, task_paths=["f"]) for each in (here, gone)])
@@ -95,7 +95,7 @@ def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
 
 
 def test_the_rows_of_several_workers_are_written_in_one_order():
-    """Two statements that write the same rows would wait for each other in a circle otherwise."""
+    """Otherwise two statements that write the same rows could deadlock."""
     first, second = sorted([uuid4(), uuid4()])
     beats = [
         Beat(each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[])
@@ -128,7 +128,7 @@ def waits_for_a_lock() -> bool:
 
 
 def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch):
-    """A worker that was stopped while it waited for the answer must not believe that it has just been heard."""
+    """A worker that was stopped while it waited for the answer must not regard its heartbeat as recent."""
     began = []
 
     def slow(using, beats):
@@ -144,7 +144,7 @@ def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch)
 
 
 def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings):
-    """A hundred times the tests' interval and limit: what a slow machine adds does not count."""
+    """The interval and the limit are a hundred times the usual ones, so delays of a slow machine do not matter."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     living, owner, idle = uuid4(), uuid4(), uuid4()
     register(living)
@@ -176,7 +176,7 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not():
             "default", me, name="w", hostname=hostname, pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
         )
 
-    # It counts itself.
+    # The worker counts itself.
     others = [older_worker(started_at=Now() + timedelta(days=1)) for _ in range(LEAST_OTHERS - 1)]
     older_workers = [older_worker() for _ in range(LEAST_FREQUENT - 1)]
     answer()
@@ -303,7 +303,7 @@ def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep():
     others = {uuid4(): ["mail"], uuid4(): []}
 
     def sleepers():
-        """Return what each worker is told: the older ones that sleep, and all."""
+        """Return the numbers that each worker gets: the older workers that sleep, and all workers."""
         every = {**{each: [] for each in workers}, **others}
         answers = {
             each: beat("default", each, name="w", hostname="h", pid=1, queues=queues, threads=1, is_stopping=False)

@@ -1,4 +1,4 @@
-"""At which lock keys tasks wait, and which tasks hold a lock key."""
+"""The lock keys with waiting tasks, and the tasks that hold a lock key."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_queue_that_the_settings_do_not_list_is_refused(settings):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_whose_row_is_locked_stays(locked):
-    """As when a worker claims it at this moment."""
+    """As when a worker claims the task at this moment."""
     rows = [make(), make()]
     with locked(rows[0].pk):
         assert Task.objects.all().move_to_queue("other") == 1

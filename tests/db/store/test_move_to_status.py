@@ -1,4 +1,4 @@
-"""What the verbs of people share: a task is moved only from the statuses that the verb names."""
+"""Common to all verbs of users: a task is moved only from the statuses that the verb names."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
     Queue.objects.pause("other", by="x" * 300)
     assert Queue.objects.resume("default")
     assert len(claims_of().claim(10)) == 6
-    # Of the other queue nothing has changed; the name was too long for the column.
+    # The row of the other queue is unchanged, because the name was too long for the column.
     [other] = Queue.objects.filter(paused_at__isnull=False)
     assert (other.name, other.paused_by) == ("other", "x" * 254 + "…")
     assert Queue.objects.get(name="default").paused_by == ""

@@ -1,4 +1,4 @@
-"""Progress that shows while a task runs, in few statements."""
+"""The progress of running tasks is written in few statements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def progress_of(result):
 
 @pytest.fixture
 def notes(monkeypatch):
-    """The progress that is written, in statements."""
+    """The statements that write progress."""
     written = []
 
     def count(using, claims, **options):
@@ -48,7 +48,7 @@ def notes(monkeypatch):
 
 @pytest.mark.parametrize("function", ["tell", "tell_atomically"])
 def test_progress_shows_while_the_task_runs(worker, eventually, function):
-    """Also while the transaction of an atomic task is open: the worker writes it in a session of its own."""
+    """Also while the transaction of an atomic task is open: the worker writes progress in another session."""
     worker()
     arguments = (3, 3) if function == "tell" else (3,)
     result = getattr(running, function).enqueue(*arguments)
@@ -110,7 +110,7 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
 
 
 def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries):
-    """The planner may compare each with each."""
+    """The planner may choose a nested loop, which compares each pair of rows."""
     enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
     claims = claim(COMPARED_AT_ONCE + 1)
     for each in claims:
@@ -152,7 +152,7 @@ def hot_updates():
 
 
 def test_progress_is_written_beside_the_old_version_of_the_row(claim):
-    """It touches no index: no entry is written, and a reader's page cleans up after it."""
+    """The update is HOT: it writes no index entry, and later reads of the page prune the old version."""
     tasks.nothing.enqueue()
     [mine] = claim()
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What is due becomes ready."""
+"""Due tasks become ready."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_due_tasks_are_promoted_and_the_next_due_date_is_returned():
 
 
 def test_only_scheduled_tasks_are_promoted(claim):
-    """Another task may have had a date, too."""
+    """The id may also belong to a task with another status."""
     tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
     Task.objects.update(run_after=Now())
     assert promote("default") == 1
@@ -92,7 +92,7 @@ def test_the_next_date_is_that_of_a_task_or_of_a_token_whichever_is_first():
 
 @pytest.mark.parametrize("model", [Task, RateLimit])
 def test_locked_due_rows_are_tried_again_with_growing_pauses(session, model):
-    """It is still due after each round, and hundreds of rounds a second would move it no sooner."""
+    """The task is still due after each round, and hundreds of rounds a second would not promote it sooner."""
     if model is Task:
         tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
         Task.objects.update(run_after=Now())

@@ -1,4 +1,4 @@
-"""Pruning: what may go goes, in batches; what is unfinished or still needed never does."""
+"""Pruning deletes old finished tasks in batches, and never tasks that are unfinished or still needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def keep(row):
     return row.pk in left()
 
 
-# How old
+# Ages
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_prune_with_statuses_keeps_expired_tasks_of_other_statuses():
     assert keep(row)
 
 
-# What is still needed
+# Tasks that are still needed
 
 
 def test_a_unique_key_stays_taken_for_its_period(claim):
@@ -226,7 +226,7 @@ def test_a_unique_key_stays_taken_for_its_period(claim):
 
 
 def test_prune_keeps_awaited_tasks_until_their_waiters_know():
-    """A crash between its end and the release: upkeep makes good for it, and must find that it succeeded."""
+    """After a crash between the end of a task and the release of its dependents, upkeep needs its outcome."""
     awaited, waiting = make(), make("BLOCKED", waits_for=1)
     Waiter.objects.create(awaited=awaited.pk, task=waiting)
     assert Task.objects.prune() == 0
@@ -311,7 +311,7 @@ def test_prune_deletes_only_tasks_of_the_queryset():
     assert keep(other)
 
 
-# Others at the same time
+# Concurrency
 
 
 def test_prune_leaves_locked_rows_for_the_next_round(in_threads):
@@ -351,7 +351,7 @@ def test_prune_takes_filter_values_with_braces_and_percent_signs(claim):
 
 
 def test_a_task_that_is_started_again_meanwhile_is_not_pruned(in_threads):
-    """The statement has seen it as FAILED and waits for nothing: what it cannot lock it leaves."""
+    """The snapshot of the statement shows the task as FAILED. The statement skips rows that it cannot lock."""
     rows = [make("FAILED") for _ in range(50)]
 
     def work(number):

@@ -1,4 +1,4 @@
-"""So many starts in so much time."""
+"""Rates: a number of starts in a period."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_rate_admits_a_burst_and_then_waits_for_the_next_token():
 
 
 def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
-    """It is the most expensive one. The first call finds that another one waits; then none of them waits any more."""
+    """It is the most expensive statement. The first call finds a waiting task; the later calls find none."""
     task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=3))
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
         for _ in range(3):
@@ -59,7 +59,7 @@ def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
 
 
 def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token():
-    """It sets its alarm then. Without that, the token would be noticed at the next round of the upkeep."""
+    """The worker then sets a timer. Without it, the next round of upkeep would find the token."""
     Worker.objects.create(id=uuid4(), pid=7, queues=[], threads=1, is_sleeping=True)
     told = []
     with closing(dedicated_connection("default")) as listener, listener.cursor() as cursor:
@@ -76,7 +76,7 @@ def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token(
 
 
 def test_a_token_admits_the_first_waiting_task_and_not_a_new_one(claim):
-    """The token has come, and the worker has not looked yet."""
+    """The token is due, and no worker has polled yet."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
     claim(2)
@@ -101,7 +101,7 @@ def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
 
 
 def test_unclaimed_tasks_count_against_the_burst():
-    """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
+    """Tokens must not accumulate while the workers are busy or stopped."""
     for _ in range(5):
         keyed.trickle.enqueue(1)
     with connection.cursor() as cursor:
@@ -117,7 +117,7 @@ def test_unclaimed_tasks_count_against_the_burst():
 
 
 def test_a_rate_limits_also_tasks_with_a_lock_key(claim):
-    """One at a time is not all that it asks for."""
+    """The task has a lock key and a rate, and both limits hold."""
     task = keyed.step.using(rate=Rate(1, per=3600))
     for _ in range(2):
         task.enqueue(1)

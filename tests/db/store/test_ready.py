@@ -1,4 +1,4 @@
-"""Which queues have something ready."""
+"""The queues that have ready tasks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.db.store.test_failures import PATH, fail
 pytestmark = pytest.mark.django_db
 
 SEVEN = FailureGroupId(7, PATH, "bank.Refused")
-#: After all that the tests let fail, and before what they let fail again.
+#: After the first failures of the tests, and before their second failures.
 LATER = timedelta(hours=1)
 
 
@@ -54,7 +54,7 @@ def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
 
 
 def test_a_redrive_does_not_retry_a_task_that_has_failed_again(step):
-    """Else a redrive of tasks that always fail would never end."""
+    """Otherwise a redrive of tasks that always fail would never end."""
     rows = [fail(fingerprint=7) for _ in range(3)]
     step()
     Task.objects.filter(pk=rows[0].pk).update(status="FAILED", finished_at=Now() + 2 * LATER, fingerprint=7)
@@ -85,7 +85,7 @@ def test_a_worker_that_has_lost_the_claim_retries_nothing(step):
 
 
 def test_tasks_that_cannot_be_retried_are_skipped(step):
-    """Its unique key is taken by another task. Else the redrive would look at the same tasks forever."""
+    """The unique key belongs to another task. Without the skip, the redrive would read the same tasks forever."""
     make("READY", unique_key="taken", unique_scope="UNFINISHED")
     rows = [fail(fingerprint=7, unique_key="taken", unique_scope="UNFINISHED") for _ in range(2)]
     rows.append(fail(fingerprint=7))

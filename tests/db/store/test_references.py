@@ -1,4 +1,4 @@
-"""Rows of the project that refer to tasks: these tasks are kept, and all others are deleted."""
+"""Tasks to which rows of the project refer are kept, and all others are deleted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_prune_deletes_tasks_whose_references_the_database_deletes_or_clears(ref
 
 
 def test_prune_continues_after_a_task_whose_deletion_is_refused_by_another_table(refer, caplog):
-    """Here a row that refers to a row that would go with the task. ``test_refusals.py`` has triggers."""
+    """Here a row refers to another row that is deleted with the task. ``test_refusals.py`` tests triggers."""
     row, other = make(), make()
     refer(row, "UNIQUE")
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""What refuses the deletion of some tasks keeps these tasks, and no others."""
+"""If a trigger refuses the deletion of some tasks, only these tasks are kept."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ def test_prune_sends_few_statements_if_all_deletions_are_refused(refuse, monkeyp
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.all().prune() == 0
     deletions = sum("DELETE" in each["sql"] for each in queries)
-    # Down to the first one, its neighbour, and each larger half on the way back.
+    # Halving leads to the first task. Then come the task next to it, and each larger half.
     assert deletions <= 20
     assert len(left()) == 64

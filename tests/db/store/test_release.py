@@ -1,4 +1,4 @@
-"""Telling those who wait for a task that it has ended."""
+"""Releasing the dependents of a task that has ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_task_of_the_key_is_admitted_between_the_end_and_the_promotion(claim)
 
 
 def test_a_task_enqueued_later_at_a_key_does_not_delay_the_admission(claim):
-    """It waits for its turn at the key anyway, so what it waited for delays nobody."""
+    """The later task waits for its key in any case, so its dependency does not delay others."""
     for _ in range(4):
         keyed.call.enqueue("a")
     ended = tasks.echo.enqueue(1)
@@ -123,7 +123,7 @@ def test_waiters_are_released_after_the_commit(claim):
 
 
 def test_each_dependent_follows_the_outcome_of_its_own_dependency(claim):
-    """One statement tells them all, and neither takes the other's failure for its own."""
+    """One statement releases all of them, and each dependent follows its own dependency."""
     for number in range(2):
         tasks.nothing.using(after=[tasks.echo.using(priority=1).enqueue(number)]).enqueue()
     one, two = claim(2)
@@ -133,7 +133,7 @@ def test_each_dependent_follows_the_outcome_of_its_own_dependency(claim):
 
 
 def test_a_locked_row_does_not_delay_other_waiters(claim, locked):
-    """Nor does the process that promotes them: upkeep repeats it."""
+    """The process that promotes them does not wait, because upkeep repeats the release."""
     first = tasks.echo.enqueue(1)
     held = tasks.nothing.using(after=[first]).enqueue()
     tasks.nothing.using(after=[first]).enqueue()
@@ -147,7 +147,7 @@ def test_a_locked_row_does_not_delay_other_waiters(claim, locked):
 
 
 def test_the_end_of_a_task_without_waiters_costs_one_small_statement():
-    """To plan the one that tells those who wait takes longer than to settle a task."""
+    """Planning the statement that releases dependents takes longer than settling a task."""
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
     with CaptureQueriesContext(connection) as queries:
         assert release("default", range(10**6, 10**6 + 500)) == 0

@@ -1,4 +1,4 @@
-"""What people ask of a worker about the tasks that it runs."""
+"""Requests of users to a worker about its running tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_gets_the_requests_about_the_tasks_that_it_runs(mine, claim):
 
 
 def test_a_role_without_a_right_to_the_table_is_still_told_whom_to_cancel(mine, caplog, monkeypatch):
-    """As after an upgrade: its rights were granted for an earlier version."""
+    """As after an upgrade: the rights of the role were granted for an earlier version."""
     monkeypatch.setattr(requests_to_worker, "_forbidden", set())
     Task.objects.cancel()
     request_stack("default", mine.id)

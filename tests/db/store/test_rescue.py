@@ -1,4 +1,4 @@
-"""Rescue: from the dead, not from the living; counted apart from retries."""
+"""Rescue takes tasks from dead workers and not from living ones, and does not count as a retry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
 
 
 def register_witness(*, beating_for=3600.0, silent_for=0.0):
-    """Register a worker that has beaten without interruption, so the server has been within reach."""
+    """Register a worker whose heartbeats had no interruption, so the server was reachable."""
     witness = uuid4()
     register(witness, silent_for=silent_for)
     Worker.objects.filter(pk=witness).update(beating_since=Now() - timedelta(seconds=beating_for))
@@ -45,7 +45,7 @@ def register_witness(*, beating_for=3600.0, silent_for=0.0):
 
 @pytest.fixture
 def session():
-    """Somebody's session, which can hold a worker's lock."""
+    """A session that can hold the lock of a worker."""
     connection = dedicated_connection("default")
     yield connection
     connection.close()
@@ -72,7 +72,7 @@ def hold_lock(session):
 def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     claim, session, settings, silent_for, has_session, is_rescued
 ):
-    """A hundred times the tests' interval and limit: what a slow machine adds does not count."""
+    """The interval and the limit are a hundred times the usual ones, so delays of a slow machine do not matter."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
@@ -88,7 +88,7 @@ def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
 
 @pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
 def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings, silent_for, is_rescued):
-    """Behind a pooler no worker holds one, so that none is held says nothing."""
+    """Behind a pooler no worker holds a lock, so a missing lock does not mean that the worker is dead."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
     register(worker, silent_for=silent_for, lock_key=None)
@@ -101,14 +101,14 @@ def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings,
 @pytest.mark.parametrize(
     ("beating_for", "silent_for", "is_rescued"),
     [
-        (0.0, 0.0, False),  # it has just come; the others may come after it
+        (0.0, 0.0, False),  # it has just connected; the others may connect later
         (80.0, 0.0, False),
-        (100.0, 0.0, True),  # who lives would have come by now
-        (100.0, 80.0, False),  # its own beats are late: it may be out of reach by now, as the others
+        (100.0, 0.0, True),  # a living worker would have connected by now
+        (100.0, 80.0, False),  # its own beats are late: the server may be unreachable for it, too
     ],
 )
 def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_for, silent_for, is_rescued):
-    """While the server was out of reach all were silent. A new upkeep need not wait: rows tell how long that is ago."""
+    """While the server was unreachable, all workers were silent. A new worker need not wait: rows have the time."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     silent = uuid4()
     register(silent, silent_for=10_000.0)
@@ -119,7 +119,7 @@ def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_f
 
 
 def test_a_bigint_lock_with_the_bits_of_a_worker_lock_does_not_count(claim, session, settings):
-    """PostgreSQL shows the two numbers of a worker's lock like the halves of one bigint; they are different locks."""
+    """pg_locks shows the two numbers of a worker's lock like the halves of a bigint. They are different locks."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
     register(worker, silent_for=200.0)
@@ -132,7 +132,7 @@ def test_a_bigint_lock_with_the_bits_of_a_worker_lock_does_not_count(claim, sess
 
 
 def test_a_worker_without_a_row_is_dead(claim):
-    """Whatever removed the row, the task must not wait forever (a peer's recovery joined with that row)."""
+    """The task must not wait forever, whatever removed the row. (Recovery of another queue joined with that row.)"""
     tasks.nothing.enqueue()
     [mine] = claim()
     [rescued] = rescue("default")
@@ -143,7 +143,7 @@ def test_a_worker_without_a_row_is_dead(claim):
 
 
 def test_a_task_with_the_largest_numbers_is_rescued_with_the_others(claim):
-    """A plain INSERT may write them. A statement that fails would leave all tasks of dead workers where they are."""
+    """A plain INSERT may write these numbers. If the statement failed, no task of a dead worker would be rescued."""
     ids = [int(tasks.nothing.enqueue().id) for _ in range(2)]
     Task.objects.filter(pk=ids[0]).update(attempts=2**31 - 1, rescues=2**15 - 1)
     claim(2)
@@ -228,7 +228,7 @@ def test_a_late_outcome_of_a_rescued_worker_is_dropped_and_the_next_one_accepted
 
 @override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
 def test_a_poison_pill_ends_failed(claim):
-    """A task that takes every worker down must not go through the whole fleet forever."""
+    """A task that kills each worker must not be rescued forever."""
     result = tasks.nothing.using(keep_result=60).enqueue()
     for _ in range(3):
         claim()
@@ -249,7 +249,7 @@ def test_a_poison_pill_ends_failed(claim):
 def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     claim, session, settings, silent_for, has_session, count
 ):
-    """A worker that drains a queue waits for such tasks: they come back soon."""
+    """A draining worker waits for such tasks, because they are rescued soon."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
@@ -281,7 +281,7 @@ def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(claim):
 
 
 def test_a_new_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
-    """After an outage everybody has been silent, and one of them is the first to be connected again."""
+    """After an outage all workers have been silent, and one of them connects first."""
     silent = uuid4()
     register(silent, silent_for=60)
     tasks.nothing.enqueue()
@@ -293,7 +293,7 @@ def test_a_new_worker_waits_for_silent_workers_before_it_rescues(claim, worker, 
 
 
 def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
-    """They waited for the same lock. Here that of a migration, for longer than a third of the hard limit."""
+    """All workers waited for the same lock of a migration, for longer than a third of the hard limit."""
 
     def lose_task():
         silent = uuid4()
@@ -322,7 +322,7 @@ def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, work
 
 @pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
 def test_only_a_long_upkeep_round_of_another_worker_postpones_rescues(monkeypatch, kept_out, is_excused):
-    """Workers that are woken for the same scheduled task meet at each of their turns."""
+    """Workers that are woken for the same scheduled task try the upkeep lock at the same time."""
     upkeep = WorkerUnderTest().upkeep
     turns = iter([False, False, True])
     monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.try_upkeep_lock", lambda using: next(turns))

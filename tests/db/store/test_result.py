@@ -1,4 +1,4 @@
-"""What a task function returns, and what becomes of a task whose result cannot be stored."""
+"""Return values of task functions, and tasks whose result cannot be stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def failed(worker, eventually):
-    """Run what is enqueued; return the text of the only failure of each task."""
+    """Run the enqueued tasks; return the text of the only failure of each task."""
     worker(threads=1)
 
     def wait(result):
@@ -43,7 +43,7 @@ def failed(worker, eventually):
     ],
 )
 def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed, kind, words):
-    """The function has run: to run it again repeats its effects, and returns the same."""
+    """The function has run. Another run would repeat its effects and return the same value."""
     text = failed(sample.return_odd.enqueue(kind))
     assert f"The return value of tests.sample.result_tasks.return_odd {words}" in text
     assert Effect.objects.filter(name="outside").count() == 1

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_a_result_is_delivered_while_a_thousand_coroutines_wait_for_others(worker, nothing_is_left):
-    """Half of them wait for one task. They hold one thread, one session, and one row a task."""
+    """Half of the waiters wait for one task. All of them need one thread, one session, and one row for each task."""
     worker()
     results = results_of(500)
     results += [replace(results[0]) for _ in range(500)]
@@ -114,7 +114,7 @@ def pids():
 def test_a_lost_session_is_made_anew_and_nothing_is_missed(
     in_threads, nothing_is_left, eventually, before, monkeypatch
 ):
-    """What ended while nobody listened is seen by the look of the new session; what ends then is heard by it."""
+    """The first poll of the new session finds tasks that ended meanwhile. It is notified of later ends."""
     monkeypatch.setattr(result_listener, "FIRST_PAUSE", 0.5)
     results = results_of(5)
 
@@ -214,7 +214,7 @@ def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkey
                 return result.wait(60).is_finished
             eventually(lambda: Waiter.objects.exists() and sessions())
             proxy.black_hole(new=False)
-            # This thread's own session is as mute as the listener's.
+            # The session of this thread is half open, too.
             connections.close_all()
             settle(result)
             return True

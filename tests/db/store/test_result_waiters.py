@@ -1,4 +1,4 @@
-"""The rows of those who wait for results."""
+"""The rows of waiters for results."""
 
 from __future__ import annotations
 

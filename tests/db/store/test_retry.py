@@ -41,7 +41,7 @@ def test_retry_makes_a_task_without_retries_left_ready(claim):
 
 
 def test_a_retried_task_begins_anew(claim):
-    """Else a task that failed at its last retry would fail again at once, or be deleted while it waits."""
+    """Otherwise a task without retries left would fail at its next error, or would be deleted while it waits."""
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))
@@ -56,7 +56,7 @@ def test_a_retried_task_begins_anew(claim):
 
 
 def test_a_retried_task_is_ready_since_its_retry(claim):
-    """Else the alert for tasks that wait too long would fire for each task that failed yesterday and is retried now."""
+    """Otherwise the alert for long waits would fire for each task that failed yesterday and is retried now."""
     tasks.nothing.enqueue()
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))
@@ -71,7 +71,7 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """What is done instead of each sleep between two tries."""
+    """The functions that replace the sleeps between two tries."""
     actions = []
 
     def sleep(seconds):
@@ -166,7 +166,7 @@ def test_the_tasks_of_a_failed_chain_can_be_retried_one_by_one(claim):
 
 
 def test_a_dependent_retried_without_its_dependency_is_cancelled_again(claim):
-    """As a task that is enqueued after a failed one: it was to run after the success of the other."""
+    """As a task that is enqueued after a failed one: it needs the success of that task."""
     _, second, third = failed_chain(claim)
     assert Task.objects.filter(pk=second.id).retry() == 1
     assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
@@ -176,7 +176,7 @@ def test_a_dependent_retried_without_its_dependency_is_cancelled_again(claim):
 
 
 def test_a_retried_task_does_not_wait_again_for_succeeded_or_deleted_tasks(claim):
-    """Once it ran, so what it was to run after had succeeded, and may have been pruned."""
+    """The task ran once, so its dependencies had succeeded. They may have been pruned."""
     first, second, third = (tasks.echo.enqueue(number) for number in range(3))
     child = tasks.nothing.using(after=[first, second, third]).enqueue()
     one, two, three = claim(3)
@@ -195,7 +195,7 @@ def test_a_retried_task_does_not_wait_again_for_succeeded_or_deleted_tasks(claim
 
 
 def test_a_retried_task_that_was_cancelled_during_its_wait_waits_for_each_once(claim):
-    """Its waiters from before are still there when it is retried."""
+    """Its waiter rows from before still exist when it is retried."""
     first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     child = keyed.step.using(after=[first, second]).enqueue("a")
     other = tasks.nothing.using(after=[first]).enqueue()
@@ -230,7 +230,7 @@ def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
 
 
 def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, claim):
-    """In either order: the task that comes after never begins while the other is unfinished."""
+    """In either order, the dependent never begins while its dependency is unfinished."""
     for _ in range(20):
         first, second, _ = failed_chain(claim)
         in_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
@@ -252,7 +252,7 @@ def test_a_retry_of_a_task_without_dependencies_adds_one_small_statement(claim):
 
 @pytest.mark.parametrize("is_inside", [False, True], ids=["autocommit", "atomic"])
 def test_retry_of_unique_tasks_sends_one_update_for_all(is_inside):
-    """An incident leaves a hundred thousand; one statement for each took longer than all others together."""
+    """After an incident there may be a hundred thousand of them. One statement for each took most of the time."""
     enqueue_many(keyed.rebuild, range(30))
     Task.objects.cancel()
     with CaptureQueriesContext(connection) as queries, transaction.atomic() if is_inside else nullcontext():
@@ -272,7 +272,7 @@ def test_the_callers_lock_timeout_stays_as_it_was():
 
 
 def test_thousands_of_tasks_retried_together_wait_for_their_dependencies_again(claim):
-    """More than one statement takes; one waits for very many, and very many wait for one."""
+    """More than one statement changes. One task waits for thousands, and thousands wait for one."""
     first = tasks.echo.enqueue(0)
     ids = enqueue_many(tasks.echo.using(after=[first]), range(5000))
     last = tasks.echo.using(after=ids).enqueue(1)
@@ -283,7 +283,7 @@ def test_thousands_of_tasks_retried_together_wait_for_their_dependencies_again(c
 
 
 def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(claim, in_threads, eventually):
-    """An UPDATE of both would take the keys in the order of the ids, and one of the two transactions would fail."""
+    """An UPDATE of both in the order of the ids would deadlock, and one of the two transactions would fail."""
     for number in (2, 1):
         keyed.rebuild.enqueue(number)
     for mine in claim(2):
@@ -307,7 +307,7 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(cla
 
 def is_somebody_waiting():
     with connection.cursor() as cursor:
-        # Else a transaction would see forever what it has seen first.
+        # Otherwise the transaction would keep its first snapshot.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(WAITING)
         return cursor.fetchone()[0] > 0

@@ -1,4 +1,4 @@
-"""Requests for the stacks of running tasks: who is asked, and whose answer counts."""
+"""Requests for the stacks of running tasks: which worker gets them, and which answer counts."""
 
 from __future__ import annotations
 

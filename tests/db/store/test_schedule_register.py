@@ -1,4 +1,4 @@
-"""Schedules are registered once, and count from then on."""
+"""Schedules are registered once, and their first tick is after the registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule is run now because a person asks for it."""
+"""A user runs a schedule now."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def nightly():
 
 
 def tick():
-    """Let one tick come. Returns the id of its task."""
+    """Make one tick due and enqueue it. Returns the id of its task."""
     Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
     [id_] = enqueue_due("default").tasks
     return id_

@@ -1,4 +1,4 @@
-"""A disabled schedule enqueues nothing, and does not make up for it."""
+"""A disabled schedule enqueues nothing, and does not enqueue missed ticks later."""
 
 from __future__ import annotations
 

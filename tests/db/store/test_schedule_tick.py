@@ -1,4 +1,4 @@
-"""Each tick of a schedule is enqueued once, whatever the others do."""
+"""Each tick of a schedule is enqueued once, also with concurrent workers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_with_skip_an_existing_task_counts_for_the_tick():
 
 
 def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
-    """A run that takes longer than its interval: no second one begins beside it, and none waits behind it."""
+    """While a run takes longer than the interval, no other run of the schedule begins or is enqueued."""
     schedule(due=3 * HOUR, unique=Unique(while_="unfinished"))
     [first] = enqueue_due("default").tasks
     claim()
@@ -140,7 +140,7 @@ def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
 
 
 def test_a_tick_and_its_task_commit_together_and_a_locked_tick_causes_no_wait(in_threads, caplog):
-    """While another transaction has the tick, nobody waits for it; when that rolls back, the tick is due again."""
+    """While another transaction locks the tick, other workers skip it. After a rollback the tick is due again."""
     schedule(due=HOUR)
     with transaction.atomic():
         Schedule.objects.update(next_at=Now() + HOUR)

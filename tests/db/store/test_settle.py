@@ -95,7 +95,7 @@ def test_unobserved_successes_have_no_effect_on_a_lost_claim(claim):
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("is_observed", [True, False])
 def test_of_two_attempts_of_one_task_in_a_batch_the_later_one_counts(claim, is_observed, is_first):
-    """A frozen worker may wake up and end the attempt that was taken from it, while its next attempt ends here, too."""
+    """A frozen worker may continue and settle its lost attempt in the same batch as the next attempt."""
     tasks.nothing.enqueue()
     tasks.nothing.enqueue()
     other, mine = claim(2)
@@ -218,7 +218,7 @@ def test_a_late_outcome_of_a_rescued_task_changes_nothing(claim, outcome):
 
 @pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), GivenBack()])
 def test_a_cancelled_task_stays_cancelled(claim, outcome):
-    """Given back first and then cancelled: the fence stops the former worker. What still runs: test_cancel.py."""
+    """The task was given back and then cancelled. The former worker is refused. Running tasks: test_cancel.py."""
     tasks.nothing.enqueue()
     [mine] = claim()
     settle_one(mine, GivenBack())
@@ -228,7 +228,7 @@ def test_a_cancelled_task_stays_cancelled(claim, outcome):
 
 
 def test_a_task_that_was_asked_to_end_expires_from_its_end_on(claim):
-    """Whatever the function itself came to: the task does not run again."""
+    """The task does not run again, whatever the outcome of its function is."""
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     Task.objects.cancel()
@@ -263,7 +263,7 @@ ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uui
 @pytest.mark.parametrize("source", TaskStatus)
 @pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "claim"])
 def test_no_verb_changes_a_status_against_the_table_of_moves(source, verb, claim):
-    """All pairs: whatever a verb did to a task, the table of moves allows it."""
+    """All pairs of status and verb: the table of moves allows each change of a status."""
     from django.db.models.functions import Now
 
     dates = {"last_attempted_at": Now(), "started_at": Now(), "run_after": Now()}

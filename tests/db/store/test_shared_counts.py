@@ -1,4 +1,4 @@
-"""The numbers that one worker counts for all."""
+"""The counts that one worker makes for all workers."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_statements_are_one_message_and_one_transaction():
 
 
 def test_a_message_is_read_committed_whatever_the_default_is():
-    """Only then has each of its statements a snapshot of its own."""
+    """Only at READ COMMITTED does each statement have its own snapshot."""
     with connection.cursor() as cursor:
         cursor.execute("SET default_transaction_isolation = 'repeatable read'")
         try:
@@ -139,7 +139,7 @@ def do_upkeep():
     ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
 )
 def test_a_verb_leaves_no_setting_in_the_session(verb):
-    """The caller's statements run in the same session, and behind a pooler those of others, too."""
+    """Statements of the caller, and behind a pooler those of other clients, run in the same session."""
     with connection.cursor() as cursor:
         before = cursor.execute(SET_HERE).fetchall()
         verb()

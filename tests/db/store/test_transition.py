@@ -1,4 +1,4 @@
-"""Moving rows of somebody's own table from any of some statuses to another one."""
+"""Moving rows of a table of the user from some statuses to another one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_set_that_cannot_match_is_an_empty_answer(parcels):
 
 
 def test_a_filter_over_another_table_locks_only_the_rows_that_are_moved(parcels, eventually):
-    """Else one client's rows keep all others from every row of the same sender."""
+    """Otherwise the rows of one client would block all other clients from rows of the same sender."""
     rows = Parcel.objects.filter(sender__name="a shop")
     with CaptureQueriesContext(connection) as queries:
         assert len(rows.transition(from_=FREE, to=TAKEN, limit=1)) == 1
@@ -126,7 +126,7 @@ def test_a_locked_row_of_another_table_blocks_no_transition(parcels, in_threads)
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("change", "moved"), [({"status": "lost"}, []), ({"tries": 7}, [("taken", 8)])])
 def test_transition_checks_rows_changed_since_the_snapshot_again(parcels, eventually, change, moved):
-    """The statement has read the row and then waits at a gate. Meanwhile somebody changes the row and commits."""
+    """The statement has read the row and waits for a lock. Meanwhile another session changes the row and commits."""
     gate = Func(
         Value(make_key("gate").number),
         template="pg_advisory_xact_lock(%(expressions)s) IS NOT NULL",
@@ -165,7 +165,7 @@ def waiters(name):
 
 
 def test_rows_with_a_key_of_two_columns_are_moved(parcels):
-    """The limit cuts through an aisle, and both aisles have the same numbers."""
+    """The limit falls inside an aisle, and both aisles have the same numbers."""
     Rack.objects.bulk_create(Rack(aisle=aisle, number=n) for n in range(4) for aisle in "ab")
     rows = Rack.objects.order_by("-number", "aisle")
     assert [row.pk for row in rows.transition(from_="new", to="taken", limit=3)] == [("a", 3), ("b", 3), ("a", 2)]
@@ -175,7 +175,7 @@ def test_rows_with_a_key_of_two_columns_are_moved(parcels):
 
 
 class Replica:
-    """Sends what reads to a database that is not there."""
+    """Routes reads to a database that does not exist."""
 
     def db_for_read(self, model, **hints):
         return "replica"
@@ -194,7 +194,7 @@ def test_transition_writes_to_the_write_database_of_the_router(parcels, settings
 
 @pytest.mark.django_db(transaction=True)
 def test_at_repeatable_read_a_row_that_has_changed_since_the_snapshot_is_an_error(parcels, in_threads):
-    """PostgreSQL cannot take the row as it is now, and does not move it as it was."""
+    """PostgreSQL can use neither the new version of the row nor the old one, and raises an error."""
     with pytest.raises(OperationalError, match="could not serialize access"), transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -29,7 +29,7 @@ def test_tables_are_unfinished_if_the_last_constraint_is_missing(change, expecte
 
 
 def test_a_worker_can_be_imported_before_the_apps_are_loaded():
-    """Its code finds pending migrations, and must not import a model for that."""
+    """The worker finds pending migrations, and must not import a model for that."""
     code = "from django_pglock.worker import Worker; assert Worker"
     environment = {"PATH": "", "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -54,7 +54,7 @@ def test_only_a_new_task_sends_the_enqueued_signal():
 
 @pytest.mark.parametrize(("is_inside", "free"), [(True, 0), (False, 1)])
 def test_a_waiting_task_returned_inside_a_transaction_is_locked_until_the_commit(is_inside, free):
-    """It must see the changes of this transaction."""
+    """The task must run after the changes of this transaction are committed."""
     first = keyed.refresh.enqueue(1)
     other = dedicated_connection("default")
     try:
@@ -75,7 +75,7 @@ def test_enqueue_many_writes_nothing_if_one_unique_call_is_refused():
 
 
 def test_a_unique_call_after_the_claim_enqueues_another_task(claim):
-    """What happened after the first began is seen by a run of its own: no news is lost."""
+    """Another run processes changes after the begin of the first run, so no change is missed."""
     first = keyed.refresh.enqueue(1)
     [running] = claim()
     second = keyed.refresh.enqueue(1)
@@ -104,7 +104,7 @@ def test_a_call_that_is_unique_for_a_period_is_refused_also_after_success(claim)
 
 @pytest.mark.parametrize("unique", [Unique("{number}"), Unique("{number}", while_="unfinished")])
 def test_an_expired_unique_period_does_not_block_calls_without_a_period(claim, unique):
-    """It was taken out of the code since."""
+    """The period was removed from the code meanwhile."""
     period = Unique("{number}", period=60)
     first = keyed.remind.using(unique=period).enqueue(1)
     settle_one(claim()[0], Failed(FAILURE))
@@ -115,7 +115,7 @@ def test_an_expired_unique_period_does_not_block_calls_without_a_period(claim, u
 
 
 def test_only_tasks_with_an_expired_unique_period_lose_their_unique_key(claim):
-    """Other tasks may have had the same key: one that has begun, which keeps it for a retry by hand."""
+    """Another task may have the same key: a task that has begun keeps its key for a retry by hand."""
     task = keyed.remind.using(unique=Unique("{number}"))
     begun = task.enqueue(1)
     claim()
@@ -172,7 +172,7 @@ ANEW = {
 
 
 def columns(row):
-    """Return what a call says of its task; not which task it is, nor when it was enqueued."""
+    """Return the fields that a call sets, without the id and the date of enqueueing."""
     return {name: value for name, value in vars(row).items() if name not in ("_state", "id", "enqueued_at")}
 
 
@@ -181,7 +181,7 @@ def columns(row):
 )
 @pytest.mark.parametrize("then", [{}, ANEW, {"rate": "10/s"}], ids=["none", "all", "rate"])
 def test_a_replaced_task_has_all_options_of_the_new_call(settings, first, then):
-    """An option that was left as it was would be the first call's, and nobody could see why."""
+    """Otherwise the task would keep options of the first call, which is hard to notice."""
     settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
     assert set(ANEW) == set(fields._CHANGEABLE) - {"after"}
     new = keyed.save.using(**then)
@@ -210,7 +210,7 @@ def test_a_replaced_task_drops_the_dependencies_of_the_first_call(claim):
 
 @pytest.mark.parametrize("unique", [Unique("{number}", while_="unfinished"), Unique("{number}", period=60)])
 def test_a_task_that_is_unique_beyond_its_wait_is_not_replaced(unique):
-    """It was enqueued by other code."""
+    """The task was enqueued by other code."""
     first = keyed.save.using(unique=unique).enqueue(1, text="old")
     with (
         CaptureQueriesContext(connection) as queries,
@@ -222,7 +222,7 @@ def test_a_task_that_is_unique_beyond_its_wait_is_not_replaced(unique):
 
 
 def test_replace_refuses_a_call_with_dependencies():
-    """It would wait for what the first call named, or for nothing."""
+    """It would wait for the dependencies of the first call, or for none."""
     awaited = keyed.refresh.enqueue(1)
     with pytest.raises(TaskOptionError, match="after"):
         keyed.save.using(after=[awaited]).enqueue(1, text="new")
@@ -264,7 +264,7 @@ def test_of_sixteen_concurrent_calls_unique_for_a_period_one_succeeds(in_threads
 
 
 def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, eventually):
-    """Whenever an enqueue says that its task is there, some run begins after that: counted by the last claim."""
+    """After each enqueue that returns a task, some run begins later. The last claim shows it."""
     worker(threads=2)
     in_threads(lambda number: [keyed.refresh.enqueue(1) for _ in range(20)], 16)
     eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
@@ -287,7 +287,7 @@ def test_equal_unique_calls_of_one_batch_act_as_separate_calls(on_conflict, text
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_retry_of_equal_unique_tasks_retries_only_the_last_one(claim, monkeypatch, window):
-    """A retry that meets the index must neither fail the batch nor make a second one."""
+    """A retry whose unique key is taken must neither fail the batch nor make a second task of the key."""
     monkeypatch.setattr(windows, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
@@ -372,7 +372,7 @@ def somebody_waits():
 
 
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
-    """They are written in the order of their keys, and their ids are drawn before."""
+    """The rows are written in the order of their keys, and their ids are drawn before that."""
     numbers = [5, 3, 9, 1, 7, 3]
     ids = enqueue_many(keyed.refresh, [(number,) for number in numbers])
     assert [each.args for each in claim(10)] == ["[5]", "[3]", "[9]", "[1]", "[7]"]
@@ -381,7 +381,7 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
 
 
 def test_enqueue_many_of_unique_calls_sends_two_statements():
-    """One draws their ids, one writes them; what the caller knows already is not asked for."""
+    """One statement draws the ids, and one writes the rows. Columns that the caller knows are not returned."""
     with CaptureQueriesContext(connection) as queries:
         ids = enqueue_many(keyed.refresh, range(3))
     assert sum("django_pglock_task" in each["sql"] for each in queries) == 2

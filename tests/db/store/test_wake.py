@@ -1,4 +1,4 @@
-"""Workers that sleep are called while something is ready, and only then."""
+"""Sleeping workers are woken if and only if tasks are ready."""
 
 from __future__ import annotations
 

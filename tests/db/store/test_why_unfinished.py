@@ -1,4 +1,4 @@
-"""A wait whose time is over says what keeps the task from a worker."""
+"""The error of a wait that times out contains the reason why the task is not finished."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_why_unfinished_names_the_reason_why_no_worker_runs_a_task():
     ],
 )
 def test_why_unfinished_says_that_no_worker_serves_the_queue(asked, serves):
-    """What the row of a worker says of its queues is read as the worker itself reads its command line."""
+    """The queues in the row of a worker are parsed as the worker parses its command line."""
     enter(ECHO, queues=asked)
     enter("other.path")
     said = "no living worker serves this queue. Start one: manage.py runlockworker default"

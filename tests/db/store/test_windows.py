@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_an_interrupt_keeps_the_changes_of_finished_windows(monkeypatch):
-    """Many tasks in one transaction would keep workers waiting for its rows until the last one is written."""
+    """With one transaction for all tasks, workers would wait for the locked rows until its end."""
     monkeypatch.setattr(windows, "WINDOW", 2)
     ids = [tasks.nothing.enqueue().id for _ in range(5)]
     told = []
@@ -48,7 +48,7 @@ def test_a_transaction_of_the_caller_changes_all_tasks_or_none(monkeypatch):
 
 
 def test_a_window_counts_dependents_that_an_earlier_window_cancelled(monkeypatch):
-    """The end of the one cancels the other: it was asked for, so it is among those that were moved."""
+    """The end of one task cancels the other. That one was requested, too, so it is counted."""
     monkeypatch.setattr(windows, "WINDOW", 1)
     tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
     assert Task.objects.cancel() == 2

@@ -43,7 +43,7 @@ def test_the_lock_of_another_session_is_not_taken():
 
 
 def test_behind_a_pooler_a_worker_takes_no_session_lock(monkeypatch):
-    """The session, which other clients use as well, would keep the lock."""
+    """The session would keep the lock, and other clients use this session."""
     monkeypatch.setattr(worker_lock, "backend_pid", lambda connection: -1)
     number = draw_number()
     assert lock_worker("default", number) is None

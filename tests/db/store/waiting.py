@@ -1,4 +1,4 @@
-"""What the tests of waiting for results share: tasks that are awaited, and what waiting takes."""
+"""Helpers for tests of waits for results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results_of(count):
 
 
 def settle(*results):
-    """Let these tasks succeed as a worker would."""
+    """Settle these tasks as successful, as a worker does."""
     ids = [int(result.id) for result in results]
     Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
     release("default", ids)

@@ -1,4 +1,4 @@
-"""The context of a running task: progress that shows while it runs, and what it knows of itself."""
+"""The context of a running task: its progress, its metadata and its token."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_context_of_a_running_task_has_its_meta_and_token(worker, eventually
 
 
 def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually):
-    """A retry by hand sets the counts of retries to nothing, but not what was tried."""
+    """A retry by hand resets the count of retries, but keeps the failed attempts."""
     worker()
     result = running.errors_so_far.enqueue(2)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a task offers: enqueueing when the data is there, and metadata."""
+"""The methods of a task: enqueueing after the commit, metadata, and checks of options and arguments."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_meta_travels_with_the_task():
     ids=["enqueue", "enqueue_on_commit", "enqueue_many"],
 )
 def test_a_call_that_the_function_does_not_take_is_a_type_error_at_once(enqueue):
-    """A worker would have failed it, later and elsewhere."""
+    """Otherwise the task would fail later, in a worker."""
     with pytest.raises(TypeError) as refused:
         enqueue()
     assert isinstance(refused.value, TaskArgumentsError)

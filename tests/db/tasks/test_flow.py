@@ -70,7 +70,7 @@ def test_a_retried_task_may_snooze_again(worker, eventually):
 
 
 def test_calls_of_a_group_count_their_own_snoozes(worker, eventually, claim):
-    """One that came later has all of its own."""
+    """A call that joins the group later has all of its snoozes left."""
     first = tasks.snooze_together.enqueue(user=1)
     worker()
     assert finished(first, eventually).attempts == 3
@@ -106,7 +106,7 @@ def test_a_backoff_function_gets_the_failure_of_each_call_of_a_group(worker, eve
 
 @pytest.mark.parametrize("suffix", ["", "_atomically", "_in_coroutine"])
 def test_a_retry_that_does_not_say_when_waits_its_back_off(worker, eventually, suffix):
-    """A subclass need not call our ``__init__``, as one of another exception need not."""
+    """As for other exceptions, a subclass need not call our ``__init__``."""
     worker(threads=1)
     row = finished(getattr(tasks, f"raise_own_retry{suffix}").enqueue(), eventually)
     assert (row.status, row.attempts, row.retries) == ("FAILED", 2, 1)

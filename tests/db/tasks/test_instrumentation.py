@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Recorder:
-    """An instrument that writes down what it is told."""
+    """An instrument that records its calls."""
 
     def __init__(self, name: str = "recorder") -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Recorder:
 
 
 class Broken:
-    """An instrument of which everything raises."""
+    """An instrument whose methods all raise."""
 
     name = "broken"
 
@@ -149,7 +149,7 @@ def test_an_instrument_that_raises_has_no_effect_on_tasks(early, recorder, execu
         assert isinstance(execute().outcome, Failed)
     finally:
         instrumentation.remove("broken")
-    # The others are told as ever.
+    # The other instruments are called as usual.
     assert [each for each in recorder.told if each is Failed]
     assert {each.exc_info[0] for each in caplog.records} == {ZeroDivisionError if early else LookupError}
 
@@ -188,7 +188,7 @@ def test_the_name_of_the_headers_is_reserved():
 
 
 def test_the_redact_setting_hides_headers(recorder, settings):
-    """They may have baggage, which the callers have filled."""
+    """Headers may contain baggage with values of the callers."""
     row = Task.objects.get(pk=tasks.nothing.enqueue().id)
     assert shown(row, "meta") == row.meta
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": "tests.db.tasks.test_instrumentation.hide"}

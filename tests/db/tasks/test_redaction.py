@@ -1,4 +1,4 @@
-"""What people are shown of arguments and results, and what stays in the row."""
+"""Which arguments and results are shown, and which values stay in the row."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def row_of(function, *args, **kwargs):
 
 
 def all_that_is_shown(client, row):
-    """Everything that a door of ours says about a task."""
+    """The output of all pages and commands about a task."""
     texts = [client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()]
     texts.append(client.get(reverse("admin:django_pglock_task_changelist")).content.decode())
     for command in (["show", str(row.pk)], ["show", str(row.pk), "--json"], ["list"], ["list", "--json"]):
@@ -108,7 +108,7 @@ def test_a_redacted_argument_is_not_shown_and_stays_in_the_row(admin_client, wor
 
 
 def test_a_deep_value_is_cut_at_a_limit():
-    """Python could not print it. Above the limit, hidden values are hidden."""
+    """Python could not print the value. Hidden values above the limit are still hidden."""
     value = "bottom"
     for _ in range(3000):
         value = [value]
@@ -159,7 +159,7 @@ def test_hidden_arguments_stay_hidden_when_the_function_is_removed_or_changed():
 
 
 def test_arguments_of_a_function_that_is_gone_are_shown_where_nothing_was_hidden():
-    """People need them most then: the task is still to be run, or to be cancelled."""
+    """Users need the arguments most in this case: the task waits to be run or cancelled."""
     row = row_of(task(pay), 7, card="none")
     del registry._definitions[row.task_path]
     assert (shown(row, "args"), shown(row, "kwargs")) == ([7], {"card": "none"})
@@ -216,7 +216,7 @@ def recovered(text):
 @pytest.mark.parametrize("is_hook", [False, True])
 @pytest.mark.parametrize("is_call", [False, True], ids=["decorated", "using"])
 def test_the_digest_of_hidden_arguments_is_shown_nowhere(admin_client, is_hook, is_call):
-    """A card has few digits: of its digest a reader would find it by trying all."""
+    """A card number has few digits, so a reader could find it by computing the digest of each number."""
     redact = {} if is_hook else {"redact": ("card",)}
     function = task(**redact)(buy).using(unique=True) if is_call else task(unique=True, **redact)(buy)
     row = row_of(function, 7, SECRET)
@@ -232,7 +232,7 @@ def test_the_digest_of_hidden_arguments_is_shown_nowhere(admin_client, is_hook, 
 
 @pytest.mark.parametrize("length", [1, 300, 500])
 def test_a_shortened_key_does_not_show_a_hidden_argument(length):
-    """Of a long path and a digest the key ends in the digest of both."""
+    """The key of a long path and a digest ends in the digest of both."""
     function = task(unique=True, redact=("card",))(buy)
     row = row_of(function, 7, SECRET)
     row.unique_key = call_keys._shortened(function, f"{'x' * length} {'0a' * 32}")
