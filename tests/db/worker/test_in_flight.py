@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_task_that_was_given_back_and_claimed_again_stays_in_flight():
-    """Letting go of the old claim must not take the new one along: the heartbeat would no longer vouch for it."""
+    """Removing the old claim must not remove the new one, because the heartbeat would no longer list it."""
     # No worker runs here: its upkeep would rescue claims whose workers do not exist.
     in_flight = InFlight(threads=1)
     [old], [new] = list(_claims_of_one_task())

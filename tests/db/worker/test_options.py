@@ -28,6 +28,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
     ],
 )
 def test_a_worker_in_python_refuses_the_options_that_the_command_refuses(options, text):
-    """Without threads, or a database, it would never end what it was to drain."""
+    """Without threads or a database, a draining worker would never end."""
     with pytest.raises(ConfigurationError, match=text):
         Process(drain=True, **options)

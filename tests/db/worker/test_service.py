@@ -53,7 +53,7 @@ def test_a_statement_that_is_cancelled_is_not_called_a_lost_connection(
 
 
 def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker, eventually, monkeypatch):
-    """Above it, a claim, a settle or a rescue fails if another worker has changed the row meanwhile."""
+    """At a higher isolation level, a claim, a settle or a rescue fails if another worker has changed the row."""
     levels = []
 
     def ask():

@@ -1,4 +1,4 @@
-"""The parts of a worker take turns in a few sessions: no more than the load needs, and never two parts in one."""
+"""The services of a worker share a few sessions: as many as the load needs, and one service at a time in each."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_surplus_sessions_are_closed_except_one(sessions, monkeypatch):
 
 
 def test_unneeded_sessions_are_closed_although_none_is_given_back(sessions, monkeypatch):
-    """The parts of an idle worker may rest for half a minute."""
+    """The services of an idle worker may rest for half a minute."""
     both = [opened(sessions), opened(sessions)]
     for each in both:
         sessions.give_back(each)
@@ -112,7 +112,7 @@ def terminate(name: str) -> int:
 
 
 def test_an_unused_session_that_has_ended_is_replaced(sessions, in_threads):
-    """As at the limit of a load balancer."""
+    """As after the idle timeout of a load balancer."""
 
     def look(_):
         part = ConnectedService("default", sessions)
@@ -130,7 +130,7 @@ def test_an_unused_session_that_has_ended_is_replaced(sessions, in_threads):
 
 
 def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worker, eventually, settings):
-    """Of these no notification comes: the worker would sleep for ten minutes beside them."""
+    """No notification comes for these tasks. Without a poll, the worker would sleep for ten minutes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     running = worker()
     for number in range(1, 4):
@@ -154,7 +154,7 @@ def test_after_the_session_of_a_claim_was_lost_the_worker_compares(worker, event
 
 
 def test_an_outcome_is_written_although_all_other_parts_wait_in_their_sessions(worker, eventually):
-    """A migration has locked the tasks for the others: the settler must not wait for their session."""
+    """A migration blocks the sessions of the other services. The settler must not wait for these."""
     running = worker(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
@@ -166,7 +166,7 @@ def test_an_outcome_is_written_although_all_other_parts_wait_in_their_sessions(w
 
 
 def test_a_part_that_has_released_has_no_session_of_others(sessions, in_threads):
-    """What it sent now would go into the middle of another part's transaction."""
+    """A statement sent now would be executed in the transaction of another service."""
 
     def look(_):
         part = ConnectedService("default", sessions)
@@ -182,7 +182,7 @@ def test_a_part_that_has_released_has_no_session_of_others(sessions, in_threads)
 
 
 def test_an_outcome_is_kept_while_the_settler_gets_no_session(worker, eventually, monkeypatch):
-    """It has taken the outcome, and then all connections of the server are in use."""
+    """The settler has taken the outcome, and then all connections of the server are in use."""
     running = worker(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())

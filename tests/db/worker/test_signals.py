@@ -1,4 +1,4 @@
-"""Signals of django.tasks: who sends them, and what a bad receiver can do."""
+"""Signals of django.tasks: their sender, and errors of receivers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_signals_name_the_backends_class_and_errors_of_receivers_have_no_effect(worker, finished, eventually):
-    """A peer turns a success into a failure when a receiver raises."""
+    """Another queue turns a success into a failure when a receiver raises."""
     heard = []
 
     def hear(sender, task_result, **kwargs):
@@ -36,7 +36,7 @@ def test_signals_name_the_backends_class_and_errors_of_receivers_have_no_effect(
 
 
 def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, finished, caplog):
-    """Of an exception that is no ``Exception``, Django's own ``send_robust()`` protects nobody."""
+    """Django's ``send_robust()`` does not catch a ``BaseException`` such as SystemExit."""
 
     def leave(**kwargs):
         sys.exit("a receiver that calls sys.exit()")

@@ -30,7 +30,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
 
 
 def test_a_shutdown_gives_back_claims_that_have_not_begun(worker, eventually):
-    """One thread, one long task: the others were at most claimed, and are free again at once."""
+    """With one thread and one long task, the other tasks are at most claimed. They are free again at once."""
     running = worker(threads=1, grace=60)
     for _ in range(50):
         tasks.nothing.enqueue()
@@ -68,7 +68,7 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_ends_when_one_of_its_services_has_ended(monkeypatch):
-    """It would beat and claim on, and nothing would come of that."""
+    """Otherwise the worker would continue to beat and to claim, without running all its duties."""
 
     tasks.nothing.enqueue()
     process = WorkerUnderTest(threads=1, grace=5)
@@ -80,7 +80,7 @@ def test_a_worker_ends_when_one_of_its_services_has_ended(monkeypatch):
 
 
 def test_a_signal_during_the_shutdown_of_a_worker_counts_as_the_first(worker):
-    """It lets running tasks finish; only the next one hurries."""
+    """This signal lets running tasks finish. Only the next one ends them."""
     process = worker()
     process.retire()
     process.stop()
@@ -90,7 +90,7 @@ def test_a_signal_during_the_shutdown_of_a_worker_counts_as_the_first(worker):
 
 
 def test_a_signal_may_come_between_any_two_lines():
-    """Its handler runs in the thread that waits for it, or sets the same itself, and must not wait for that thread."""
+    """The handler runs in the thread that waits for the event, or that sets it, and must not wait for this thread."""
     process = WorkerUnderTest(threads=1)
 
     def handle(*args):
@@ -123,7 +123,7 @@ def refuse(*args, **kwargs):
     ],
 )
 def test_a_draining_worker_does_not_wait_for_its_database_without_end(monkeypatch, caplog, error, said):
-    """A cron job would hang, and with it all that waits for it."""
+    """Otherwise a cron job would hang."""
 
     def pending(using):
         if error is not None:

@@ -38,7 +38,7 @@ def test_a_waiter_is_notified_when_the_database_has_caught_up(monkeypatch):
 
 
 def test_outcomes_that_are_settled_while_the_number_is_read_hold_back_no_claim(monkeypatch):
-    """The settler has found nobody to wake a moment before, so nobody would wake the fetcher."""
+    """The settler found no waiter shortly before, so it would not wake the fetcher."""
     monkeypatch.setattr(module, "MOST_UNSETTLED", 1)
     numbers = iter([3, 0])
     monkeypatch.setattr(InFlight, "unsettled", property(lambda self: next(numbers)))

@@ -1,4 +1,4 @@
-"""Log records of tasks: made when somebody hears them, and only then."""
+"""Log records of tasks are made only if a handler takes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django_pglock.worker import logs
 
 
 class Below:
-    """What Django's require_debug_true is in production."""
+    """A filter that refuses all records, as Django's require_debug_true in production."""
 
     def filter(self, record):
         return False
 
 
 class NamedClaim:
-    """What a log line needs of a claim."""
+    """The fields of a claim that a log line needs."""
 
     def __str__(self):
         return "Task 7 (shop.send)"

@@ -13,7 +13,7 @@ class Waiting(Service):
 
 
 def test_a_service_that_is_about_to_start_is_not_missing(monkeypatch):
-    """The watchdog starts with the first task that has a timeout, while another thread asks who is missing."""
+    """The watchdog starts with the first task that has a timeout, while another thread checks for missing services."""
     service, seen, start = Waiting(), [], threading.Thread.start
 
     def look_and_start(thread):

@@ -80,7 +80,7 @@ def claim(fetcher, count):
 
 
 def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
-    """It believes that only one queue has something ready, which is empty by now."""
+    """The cache contains only one ready queue, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
     monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
@@ -92,7 +92,7 @@ def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
 
 
 def test_a_poll_that_found_nothing_is_not_repeated_at_once(monkeypatch):
-    """A look for coroutines alone reads past all that waits for threads."""
+    """A poll for coroutines alone reads past all tasks that wait for threads."""
     fetcher = WorkerUnderTest().fetcher
     monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
@@ -105,7 +105,7 @@ def test_a_poll_that_found_nothing_is_not_repeated_at_once(monkeypatch):
 
 
 def test_a_poll_that_found_no_ready_queue_covers_fair_tasks(monkeypatch):
-    """Otherwise a task that comes soon after others waits for a look for tasks with ``fair=``, which takes longer."""
+    """Otherwise a task that comes soon after others waits for the slower query for tasks with ``fair=``."""
     assert keyed_tasks.serve.fair
     looks, now = [], [0.0]
     look = queue_cursor.claim_fair
@@ -136,7 +136,7 @@ def test_ready_queues_are_not_queried_where_there_is_one(worker, eventually, mon
 
 
 def test_many_queues_share_one_prepared_claim_statement(in_threads):
-    """What is prepared stays in the server's memory for as long as the worker lives, and what is remembered in ours."""
+    """Prepared statements use memory of the server while the worker lives, and cursors memory of the worker."""
     tenants = [f"tenant {number}" for number in range(3 * FEW_QUEUES)]
     for tenant in tenants:
         fill(tenant, 1)
@@ -160,7 +160,7 @@ def test_many_queues_share_one_prepared_claim_statement(in_threads):
 
 
 def test_the_poll_after_listening_covers_all_kinds_of_functions():
-    """A task that came before the worker had asked was told to nobody, so this look has to find it."""
+    """No worker was notified of a task that was enqueued before, so this poll has to find it."""
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.pauses.note("sync", took=0.0, found=0)
     assert fetcher.claimer.pauses.next_in("sync") > 0
@@ -170,7 +170,7 @@ def test_the_poll_after_listening_covers_all_kinds_of_functions():
 
 
 def test_the_last_poll_of_a_draining_worker_covers_all_kinds_of_functions():
-    """A claim for coroutines alone may be postponed; a worker that ended meanwhile would leave them."""
+    """A claim for coroutines alone may be postponed. A worker that ended meanwhile would leave these tasks."""
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.was_full = True
     fetcher.claimer.pauses.note("async", took=1.0, found=1)

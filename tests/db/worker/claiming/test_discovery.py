@@ -1,4 +1,4 @@
-"""Task functions in modules that nobody has imported: found inside of installed apps, and nowhere else."""
+"""Task functions in modules that are not imported: a worker finds them inside of installed apps only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_worker_imports_the_module_of_a_task_enqueued_before_its_start(worker,
 
 
 def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(worker, eventually, settings):
-    """Not with its next poll, which here is ten minutes away."""
+    """The next poll of the worker would come ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     asleep = worker()
     eventually(lambda: asleep.sleep.since)
@@ -77,7 +77,7 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
 
 
 def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, eventually, settings, monkeypatch):
-    """It comes after a look for another one, and before the worker asks for notifications: nobody tells of it."""
+    """The task comes after the check for another one, and before the worker listens, so no notification comes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     wait_for_somebody("tests.evil.anything")
     rows = []

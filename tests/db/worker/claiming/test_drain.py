@@ -34,7 +34,7 @@ def test_a_draining_worker_ends_when_all_tasks_have_ended():
 
 
 def test_a_draining_worker_waits_until_threads_of_settled_tasks_are_free(monkeypatch):
-    """Between the two the system may run other processes. Meanwhile there is room for coroutines only."""
+    """Other processes may run between settling and freeing the thread. Only coroutines have free places then."""
     assert any(map(registry.is_async, registry.known_paths()))
     looks, look, finish, free = [], Drain.waits_for_rescue, Drain.finish, ThreadCapacity.free
 
@@ -66,7 +66,7 @@ def test_a_draining_worker_without_tasks_ends_at_once():
 
 
 def test_drain_waits_for_tasks_in_flight_their_retries_and_dependents():
-    """The second attempts are ready when the first have ended; what runs keeps it, while the other thread is idle."""
+    """Second attempts are ready when the first have ended. A running task keeps the worker, while a thread is idle."""
     tasks.fail_twice.enqueue("again")
     tasks.note_and_sleep.enqueue("slow", 0.5)
     first = tasks.note_and_sleep.enqueue("first", 0.3)

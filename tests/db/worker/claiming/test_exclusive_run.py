@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_task_whose_workers_died_runs_alone(worker, eventually):
-    """It may be the one that takes workers down; those beside it must not go down with it again."""
+    """This task may be the one that kills workers. Other tasks in the process must not be lost with it again."""
     suspects = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(2)]
     Task.objects.update(rescues=get_settings().MAX_RESCUES)
     others = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(6)]
@@ -32,7 +32,7 @@ def test_a_task_whose_workers_died_runs_alone(worker, eventually):
 
 
 def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
-    """A neighbour runs for hours: the suspects are postponed, the others run, and each suspect is alone at last."""
+    """Another task runs for hours: the suspects are postponed, the others run, and each suspect runs alone later."""
     monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 1.0)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)
@@ -62,7 +62,7 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
 
 
 def test_a_draining_worker_does_not_postpone_an_exclusive_run(worker, eventually, monkeypatch, gate):
-    """It would end without it."""
+    """Otherwise the worker would end without running the task."""
     monkeypatch.setattr(exclusive_run, "WAIT_TIMEOUT", 0.05)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=2, drain=True)

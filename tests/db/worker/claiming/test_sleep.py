@@ -1,4 +1,4 @@
-"""Of many workers that sleep, few look at once, and they wake the others if they cannot take everything."""
+"""A notification makes a few sleeping workers poll. They wake the others if they cannot take all tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER = 1e9
 
 @pytest.fixture
 def two(worker, eventually, settings):
-    """Return two workers that sleep: the second one looks only when it is called, or after a moment."""
+    """Return two sleeping workers. The second one polls only when the first one wakes it, or after a pause."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
 
     def make(**options):
@@ -27,7 +27,7 @@ def two(worker, eventually, settings):
             running.heartbeat.listener.is_woken_first = is_woken_first
             running.sleep.has_delayed_workers = is_woken_first
         eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
-        # Until both have looked for the last time before they sleep.
+        # Wait until both have made the last poll before they sleep.
         time.sleep(0.5)
         return pair
 
@@ -73,7 +73,7 @@ def test_more_tasks_than_free_threads_of_the_worker_woken_first_wake_the_others(
 
 
 def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two, monkeypatch, finished):
-    """Its function is in newer code than theirs, or its backend is not theirs."""
+    """The workers woken first do not know the function, or serve another backend."""
     monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
     first, other = two(threads=1)
     first.fetcher.claimer.backend = "another"
@@ -92,12 +92,12 @@ def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkey
     for result in results:
         finished(result)
     assert set(Task.objects.values_list("worker", flat=True)) == {other.identity.id}
-    # The look that takes them, and those before it falls asleep again.
+    # The poll that takes the tasks, and the polls before the worker sleeps again.
     assert len(looks) <= 6
 
 
 def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):
-    """Otherwise the workers of a fleet that has no room would call each other without end."""
+    """Otherwise workers without a free thread would wake each other without end."""
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=1)
     other.sleep.has_delayed_workers = True

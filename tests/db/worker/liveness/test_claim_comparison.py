@@ -1,4 +1,4 @@
-"""When a worker compares the table with what it holds: not while it can have no claims that it does not know."""
+"""A worker compares the table with its claims only while the table may have claims that the worker does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An idle worker is woken by notifications, and polls where it cannot listen."""
+"""An idle worker is woken by notifications, and polls if it cannot listen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually, settings):
-    """Without the notification it would sleep for ten minutes."""
+    """Without the notification, the worker would sleep for ten minutes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     worker()
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
@@ -27,7 +27,7 @@ def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually
 
 
 def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
-    """As when it was frozen for too long. The next beat writes the row anew; without the flag, each task is polled."""
+    """As when the worker was frozen for too long. The next heartbeat writes the row anew, with the flag for sleep."""
     sleeps = Worker.objects.filter(is_sleeping=True)
     worker()
     eventually(sleeps.exists)

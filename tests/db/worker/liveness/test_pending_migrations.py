@@ -22,7 +22,7 @@ def execute(sql, *values):
 
 @pytest.fixture
 def away():
-    """Take the table of tasks away, as a migration does that makes it anew, and bring it back."""
+    """Rename the table of tasks, as a migration that makes it anew, and rename it back."""
     execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
     back = [lambda: execute("ALTER TABLE elsewhere RENAME TO django_pglock_task")]
     yield lambda: back.pop()()
@@ -31,7 +31,7 @@ def away():
 
 
 def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
-    """It is not the row's fault that it cannot be written, so the task does not fail for it."""
+    """The row cannot be written because of the table, so the task does not fail."""
     running = worker()
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
@@ -39,7 +39,7 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     running_tasks.note("go on")
     for part in (running.settler, running.fetcher):
         eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023
-    # Each of its steps fails by itself, and is tried in the next round.
+    # Each step of the upkeep fails separately, and is tried again in the next round.
     eventually(lambda: running.upkeep._failing, why="the upkeep has not tried")
     bring_back()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
@@ -69,7 +69,7 @@ def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_mi
 
 
 def test_tables_made_without_migrations_have_no_pending_migrations():
-    """As tests without migrations have them. And where nothing is recorded and nothing is there, all is pending."""
+    """As in tests without migrations. If no migration is recorded and no table exists, all are pending."""
     with override_settings(MIGRATION_MODULES={"django_pglock": None}):
         assert pending_migrations("default") == []
     connections["default"].set_autocommit(False)
@@ -85,7 +85,7 @@ def test_tables_made_without_migrations_have_no_pending_migrations():
 
 @pytest.mark.parametrize("moment", ["between the two reads", "before the first migration is recorded"])
 def test_all_is_pending_while_the_first_migration_ends(monkeypatch, moment):
-    """The table of tasks appears between the two reads, or is there a moment before the migration is recorded."""
+    """The table of tasks appears between the two reads, or shortly before the migration is recorded."""
     connections["default"].set_autocommit(False)
     applied_migrations = MigrationRecorder.applied_migrations
 

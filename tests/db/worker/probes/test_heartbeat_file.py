@@ -52,7 +52,7 @@ def test_a_heartbeat_file_that_cannot_be_written_later_is_logged_once(worker, ev
     path.parent.mkdir()
     running = worker(heartbeat_file=str(path))
     eventually(path.exists)
-    path.parent.rename(tmp_path / "away")  # at once: a beat between two steps would make the file again
+    path.parent.rename(tmp_path / "away")  # in one step: a heartbeat between two steps would create the file again
     eventually(lambda: "cannot be written. The worker continues" in caplog.text)
     for _ in range(2):
         before = Worker.objects.get().heartbeat_at
@@ -70,7 +70,7 @@ def test_each_process_of_a_supervisor_has_a_file_of_its_own(tmp_path):
 
 
 def test_a_process_that_is_replaced_leaves_its_file_to_the_other(worker, eventually, tmp_path):
-    """They overlap: what the old one still beats would hide that the new one does not, and its end take the file."""
+    """The processes overlap. Heartbeats of the old one would hide missing ones of the new one."""
     path = tmp_path / "alive.2"
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""What the outside sees of a worker over HTTP: whether it lives, whether it works, and how much."""
+"""Probes and metrics of a worker over HTTP."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ SLOW = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 1000.0, "HEARTBEAT_LIMIT
 
 @override_settings(DJANGO_PGLOCK=SLOW)
 def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
-    """A part that waits for others, or for its time, has said for how long it will not report."""
+    """A service that waits has reported for how long it will be silent."""
     worker = probed()
     tasks.nothing.using(timeout=1000).enqueue()
     eventually(lambda: worker.settler.counts.total() == 1)
@@ -207,7 +207,7 @@ def test_a_part_that_is_too_busy_to_sleep_is_not_stuck(eventually, monkeypatch):
 
 
 def test_a_service_that_waits_for_a_silent_server_is_not_stuck(eventually, monkeypatch):
-    """Connecting takes as long as the client's settings say. To start the process again would not shorten that."""
+    """Connecting takes as long as the settings of the client allow. A restart of the process would not shorten it."""
     end = threading.Event()
 
     class Silent:
@@ -273,7 +273,7 @@ def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
     running_tasks.note("go on")
 
     eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
-    # Counted when it is written, and let go right after.
+    # The outcome is counted when it is written. The claim is removed right after.
     found = eventually(
         lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_flight"] and found
     )
@@ -355,7 +355,7 @@ def test_scrapes_send_no_statement(probed, django_assert_num_queries):
 
 
 def test_slow_clients_are_cut_off_and_block_others_only_briefly(probed, eventually, monkeypatch, closing):
-    """Those that say nothing, and those that say a letter now and then: no thread is left with either."""
+    """Clients that send nothing, and clients that send a byte now and then. Neither kind keeps a thread."""
     monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
     worker = probed()
     server = worker.probes.server._server

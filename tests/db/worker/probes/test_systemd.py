@@ -1,4 +1,4 @@
-"""What systemd hears, at a socket as it makes one."""
+"""The messages of a worker to systemd, at a socket like that of systemd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(params=["file", "abstract"])
 def heard(request, tmp_path, monkeypatch):
-    """Be systemd; return the function that takes what has come since it was asked last."""
+    """Replace systemd; return a function that returns the messages since its last call."""
     if request.param == "abstract" and sys.platform != "linux":
         pytest.skip("abstract sockets are Linux's")
     name = f"@{uuid4().hex}" if request.param == "abstract" else str(tmp_path / "notify")
@@ -36,7 +36,7 @@ def heard(request, tmp_path, monkeypatch):
             while data := channel.recv(4096):
                 came.put(data.decode())
 
-        # All the time: the kernel keeps ten messages at most for who does not listen, and loses the rest.
+        # A thread reads all the time, because the kernel keeps at most ten unread messages.
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
 

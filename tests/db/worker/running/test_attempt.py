@@ -75,7 +75,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
     ],
 )
 def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog, task, path):
-    """Peers crash on a NUL in a message and leave the task running forever."""
+    """Other queues crash on a NUL in a message and leave the task running forever."""
     # Django's own log has the exception as it is, and pytest cannot send each character from process to process.
     caplog.set_level(logging.CRITICAL, logger=BaseTaskBackend.__module__.partition(".backends")[0])
     worker(threads=1)
@@ -85,7 +85,7 @@ def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog, tas
 
 
 def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):
-    """enqueue() refuses such a call. A row that another program has written, or an older version, may have it."""
+    """enqueue() refuses such a call, but another program or an older version may have written the row."""
     result = tasks.echo.enqueue("one")
     Task.objects.update(args=["one", "too many"])
     worker()

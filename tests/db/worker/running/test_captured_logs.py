@@ -201,7 +201,7 @@ def test_only_the_last_records_are_kept_and_few_characters():
 
 
 def test_python_still_prints_warnings_that_no_handler_takes(monkeypatch, capsys):
-    """It prints those that reach no handler at all; ours is one, and prints nothing."""
+    """Python prints warnings that reach no handler. The handler that captures logs must not prevent that."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     captured_logs.capture(0)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_async_functions_run_side_by_side(worker, finished):
-    """More of them at once than there are threads."""
+    """More coroutines run at once than there are threads."""
     results = [tasks.sleep_async.enqueue(2.0) for _ in range(10)]
     worker(threads=2)
     for result in results:
@@ -22,7 +22,7 @@ def test_async_functions_run_side_by_side(worker, finished):
 
 
 def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_waiting(worker, finished, eventually):
-    """As many coroutines as there may be wait forever, and more of them are ready before the others."""
+    """The greatest number of coroutines waits forever, and more coroutines are ready before the other tasks."""
     running = worker(threads=1)
     waiting = [tasks.sleep_async.enqueue(600) for _ in range(MOST_ASYNC + 20)]
     eventually(lambda: running.in_flight.coroutines.running == MOST_ASYNC)

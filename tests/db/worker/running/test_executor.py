@@ -1,4 +1,4 @@
-"""The threads that run tasks, and what one task leaves there for the next one: nothing."""
+"""The threads that run tasks: one task leaves no state for the next one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_context_variables_do_not_leak_from_task_to_task(worker, finished):
-    """Of a tenant, a language, a decimal context, a span. Connections and caches stay the thread's."""
+    """Such as a tenant, a language, a decimal context, a span. Connections and caches belong to the thread."""
 
     def hear(**kwargs):
         tasks.tenant.set(tasks.tenant.get() + " heard")
@@ -49,7 +49,7 @@ def test_context_variables_do_not_leak_from_task_to_task(worker, finished):
 
 @pytest.mark.parametrize("kind", ["autocommit", "atomic", "closed"])
 def test_a_transaction_that_is_left_open_is_not_the_next_tasks(worker, finished, caplog, kind):
-    """Else what all the others write until somebody looks at the connection would be rolled back with it."""
+    """Otherwise the writes of later tasks would be part of this transaction, and be rolled back with it."""
     tasks.leave_transaction_open.enqueue(kind)
     results = [tasks.record.enqueue("committed", number) for number in range(5)]
     worker(threads=1)
@@ -61,10 +61,10 @@ def test_a_transaction_that_is_left_open_is_not_the_next_tasks(worker, finished,
 
 @pytest.mark.parametrize("task", [tasks.record_atomically, tasks.record])
 def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(worker, eventually, monkeypatch, task):
-    """As when a role's connections are used up: the parts of the worker have theirs, its threads have none."""
+    """As at the connection limit of a role: the services of the worker have sessions, and its threads have none."""
     monkeypatch.setattr(executor, "BETWEEN_TRIES", 0.3)
     result = task.enqueue("x")
-    Task.objects.update(attempts=1)  # what was tried before is read before it begins
+    Task.objects.update(attempts=1)  # the failures of earlier attempts are read before the task begins
     with monkeypatch.context() as patch:
         patch.setattr(run, "connection_for", refuse)
         patch.setattr(attempt, "_failures_before", refuse)
@@ -82,7 +82,7 @@ def refuse(*args, **kwargs):
 
 
 def test_without_autocommit_a_worker_commits_what_it_writes_and_nothing_else(change_settings, worker, finished):
-    """A function then ends its transactions itself; what it leaves is not committed with somebody else's."""
+    """The function then commits itself. Uncommitted writes must not be committed with those of another task."""
     with transaction.atomic():
         results = [tasks.record.enqueue("left open"), tasks.fail.enqueue(), tasks.record_atomically.enqueue("atomic")]
         results += [keyed.digest.enqueue(user=1, text="in a group") for _ in range(3)]
@@ -96,7 +96,7 @@ def test_without_autocommit_a_worker_commits_what_it_writes_and_nothing_else(cha
 
 
 def test_a_pool_with_fewer_connections_than_there_are_threads_is_enough(change_settings, worker, finished):
-    """Threads without a task would keep what those with one wait for."""
+    """If idle threads kept their connections, threads with a task would wait for them."""
     pool = {"min_size": 1, "max_size": 1, "timeout": 3.0}
     change_settings(CONN_MAX_AGE=0, OPTIONS={**connection.settings_dict["OPTIONS"], "pool": pool})
     worker(threads=4)

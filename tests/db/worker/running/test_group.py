@@ -1,4 +1,4 @@
-"""Groups: what waits under one key is passed to one call."""
+"""Groups: the waiting tasks of one group key are run by one call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_failed_group_call_fails_and_retries_each_member(worker, eventually):
 
 
 def test_an_outage_for_a_moment_leaves_no_member_behind(worker, eventually, monkeypatch):
-    """What the leader has tried before cannot be read, when it is read for its group."""
+    """The failed attempts of the leader cannot be read when it claims the group."""
     read, seen, lost = attempts._failures_before, set(), []
 
     def lose_second_answer(claim, using):
@@ -93,7 +93,7 @@ def test_an_outage_for_a_moment_leaves_no_member_behind(worker, eventually, monk
 
 
 def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
-    """An outage is no poison pill: nobody fails, also not after as many rescues as a task may have."""
+    """An outage does not count as a crash by the task. No task fails, also not after MAX_RESCUES cuts."""
     for _ in range(2):
         keyed.digest.enqueue(user=1, text="x")
     Task.objects.update(status="READY")
@@ -158,7 +158,7 @@ def test_a_worker_that_lost_the_claim_of_the_first_takes_no_members(is_lost):
 
 
 def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
-    """Who is frozen there would keep it from everybody until the server ends the session."""
+    """A worker that is frozen there would keep the lock until the server ends its session."""
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
     held = []
@@ -181,7 +181,7 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
 
 @pytest.fixture
 def group_under_way(claim):
-    """A worker that has claimed the first of a group and is about to claim the other two; and how it does that."""
+    """A worker that has claimed the first task of a group, and the function that claims the other two."""
     under_test = WorkerUnderTest()
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
@@ -196,7 +196,7 @@ def running():
 
 
 def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
-    """Between the claim, which is in the table by then, and the note that the worker has it in flight."""
+    """Between the claim in the table and its entry in the list of tasks in flight."""
     under_test, claim_others = group_under_way
     add = under_test.in_flight.add
     monkeypatch.setattr(under_test.in_flight, "add", lambda claims: under_test.fetcher.connected() or add(claims))
@@ -209,7 +209,7 @@ def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed
 
 
 def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks(group_under_way, monkeypatch):
-    """After it has asked what the worker has in flight."""
+    """After the fetcher has read the list of tasks in flight."""
     under_test, claim_others = group_under_way
     task_ids = under_test.in_flight.task_ids
 

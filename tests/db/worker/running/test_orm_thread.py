@@ -41,7 +41,7 @@ def is_sleeping():
 
 
 def test_only_the_sql_of_the_timed_out_coroutine_is_cancelled(worker, eventually):
-    """Else it would run for as long as it liked, in the thread that all coroutines share."""
+    """Otherwise the statement would block the thread that all coroutines share."""
     worker()
     tasks.sleep_in_server_in_coroutine.enqueue(60)
     eventually(is_sleeping)
@@ -74,7 +74,7 @@ def test_a_transaction_that_a_coroutine_leaves_open_is_rolled_back(worker, event
 
 
 def test_a_session_that_can_only_read_is_closed_after_its_error(worker, eventually):
-    """Each later coroutine failed in it."""
+    """Before, each later coroutine failed in this session."""
     worker()
     tasks.forbid_writes_in_coroutine.enqueue("default")
     eventually(is_over)
@@ -114,7 +114,7 @@ def is_in_transaction():
 def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
     worker, eventually, monkeypatch, how, status
 ):
-    """After a close() in atomic(), Django opened no other one: each later coroutine failed."""
+    """Before, Django opened no session after a close() in atomic(), and each later coroutine failed."""
     monkeypatch.setattr(event_loop, "CHECK_INTERVAL", 1e9)
     worker()
     tasks.call_in_coroutine.enqueue(how)

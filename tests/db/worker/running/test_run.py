@@ -1,4 +1,4 @@
-"""Running an attempt to its end: in a transaction of its own, and whatever goes wrong around the function."""
+"""Running an attempt: its own transaction, and errors outside of the function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_effects_of_an_atomic_task_are_committed_only_with_its_success(worker, f
 
 
 def test_a_hook_that_fails_after_the_commit_is_logged_and_the_task_has_succeeded(worker, finished, eventually, caplog):
-    """What is committed is committed. It was taken for a task that somebody else has."""
+    """The outcome is committed. Before, the worker logged that another worker has the task."""
     running = worker()
     assert finished(tasks.fail_after_commit.enqueue("kept")).status == TaskResultStatus.SUCCESSFUL
     eventually(lambda: not running.in_flight.claims)
@@ -40,7 +40,7 @@ def test_a_hook_that_fails_after_the_commit_is_logged_and_the_task_has_succeeded
 
 
 def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually, gate):
-    """Taken away while it runs: it finds out at its last statement, and everything rolls back."""
+    """The task is rescued while it runs. Its last statement finds that, and all its effects are rolled back."""
     running = worker()
     task = running_tasks.wait_for_note.using(atomic=True).enqueue("go on")
     eventually(lambda: Task.objects.filter(pk=task.id, status="RUNNING").exists())
@@ -69,7 +69,7 @@ CLOSED, IDLE, LONG = "has closed", "idle_in_transaction_session_timeout", "trans
     ],
 )
 def test_an_atomic_task_that_ends_its_session_uses_up_its_attempts(worker, finished, how, says):
-    """It counted as cut off by an outage and ran again without end, with its effects outside of the database."""
+    """Before, it counted as cut off by an outage and ran without end, with its effects outside of the database."""
     worker()
     expect_failures(finished, how, says)
 
@@ -114,7 +114,7 @@ def test_an_error_around_a_function_fails_only_its_task(worker, finished, eventu
 
 
 def test_a_thread_that_cannot_connect_says_so_once_and_others_may_run_the_task(worker, finished, caplog, monkeypatch):
-    """Each try was at DEBUG only, so a worker that ran nothing told nobody."""
+    """Before, each attempt was logged at DEBUG only, so users did not notice a worker that ran no task."""
     monkeypatch.setattr(run, "cannot_begin", RateOfRecords(3600))
     connect, tries = run.connection_for, []
 

@@ -1,4 +1,4 @@
-"""What a task leaves of its thread's connections, in whatever state, never reaches the next task."""
+"""A task never gets a connection in the state in which an earlier task of the thread has left it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def kept_connections(monkeypatch):
-    """Connections that threads keep, and that nobody looks at but after each task."""
+    """Persistent connections of threads, which are checked only after each task."""
     monkeypatch.setattr(executor, "CHECK_INTERVAL", 1e9)
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
 
@@ -29,7 +29,7 @@ def is_over():
 
 @pytest.mark.parametrize("what", [what for what in tasks.LEAVE if "another" not in what])
 def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventually, caplog, what):
-    """A BEGIN that Django does not know of made later tasks successful, and lost what they wrote without a word."""
+    """After a BEGIN without Django, later tasks succeeded, and their writes were lost without an error."""
     worker(threads=1)
     tasks.write_to.enqueue("default")
     tasks.leave.enqueue(what)
@@ -76,7 +76,7 @@ def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(work
 
 @pytest.mark.parametrize(("age", "idle"), [(None, 0.1), (0, 1e9)])
 def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch, age, idle):
-    """After a minute or, if CONN_MAX_AGE is over, after a second: the next task would not use it in any case."""
+    """After a minute, or after a second if CONN_MAX_AGE is over, because the next task would not use the connection."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", age)
     monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", idle)
     monkeypatch.setattr(task_connections, "LEAST_IDLE_TIMEOUT", 0.1)
@@ -90,7 +90,7 @@ def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkey
 
 
 def test_no_task_meets_a_connection_that_is_being_closed(worker, eventually, monkeypatch):
-    """Each thread closes its connection in the moment in which it has no task, and so in which a task may come."""
+    """A thread closes its connection while it has no task. A task may come at this moment."""
     monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", 0.0)
     worker(threads=3)
     for _ in range(60):
@@ -100,7 +100,7 @@ def test_no_task_meets_a_connection_that_is_being_closed(worker, eventually, mon
 
 
 def test_a_connection_that_holds_a_lock_stays_open(in_threads):
-    """A task may keep a session lock beyond its end, for the next task of its thread."""
+    """A task may keep a session lock after its end, for the next task of its thread."""
 
     def hold(_):
         own = connections["default"]

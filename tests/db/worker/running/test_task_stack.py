@@ -1,4 +1,4 @@
-"""Where running tasks are: functions in threads, coroutines, and calls of the ORM by coroutines."""
+"""Stacks of running tasks: functions in threads, coroutines, and ORM calls of coroutines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Gate:
-    """What the functions of this file wait for: one in a computation, others in calls that wait."""
+    """The event that ends the functions of this file: one computes, and the others wait."""
 
     def __init__(self):
         self.event = threading.Event()
@@ -99,7 +99,7 @@ def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, fun
     eventually(lambda: Effect.objects.filter(name="begun").exists(), why="it did not begin")
 
     def text():
-        # The function may not have reached the place where it stays.
+        # The function may not have reached its waiting place yet.
         assert request_stack("default", int(made.id))
         eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists(), why="no answer")
         return RunningStack.objects.get().stack
@@ -116,7 +116,7 @@ def test_a_task_that_waits_for_a_thread_has_no_stack(worker, eventually):
     first = compute_in_thread.enqueue("")
     eventually(lambda: Effect.objects.exists())
     running = Task.objects.get(pk=first.id)
-    # As if the worker had claimed it ahead, or had just ended it.
+    # As if the worker had prefetched the task, or had just ended it.
     other = Task.objects.create(
         status="RUNNING", queue="elsewhere", backend="default", task_path="some.function", attempts=1,
         worker=running.worker, last_attempted_at=running.last_attempted_at,

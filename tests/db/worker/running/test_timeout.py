@@ -59,7 +59,7 @@ def test_the_timeout_of_an_atomic_task_rolls_back(worker, eventually):
 def test_a_function_that_catches_the_database_error_gets_the_timeout_next(
     worker, eventually, kind, status, monkeypatch
 ):
-    """The exception itself comes once: who catches it may go on."""
+    """The exception is raised once: a function that catches it may continue."""
     monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
     worker()
     row = ends(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
@@ -83,7 +83,7 @@ def gate():
 
 
 def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, eventually, caplog, gate):
-    """Nobody else may run it while this thread does: it is not twice at once."""
+    """No other worker may run the task while this thread runs it."""
     process = worker(grace=0.1)
     result = running.block_in_c.enqueue()
     eventually(lambda: "thread is lost" in caplog.text)
@@ -98,7 +98,7 @@ def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, even
 
 
 def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventually, gate, monkeypatch):
-    """The attempt ends as timed out, not as given back; others get the grace."""
+    """The attempt ends as timed out, not as given back. Other tasks get the grace period."""
     monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
     process = worker(grace=0.0)
     result = running.block_in_c.enqueue()
@@ -128,7 +128,7 @@ def test_a_single_call_may_have_its_own_timeout(worker, eventually):
 
 
 def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually):
-    """Each has one end, the threads survive, and what runs in them afterwards is not struck."""
+    """Each task has one outcome, the threads live, and later tasks in them get no timeout."""
     process = worker(threads=4)
     results = [running.end_at_deadline.enqueue(number) for number in range(200)]
     others = [tasks.record.enqueue("unharmed", number) for number in range(200)]
@@ -144,7 +144,7 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
 
 
 def test_a_timeout_replaces_the_sessions_of_the_thread(worker, eventually):
-    """It may have been in the middle of a statement."""
+    """The thread may have been interrupted in the middle of a statement."""
     worker(threads=1)
     before = ends(tasks.connection_pid.enqueue(), eventually).result
     assert ends(tasks.connection_pid.enqueue(), eventually).result == before

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def made(monkeypatch):
-    """The results that are made, while the log of django.tasks is not heard."""
+    """The results that are made while the log of django.tasks is disabled."""
     results = []
     make = attempt.make_result
 

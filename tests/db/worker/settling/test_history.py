@@ -1,4 +1,4 @@
-"""What the settler counts for the history: each settled attempt once, whatever its outcome."""
+"""The settler counts each settled attempt once for the history, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def history(**chosen):
 CALLS = {
     "success": (lambda: tasks.nothing.enqueue(), {"succeeded": 1}, 1, 1),
     "failure": (lambda: tasks.fail.enqueue(), {"failed": 1}, 1, 1),
-    # It is not recorded when a task that ran again at once was ready.
+    # For a task that runs again at once, the time since which it was ready is not recorded.
     "retries": (lambda: tasks.fail_twice.enqueue("x"), {"retried": 2, "succeeded": 1}, 1, 3),
     "a later retry": (lambda: tasks.say.enqueue("retry", after=0.01), {"retried": 1, "succeeded": 1}, 2, 2),
     "snooze": (lambda: tasks.say.enqueue("snooze"), {"snoozed": 1, "succeeded": 1}, 2, 2),

@@ -29,7 +29,7 @@ DJANGOS = BaseTaskBackend.__module__.partition(".backends")[0]
 
 @pytest.fixture
 def ended(worker, eventually):
-    """Run a task to its end, and return it when its worker has said all it has to say."""
+    """Run a task to its end, and return it when its worker has logged everything."""
     running = worker(threads=1)
 
     def wait(result, status):
@@ -127,7 +127,7 @@ def test_the_message_of_a_failure_is_one_printable_line(text):
 
 
 def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
-    """A handler that fails loses the line. The text is the one that was stored, with what no encoding has escaped."""
+    """A handler that fails loses the line, so characters that cannot be encoded are escaped."""
     caplog.set_level(logging.CRITICAL, logger=DJANGOS)
     written = io.BytesIO()
     handler = logging.StreamHandler(io.TextIOWrapper(written, encoding="utf-8", write_through=True))
@@ -149,7 +149,7 @@ def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
 
 @pytest.fixture
 def heard():
-    """What a receiver of ``task_finished`` finds: the result's status and the exception that is being handled."""
+    """Record, for each ``task_finished``, the status of the result and the exception that is being handled."""
     found = []
 
     def hear(sender, task_result, **kwargs):
@@ -162,7 +162,7 @@ def heard():
 
 @pytest.mark.parametrize("function", [sample.fail_deep, sample.fail_in_coroutine], ids=lambda each: each.name)
 def test_task_finished_of_a_failure_is_sent_while_its_exception_is_handled(ended, heard, eventually, caplog, function):
-    """Django's own log of tasks takes its traceback from there."""
+    """Django's log of tasks uses the exception that is being handled for its traceback."""
     ended(function.enqueue(7), "FAILED")
     [(status, error)] = heard
     assert (status, type(error), str(error)) == ("FAILED", LookupError, "there is no order 7")
@@ -202,7 +202,7 @@ def test_a_receiver_that_raises_is_logged(ended, caplog):
         assert record.task_id == int(result.id)
 
 
-# What the exception holds
+# Objects that the exception refers to
 
 
 def test_the_variables_of_an_exception_are_released_after_the_report():

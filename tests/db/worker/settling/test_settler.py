@@ -25,11 +25,11 @@ def in_flight(worker, claim, eventually):
 
     def start(count):
         running = worker(queues=["another"])
-        # Before, it gives back what it does not know of.
+        # Before that, the fetcher gives unknown claims back.
         eventually(lambda: running.fetcher.is_claiming)
         for _ in range(count):
             tasks.nothing.enqueue()
-        # By this very worker: its upkeep would rescue the claims of a worker that does not exist.
+        # The claims belong to this worker, because its upkeep would rescue those of a missing worker.
         claims = claim(count, worker=running.identity.id)
         for each in claims:
             running.in_flight.claims[each.id, each.attempt] = each
@@ -42,7 +42,7 @@ def in_flight(worker, claim, eventually):
     ("text", "error"), [("{no json", "DataError"), ("[" * 10**5 + "]" * 10**5, "OperationalError")]
 )
 def test_an_outcome_that_the_database_refuses_fails_alone(in_flight, eventually, text, error):
-    """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
+    """A row that cannot be stored must not delay its batch, and must not lose its own outcome."""
     running, claims = in_flight(9)
     refused = claims[4]
     for each in claims:
@@ -70,7 +70,7 @@ def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkey
 @pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("outcome", [Succeeded(), FAILED], ids=["success", "failure"])
 def test_a_locked_row_does_not_delay_other_outcomes(in_flight, eventually, locked, outcome, tells):
-    """As by a cancel in a long transaction. What the task tells last comes with its end."""
+    """As by a cancel in a long transaction. The last progress of the task is written with its outcome."""
     running, claims = in_flight(6)
     held, *others = claims
     held.progress = '{"done": 9}' if tells else None
@@ -106,7 +106,7 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
 
 
 def test_an_outcome_that_the_database_refuses_does_not_lose_a_success(in_flight, eventually):
-    """What was settled before it, by the other statement of the same batch, is not lost."""
+    """The success was settled before, by the other statement of the same batch, and is not lost."""
     running, claims = in_flight(2)
     for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):
         running.in_flight.outbox.put(EndedClaim(each, outcome))

@@ -1,4 +1,4 @@
-"""The limits of a worker process: it ends by itself when it has done enough."""
+"""The limits of a worker process: it ends after a number of tasks, a time, or a size of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_worker_ends_after_max_tasks():
 
 
 def test_a_worker_asks_for_a_replacement_as_soon_as_it_has_claimed_its_last_task(worker, eventually, request):
-    """Long before the task has ended, so that no thread is missed meanwhile."""
+    """Long before the task has ended, so that the replacement starts early."""
     ours, theirs = socket.socketpair()
     request.addfinalizer(ours.close)
     request.addfinalizer(theirs.close)

@@ -47,7 +47,7 @@ def answers(statement: str, *values: object) -> list[object]:
 
 
 def holder(worker: UUID) -> object:
-    """Return whose session holds the lock that the worker's row names."""
+    """Return which session holds the lock in the row of the worker."""
     row = WorkerRow.objects.filter(pk=worker).first()
     return None if row is None else next(iter(answers(HOLDER, WORKER, row.lock_key)), None)
 
@@ -119,7 +119,7 @@ def test_the_shared_session_passes_notifications_on(supervised, eventually):
 
 
 def test_the_thread_of_the_heartbeat_opens_no_session(supervised, eventually, monkeypatch):
-    """Neither for running tasks nor for the heartbeat process: to open one may take longer than others wait."""
+    """Neither for running tasks nor for the heartbeat process: opening a session may take longer than others wait."""
     running = supervised()
     eventually(lambda: answers(SESSIONS, OWN) == [0], why="it keeps a session that it does not need")
     eventually(lambda: running.health.unready() is None)
@@ -194,7 +194,7 @@ def test_a_worker_beats_by_itself_until_the_supervisor_can_again(supervised, eve
 
 
 def test_a_worker_beats_by_itself_while_the_supervisor_is_silent(supervised, eventually, monkeypatch):
-    """As while the supervisor is stopped. Its answer comes late, and then it beats again."""
+    """As while the supervisor is stopped. After its late answer, the supervisor beats again."""
     running = supervised()
     eventually(lambda: holder(running.identity.id) == SHARED)
     beat_all = shared_heartbeat.beat_all
@@ -253,7 +253,7 @@ def request(**values):
 
 @pytest.fixture
 def end(shared):
-    """A process's end of a heartbeat socket."""
+    """The end of a heartbeat socket that belongs to a process."""
     ours, theirs = socket.socketpair()
     shared.add(ours)
     with theirs:
@@ -282,7 +282,7 @@ def test_the_lock_of_a_process_that_has_died_is_released(end, eventually):
 
 
 def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, supervised, eventually):
-    """It is stopped, or a task keeps its threads from running. Without its lock it would look dead."""
+    """The process is stopped, or a task blocks its threads. Without its lock, its worker would count as dead."""
     running = supervised()
     lines, sent = JsonLines(end), request()
     lines.send(sent)
@@ -296,14 +296,14 @@ def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, su
         why="the other worker does not beat any more",
     )
     assert holder(running.identity.id) == holder(UUID(sent["id"])) == SHARED
-    # When it reads again, it learns that it has missed something, and is beaten for.
+    # When the process reads again, it learns that it has missed notifications, and gets heartbeats.
     eventually(lambda: {"can_beat": True} in lines.receive(), why="it was not told what it has missed")
     lines.send(request(id=sent["id"]))
     eventually(lambda: any("beaten" in each for each in lines.receive()), why="nobody beats for it any more")
 
 
 def test_nothing_is_sent_when_the_exchange_has_ended(monkeypatch):
-    """Each notification would wait once more for a process that reads nothing, and nobody would get a heartbeat."""
+    """Otherwise each notification would wait for a process that reads nothing, and no process would get a heartbeat."""
     monkeypatch.setattr(json_lines, "READ_WITHIN", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""The archive's part of the upkeep: when it moves and drops, and what it says if it cannot."""
+"""Upkeep of the archive: when tasks move and days are dropped, and the messages if this is impossible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Move as soon as the archive is on."""
+    """Let tasks move as soon as the archive is on."""
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
     monkeypatch.setattr(archive_keeping, "CHECK_INTERVAL", 0.0)
 

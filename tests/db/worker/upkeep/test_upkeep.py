@@ -1,4 +1,4 @@
-"""Rounds of upkeep: who does them, that they keep the schedules, and that no step keeps others from running."""
+"""Rounds of upkeep: which worker runs them, schedules, and independent steps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def older_workers():
-    """Workers that have begun before and beat for a long time."""
+    """Workers that have started earlier and have sent heartbeats for a long time."""
     row = {"pid": 7, "queues": [], "threads": 1, "started_at": Now() - timedelta(days=1)}
     future = Now() + timedelta(days=1)
     return [Worker.objects.create(id=uuid4(), heartbeat_at=future, **row).pk for _ in range(UPKEEP_WORKERS)]
 
 
 def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, eventually, older_workers, monkeypatch):
-    """Else the tasks of the older worker would wait for the next round, which is far away for such a worker."""
+    """Otherwise the tasks of the older worker would wait for the next round, which is rare for a younger worker."""
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
     eventually(lambda: running.upkeep._older_workers == UPKEEP_WORKERS)
@@ -111,7 +111,7 @@ def test_a_worker_enqueues_each_tick_of_a_schedule_once(worker, eventually):
 
 
 def test_a_tick_is_not_late_and_wakes_an_idle_worker(worker, eventually, settings):
-    """Without its own alarm, and without its own way to the fetcher, it would come after ten minutes."""
+    """Without its own timer, and without waking the fetcher, the tick would come after ten minutes."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     decorate(scheduled.nightly, every=0.4)
     worker(listens=False)
@@ -143,7 +143,7 @@ def test_a_failing_schedule_does_not_stop_the_rest_of_upkeep(worker, eventually,
     "step", ["promote", "open_rates", "rescue", "blocked_keys", "orphaned_waiters", "next_due_in", "prune_window"]
 )
 def test_a_failing_step_of_upkeep_does_not_stop_the_others(claim, worker, eventually, monkeypatch, caplog, step):
-    """As a statement that hits its time limit in each round: the transaction of the round would end with it."""
+    """As a statement that exceeds its timeout in each round. Otherwise the transaction of the round would end."""
 
     def fail(using, *args, **kwargs):
         with connections[using].cursor() as cursor:
@@ -170,7 +170,7 @@ def test_a_failing_step_of_upkeep_does_not_stop_the_others(claim, worker, eventu
 def test_a_session_that_ends_in_a_step_of_upkeep_is_replaced_by_one_with_our_limits(
     worker, eventually, monkeypatch, caplog, step
 ):
-    """Django would open the next one by itself, at whatever comes next."""
+    """Otherwise Django would open the next session itself, without our timeouts."""
 
     def end_session(using, *args, **kwargs):
         patch.undo()

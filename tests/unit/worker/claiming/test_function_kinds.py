@@ -1,4 +1,4 @@
-"""When to look again for one kind of functions alone."""
+"""The pauses between two polls for one kind of functions alone."""
 
 from __future__ import annotations
 

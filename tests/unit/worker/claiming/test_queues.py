@@ -1,4 +1,4 @@
-"""Which queues a worker serves, and in which order it looks into them."""
+"""The queues that a worker serves, and the order of its polls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_queue_has_the_weight_of_the_longest_matching_pattern():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_light_queue_does_not_starve_beside_changing_heavy_queues(seed):
-    """The heavy ones come and go at random; the light one is there always, and waits for two rounds at most."""
+    """The heavy queues are ready at random. The light one is always ready, and waits for two rounds at most."""
     queues = Queues(["light", "heavy*=7", "*=20"])
     rng = random.Random(seed)
     others = ["heavy-1", "heavy-2", "x", "y", "z"]
@@ -71,7 +71,7 @@ def test_a_light_queue_does_not_starve_beside_changing_heavy_queues(seed):
 
 
 def test_credit_of_a_queue_does_not_count_against_other_queues():
-    """A queue that a heavy one kept waiting must not keep the next one waiting for as long."""
+    """A queue that waited for a heavy one must not make the next queue wait for as long."""
     queues = Queues(["a", "heavy=1000", "b"])
     firsts(queues, ["a", "heavy"], 500)
     assert "b" in firsts(queues, ["a", "b"], 6)

@@ -1,4 +1,4 @@
-"""For how long a worker believes to know which queues have something ready."""
+"""The cache of the names of queues with ready tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_pglock.worker.claiming.ready_queues import ReadyQueues
 
 
 class Rows:
-    """Stands for the table: each query takes some time."""
+    """Replaces the table: each query takes some time."""
 
     def __init__(self, takes):
         self.now, self.takes, self.looks = 100.0, takes, 0

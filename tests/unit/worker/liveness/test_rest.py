@@ -22,7 +22,7 @@ class Resting(Heartbeat):
         super().__init__(InFlight(1), "default", Identity(), [], process=process, rest=rest)
         self.rest.note_reply(may_rest=True)
         self.now = 0.0
-        #: Called in each wait with the seconds since the last beat; says whether somebody asks for a beat then.
+        #: Called in each wait with the seconds since the last beat; returns whether a beat is requested then.
         self.asks = lambda age: False
 
     def _wait(self, seconds):
@@ -46,7 +46,7 @@ def resting(monkeypatch):
 
 
 def test_after_a_requested_beat_many_workers_do_not_rest(resting):
-    """One task has all workers beat at once. If the older ones die just then, one has to notice it soon."""
+    """One task makes all workers beat at once. If the older ones die then, another worker must notice it soon."""
     soon = 0
     for _ in range(300):
         resting.asks = lambda age: age > 1

@@ -1,4 +1,4 @@
-"""What is concluded from what the server says of a session on which no answer comes."""
+"""Conclusions from the report of the server about a session on which no answer comes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def view(state=None, since=60.0, *, waits_for_client=False, is_standby=False):
         (view("idle in transaction (aborted)"), "the session is idle in transaction (aborted) at the server"),
         (view("idle", 1.0), ""),  # the answer may not have arrived
         (view("disabled"), ""),  # track_activities is off
-        (ServerView(False, {PID: Activity(None, False, 0.0)}), ""),  # somebody else's
+        (ServerView(False, {PID: Activity(None, False, 0.0)}), ""),  # a session of another program
         (view(), "the server has no such session"),
         (view(is_standby=True), ""),  # another standby at the same address may have it
         (view("idle", is_standby=True), ""),  # and this number may be that of another session
@@ -68,7 +68,7 @@ def test_the_primary_says_nothing_of_a_session_of_a_standby():
 def test_a_session_that_waits_for_the_client_is_ended_after_several_equal_answers(
     monkeypatch, receives_nothing, verdict
 ):
-    """One question may meet a moment in which the server waits until a long answer has been taken."""
+    """One query may come at a moment in which the server waits until the client has read a long answer."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: receives_nothing)
     asked = silence()
     for _ in range(QUESTIONS_BEFORE_END - 1):
@@ -93,7 +93,7 @@ def test_behind_a_pooler_the_oldest_statement_decides(checks, oldest, verdict):
 
 @pytest.mark.parametrize("is_standby", [False, True])
 def test_behind_a_pooler_only_the_answer_says_whether_the_server_is_a_standby(is_standby):
-    """A pooler passes on what the first server behind it has reported."""
+    """A pooler repeats the report of the first server behind it."""
     asked = silence(CHECKS_BEHIND_POOLER, is_on_standby=True)
     asked.note(ServerView(is_standby, None, 0.0))
     assert bool(asked.verdict) == (not is_standby)
@@ -112,7 +112,7 @@ def test_the_server_counts_as_unreachable_after_three_queries_without_an_answer(
 
 
 def test_a_session_with_answers_is_kept_although_new_connections_fail(monkeypatch):
-    """A thread that sends one quick statement after the other waits at every check."""
+    """A thread that sends many quick statements is found waiting at every check."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: False)
     asked = silence()
     for _ in range(QUESTIONS_BEFORE_END + 2):
@@ -126,7 +126,7 @@ def test_a_session_with_answers_is_kept_although_new_connections_fail(monkeypatc
         (False, psycopg.errors.ConnectionTimeout(), False),
         (False, psycopg.OperationalError("FATAL: too many clients"), True),
         (False, psycopg.OperationalError("Connection refused"), True),
-        (True, psycopg.OperationalError("server closed the connection"), False),  # hung up, for no answer came
+        (True, psycopg.OperationalError("server closed the connection"), False),  # closed, because no answer came
         (True, psycopg.errors.AdminShutdown(), True),
     ],
 )
@@ -147,7 +147,7 @@ def test_the_session_watch_queries_after_ten_checks_and_then_every_five():
 
 
 def test_a_late_answer_of_a_pooler_is_compared_with_the_time_of_its_question():
-    """The server said that a statement was as old as ours; ours has waited for seven seconds more by now."""
+    """The reported age was that of our statement, which has waited for seven more seconds by now."""
     asked = silence(52)
     asked.asked_at = 45
     asked.note(ServerView(False, None, 45.0))
@@ -160,7 +160,7 @@ def test_a_late_answer_of_a_pooler_is_compared_with_the_time_of_its_question():
     ("error", "counts"), [(OperationalError("timeout"), True), (ValueError("of a receiver"), False)]
 )
 def test_only_errors_of_a_connection_count_as_silence(monkeypatch, error, counts):
-    """A receiver of ``connection_created`` may fail, too, which says nothing about the server."""
+    """A receiver of ``connection_created`` may raise an error, which does not concern the server."""
 
     def fail(session, pids):
         raise error
@@ -180,7 +180,7 @@ def test_only_errors_of_a_connection_count_as_silence(monkeypatch, error, counts
 @pytest.mark.parametrize("is_pooled", [False, True])
 @pytest.mark.parametrize("is_one", [False, True])
 def test_only_the_wait_for_one_answer_adds_up(monkeypatch, caplog, is_pooled, is_one):
-    """Who sends one statement after the other waits at every check, and each statement has been answered."""
+    """A thread that sends many statements is found waiting at every check, although each statement was answered."""
     pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"off")
     raw, ended, first = SimpleNamespace(pgconn=pgconn), [], object()
     seen = ServerView(False, None, 0.0) if is_pooled else view("active", 1.0)

@@ -1,4 +1,4 @@
-"""The process's end of the socket to a heartbeat that several processes share."""
+"""The socket of a process to the heartbeat that several processes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLY = [3, True, 0, 0, 1, False]
 
 @pytest.fixture
 def told():
-    """What the process has been told: notifications, and that some may have been missed."""
+    """Records what the process gets: notifications, and that some may have been missed."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Which ends of a session are the fault of the function."""
+"""Which ends of a session count as a failure of the function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor's own rules, with processes that are no workers: they say a word on their stdin, and end."""
+"""The rules of the supervisor, with substitutes for worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_pglock.worker.supervising import child_process, supervisor
 from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
 from tests.conftest import NEVER
 
-#: What each process begins with: its number of the start, from 1, and the channel to the supervisor.
+#: The first lines of each process: the number of its start, from 1, and the channel to the supervisor.
 BEGIN = """
 import os, signal, socket, sys, time
 channel = socket.socket(fileno=os.dup(0))

@@ -1,4 +1,4 @@
-"""How often a worker asks for the counts of the queues, and for how long."""
+"""How often and for how long a worker reads the counts of the queues."""
 
 from __future__ import annotations
 
