@@ -1,4 +1,4 @@
-"""What the tests of single verbs may use."""
+"""Fixtures for the tests of single verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_pglock.tasks.claim import Claim
 
 @pytest.fixture
 def slow_beats(settings: Any) -> None:
-    """Beats ten minutes apart, so that nobody is taken for dead because a machine is slow."""
+    """Heartbeats every ten minutes, so that no worker counts as dead on a slow machine."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}
 
 
@@ -37,7 +37,7 @@ def claim() -> Callable[..., list[Claim]]:
 
 @pytest.fixture
 def locked() -> Callable[[int | str], AbstractContextManager[None]]:
-    """Have a task's row locked by somebody's open transaction for as long as a block lasts."""
+    """Lock the row of a task in an open transaction of another session during a block."""
 
     @contextmanager
     def lock(task_id: int | str) -> Iterator[None]:

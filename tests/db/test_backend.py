@@ -117,7 +117,7 @@ def pickled(value):
     ],
 )
 def test_a_copy_of_a_task_is_equal_and_asks_for_the_same(task, duplicate):
-    """Django's DummyBackend copies tasks, caches and pools of processes pickle them."""
+    """Django's DummyBackend copies tasks. Caches and process pools pickle them."""
     again = duplicate(task)
     assert again == task
     assert again is not task
@@ -131,7 +131,7 @@ def test_a_copy_of_a_task_runs(finished, duplicate):
 
 
 def test_a_pickled_task_imports_its_module(own_registry):
-    """As in the process of a pool, which has imported nothing."""
+    """As in a process of a pool, which has not imported the module."""
     data = pickle.dumps(own_tasks.echo.using(priority=3))
     del registry._definitions[own_tasks.echo.module_path]
     assert pickle.loads(data).func is own_tasks.echo.func
@@ -166,7 +166,7 @@ def test_djangos_immediate_backend_runs_the_calls():
 
 
 def defined_by(source, name, **namespace):
-    """Define a function as a shell does, or a script."""
+    """Define a function in ``__main__``, as in a shell or a script."""
     exec(source, namespace)
     return namespace[name]
 

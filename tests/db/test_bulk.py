@@ -1,4 +1,4 @@
-"""Bulk changes as tasks: progress, an end on request, and a second run after a crash."""
+"""Bulk changes as tasks: their progress, their cancel, and a second run after a crash."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatc
 
 
 def test_a_repeated_bulk_retry_does_not_retry_tasks_that_failed_again(claim):
-    """The first run has retried them, and they ran."""
+    """The first run has retried the task, which then failed again."""
     row = make("FAILED", queue="elsewhere")
     bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk])
     context, _ = context_of(claim)

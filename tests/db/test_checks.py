@@ -214,7 +214,7 @@ def test_the_server_check_sends_one_query():
 
 @pytest.mark.parametrize("lacks", ["the constraint", "its validation"])
 def test_tables_that_were_not_migrated_to_the_first_release_are_told(lacks):
-    """As they were at the first of the migrations of that time, and at the last but one."""
+    """The tables of the first of the old migrations, and those of the last but one."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
         if lacks == "its validation":
@@ -272,7 +272,7 @@ def test_sessions_that_end_with_each_request_are_warned_of_where_session_locks_a
 
 @pytest.fixture
 def setting_of_database(transactional_db):
-    """Set one of PostgreSQL's settings for the tests' database, as its owner would."""
+    """Set a PostgreSQL setting for the database of the tests, as its owner does."""
     name = connection.ops.quote_name(connection.settings_dict["NAME"])
 
     def change(setting, value):
@@ -328,7 +328,7 @@ def test_the_option_in_the_hint_of_a_check_corrects_the_problem(default, setting
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
 def test_a_lock_timeout_of_the_database_cuts_no_wait_for_a_lock(setting_of_database, in_threads, eventually, scope):
-    """So no check asks for it."""
+    """So no check is needed."""
     setting_of_database("lock_timeout", "20ms")
     is_held = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Tests of others that want no lock."""
+"""Tests of projects that disable locks."""
 
 from __future__ import annotations
 

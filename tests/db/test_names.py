@@ -1,4 +1,4 @@
-"""Names that somebody chose to do harm: they come back as they were, or are refused at once."""
+"""Hostile names are stored and returned unchanged, or are refused at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def refused(*names):
 
 @pytest.fixture(autouse=True)
 def no_line_is_forged(caplog):
-    """Whatever is done with a name, no line of the log begins with a part of it."""
+    """Check that no line of the log begins with a part of the name."""
     caplog.set_level(logging.DEBUG)
     yield
     # Django's own log of statements shows them as they are.
@@ -261,11 +261,11 @@ def test_invalid_values_for_keys_are_refused(kind, name):
     assert not Task.objects.exists()
 
 
-# What workers say of rows
+# The messages of workers about rows
 
 
 def test_unknown_task_paths_are_rescued_and_reported(eventually, worker, caplog):
-    """Rescued and reported, but never as lines of their own in the log."""
+    """The paths are rescued and reported, but make no additional lines in the log."""
     names = list(HARMLESS.values())
     dates = {"last_attempted_at": Now() - timedelta(hours=1), "started_at": Now()}
     for name in names:

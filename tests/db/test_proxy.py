@@ -1,4 +1,4 @@
-"""The proxy of the tests: what it does to connections is what it says."""
+"""The proxy of the tests: each method has its documented effect on connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other queues are known to fail at, where no other test shows that this one does not: docs/failures.md."""
+"""Known failures of other queues that no other test covers. docs/failures.md has the list."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_tasks_of_living_workers_do_not_count_for_the_limit_of_rescue(claim, slo
 
 @pytest.fixture
 def high_ids():
-    """Begin to count tasks far above 32 bits; afterwards from one again."""
+    """Let the ids of tasks begin far above 32 bits, and at one again after the test."""
     count_from = "SELECT setval(pg_get_serial_sequence('django_pglock_task', 'id'), %s, false)"
     ask(count_from, 2**40)
     yield 2**40
@@ -106,7 +106,7 @@ def test_tasks_with_ids_beyond_32_bits_run_and_end(high_ids, worker, eventually)
 
 
 def test_a_beat_is_one_statement_and_writes_no_task(claim):
-    """A beat that rewrote each running row would cost more, the more there is to do."""
+    """If a heartbeat wrote each running task, its cost would grow with the number of running tasks."""
     worker = uuid4()
     beat_of(worker)
     for _ in range(50):
@@ -125,17 +125,17 @@ def test_a_beat_is_one_statement_and_writes_no_task(claim):
 
 
 def test_a_task_without_a_notification_is_found_by_the_poll(worker, eventually):
-    """As when LISTEN has died in silence: the worker sleeps, and this row comes without a notification."""
+    """As when the LISTEN session is half open: the worker sleeps, and this row comes without a notification."""
     worker()
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
-    time.sleep(wakeup.NEGATIVE_TTL * 3)  # its second look is over: now it waits for news, or for the poll
+    time.sleep(wakeup.NEGATIVE_TTL * 3)  # its second poll is over: now it waits for a notification
     row = Task.objects.create(queue="default", backend="default", task_path=PATH)
     eventually(lambda: Task.objects.filter(pk=row.pk, status="SUCCESSFUL").exists())
 
 
 @pytest.fixture
 def heard():
-    """Listen as a worker does; return what was notified, each payload as often as it came."""
+    """Listen as a worker does; return each received payload and its count."""
     listener = dedicated_connection("default")
     with listener.cursor() as cursor:
         cursor.execute(f"LISTEN {wakeup.READY_CHANNEL}")
@@ -175,7 +175,7 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(hea
 
 
 def test_one_message_notifies_hundreds_of_queues(heard):
-    """A retry of all failed tasks of an incident adds to each queue. A message for each queue takes a commit each."""
+    """A retry of all failed tasks adds to each queue. One message for each queue would be one commit each."""
     worker = uuid4()
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=True)
@@ -206,7 +206,7 @@ def test_a_rollback_sends_no_notification(heard):
 
 
 def test_a_rescue_does_not_conflict_with_a_waiting_task(claim):
-    """One whose worker died, and one like it that was enqueued meanwhile: a page of rescue must not fail for them."""
+    """A task of a dead worker and a waiting task have the same unique key. A page of rescue must not fail for that."""
     keyed.refresh.enqueue(1)
     claim()
     keyed.refresh.enqueue(1)
@@ -222,7 +222,7 @@ def test_a_rescue_does_not_conflict_with_a_waiting_task(claim):
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("hours", [-24, 24])
 def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, settings, hours):
-    """A worker whose clock is a day late, or early: nothing begins too soon, nobody is taken for dead."""
+    """The clock of a worker is a day late or early. No task begins too soon, and no living worker counts as dead."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 600.0}
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + hours * 3600)
@@ -251,14 +251,14 @@ def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, 
 
 
 def test_a_claim_begins_where_the_one_before_it_ended():
-    """Dead entries before that place cost nothing; after a second at most it looks from the start again."""
+    """Dead entries before that place are not read. After a second at most, a claim reads from the start again."""
     now = [0.0]
     for _ in range(9):
         tasks.nothing.enqueue()
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
     claims = QueueCursors("default", worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
     assert [each.id for each in claims.claim(3)] == ids[:3]
-    claims._valid_until = LONGEST_LIFETIME  # by this clock the first look took no time at all
+    claims._valid_until = LONGEST_LIFETIME  # by this clock the first claim took no time
     urgent = tasks.nothing.using(priority=50).enqueue()
     assert claims.shared.behind, "which is compiled now, and not within the claim"
     with CaptureQueriesContext(connection) as queries:
@@ -270,7 +270,7 @@ def test_a_claim_begins_where_the_one_before_it_ended():
 
 
 def test_no_transaction_is_open_while_a_task_runs(worker, eventually):
-    """One that stays open for as long as a task runs keeps every dead row of the database."""
+    """A transaction that stays open while a task runs would keep each dead row of the database."""
     worker()
     running_tasks.ask.enqueue()
     eventually(lambda: Effect.objects.exists())
@@ -293,7 +293,7 @@ def test_the_table_is_vacuumed_early():
 
 
 def test_no_index_of_claims_has_entries_of_successful_tasks():
-    """A million finished rows must not make the index larger that claims walk."""
+    """A million finished rows must not enlarge the index that claims read."""
     indexes = dict(ask("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'django_pglock_task'"))
     whole = {name for name, definition in indexes.items() if " WHERE " not in definition}
     assert whole == {"django_pglock_task_pkey", "pglock_task_finished"}

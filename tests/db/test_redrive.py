@@ -1,4 +1,4 @@
-"""A redrive is a task: a worker runs it, it snoozes between two batches, and a group has one at a time."""
+"""A redrive is a task. It snoozes between two batches, and a group has one redrive at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row, a name or a value from outside can do: nothing but what it is meant for."""
+"""Rows, names and values from outside cannot run code, imitate keys or use more rights."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_worker_does_not_import_or_run_the_task_path_of_a_row(worker, eventual
 
 
 def test_a_claim_on_a_path_that_is_no_task_fails_and_imports_nothing(nothing_runs):
-    """Also if a worker came to have such a claim, by whatever way."""
+    """This also holds if a worker gets such a claim by another way."""
     from django_pglock.worker.running.run import prepare
 
     for path in NOT_TASKS:
@@ -211,7 +211,7 @@ def test_a_malformed_row_does_not_prevent_other_tasks_from_running(fields, worke
     assert set(Task.objects.filter(pk__in=ids[1::2]).values_list("status", flat=True)) == {"SUCCESSFUL"}
 
 
-# Keys that are made of what somebody sends
+# Keys that are made of values from outside
 
 
 def of_two(a, b): ...
@@ -221,7 +221,7 @@ def of_user(name): ...
 
 
 def view_name(template, **values):
-    """The name of the lock that a view takes for these parameters of its address."""
+    """Return the names of the locks of a view for these URL parameters."""
     names = []
 
     def view(request, **kwargs):
@@ -239,7 +239,7 @@ def test_a_value_of_a_key_template_cannot_imitate_other_parts():
     assert view_name("cart:{a}:{b}", a="a:b", b="c") == ["cart:a%3Ab:c"]
     assert view_name("cart:{a}:{b}", a="a", b="b:c") == ["cart:a:b%3Ac"]
     numbers = {make_key(*parts).number for parts in (("a:b", "c"), ("a", "b:c"), ("a:b:c",), ("a", "b", "c"))}
-    # The name that is given as one string is taken as it stands: it is the program's, and meant to be "a", "b", "c".
+    # A name given as one string is not escaped: it comes from the program, and means "a", "b", "c".
     assert len(numbers) == 3
 
 
@@ -275,7 +275,7 @@ CRAFTED = [
 
 
 def test_no_argument_makes_the_key_of_another_function(own_registry):
-    """Whatever is given for a parameter: not a rate's, a group's or a constant key, and not that of other arguments."""
+    """No value makes the key of a rate, a group or a constant, or the key of other arguments."""
 
     mine = task(lock="user:{name}", unique="{name}")(of_user)
     own = [keys_of(mine, (value,), {}) for value in CRAFTED]
@@ -304,7 +304,7 @@ def test_a_task_with_a_key_of_the_greatest_length_is_stored_and_admitted(own_reg
 
 
 def test_no_key_of_a_task_meets_an_advisory_lock_of_the_program(other_session):
-    """PostgreSQL's own hash is no cryptographic one: a value could be found that meets the number of a given lock."""
+    """PostgreSQL's hash is not cryptographic: an attacker could find a value with the number of a given lock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT hashtextextended('django_pglock order:crafted', 0)")
         [number] = cursor.fetchone()
@@ -349,7 +349,7 @@ def as_role():
 
 @pytest.mark.parametrize("has_some_rights", [True, False])
 def test_a_draining_worker_whose_role_lacks_rights_ends(as_role, caplog, has_some_rights):
-    """A command of cron or CI would stay forever; a worker without --drain waits for the rights."""
+    """A command of cron or CI would run forever. A worker without --drain waits for the rights."""
     sample.nothing.enqueue()
     if not has_some_rights:
         with connection.cursor() as cursor:

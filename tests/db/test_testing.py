@@ -1,4 +1,4 @@
-"""The tools for other people's tests."""
+"""The tools for tests of projects."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ ALL = {"select_across": "1", "confirmed": "1"}
 
 
 def test_an_action_on_all_matching_tasks_needs_a_confirmation_with_their_number(client, monkeypatch):
-    """The page shows a hundred of them, and one click selects the others."""
+    """The page shows a hundred of the tasks, and one click selects the others."""
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 2)
     person(client, "view_task", "retry_task")
     rows = [*(make("FAILED") for _ in range(4)), *(make() for _ in range(4))]
@@ -164,7 +164,7 @@ def test_an_action_that_cannot_be_audited_is_not_done(client, monkeypatch):
 
 
 def test_reset_changes_only_stuck_tasks(client, slow_beats):
-    """Of two running tasks, one has a living worker."""
+    """One of the two running tasks has a living worker."""
     person(client, "view_task", "reset_task")
     living = uuid4()
     beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)

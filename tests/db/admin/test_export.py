@@ -131,7 +131,7 @@ def test_rows_are_fetched_some_at_a_time_by_a_cursor_of_the_server(client, monke
 @pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
 @pytest.mark.parametrize("field", ["args", "meta"])
 def test_a_value_that_cannot_be_read_does_not_end_an_export(client, field, value):
-    """All other tasks would be missing, and the browser would show half of a file."""
+    """Otherwise all other tasks would be missing, and the user would get half of a file."""
     person(client, "view_task", "export_task")
     first, bad, last = make(), unreadable(field, value), make()
     for form in ("csv", "jsonl"):

@@ -80,7 +80,7 @@ def asked(client, url, query=None, method="get"):
 
 def test_every_model_of_ours_is_in_this_test():
     ours = {model: each for model, each in admin.site._registry.items() if model._meta.app_label == "django_pglock"}
-    # The overview and the page of failures are no lists of rows, and look at no lookup.
+    # The overview and the page of failures are no lists of rows, and ignore lookups.
     assert ours.keys() == SERVED.keys() | {FailureGroup, Overview}
     assert all(isinstance(each, ReadOnlyAdmin) for each in ours.values())
 
@@ -174,7 +174,7 @@ def test_the_changelist_filters_in_the_url_of_a_page_are_not_applied(client):
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
 def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, model):
-    """The order of rows would reveal their values."""
+    """The order of the rows would reveal the hidden values."""
     person(client, permission_to_view(model))
     for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
         response, queries = asked(client, address(model), {"o": order})

@@ -1,4 +1,4 @@
-"""The overview: who may see it and which sections, how one gets there, and what it costs."""
+"""The overview: its permissions and sections, the links to it, and its number of statements."""
 
 from __future__ import annotations
 
@@ -195,6 +195,6 @@ def test_the_page_sends_the_same_number_of_statements_however_much_there_is(clie
 
 
 def test_makemigrations_creates_no_migration_for_the_overview():
-    """It has no table, and no project gets a migration for it."""
+    """The model of the overview has no table, so a project gets no migration for it."""
     call_command("makemigrations", "django_pglock", check=True, dry_run=True, verbosity=0)
     assert Overview not in apps.get_models()

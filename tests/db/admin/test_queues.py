@@ -188,7 +188,7 @@ def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
 
 
 def test_the_list_of_queues_uses_recent_counts_of_a_worker_and_says_so(client, queue):
-    """With hundreds of queues it would read thousands of pages of the indexes."""
+    """With hundreds of queues, counting would read thousands of pages of the indexes."""
     person(client, "view_queue")
     make("FAILED", queue="counted")
     shared_counts("default")

@@ -86,7 +86,7 @@ def test_an_action_asks_for_permission_and_leaves_an_entry(client, nightly, acti
 
 
 def tick(at):
-    """Let the tick of a moment come. Returns its task."""
+    """Make the tick of a given time due and enqueue it. Returns its task."""
     Schedule.objects.update(next_at=at)
     [id_] = enqueue_due("default").tasks
     return Task.objects.get(pk=id_)

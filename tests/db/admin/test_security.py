@@ -206,7 +206,7 @@ def test_each_verb_of_the_admin_needs_its_own_permission(client, model, verb, pe
         strict.force_login(user)
         assert strict.post(url(model), data).status_code == 403
         assert not LogEntry.objects.exists(), "nothing has been done"
-        if verb != "terminate":  # it would end this session
+        if verb != "terminate":  # this verb would end the session of the test
             client.post(url(model), data, follow=True)
             assert LogEntry.objects.filter(user=user).exists(), "so the refusals above were none for want of a row"
 
@@ -233,7 +233,7 @@ def test_buttons_of_a_task_need_post_a_token_and_the_permission(client, verb):
 
 
 def test_no_user_can_add_or_change_rows_by_hand(client):
-    """Also for a user with all permissions."""
+    """This also holds for a user with all permissions."""
     person(client, *(f"{verb}_task" for verb in ("add", "change", "view", "delete")))
     row = make("READY")
     assert client.get(url("task", "add")).status_code == 403

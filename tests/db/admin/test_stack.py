@@ -1,4 +1,4 @@
-"""The page with the stack of a running task: who may ask, and what it says."""
+"""The page with the stack of a running task: its permission, and its text."""
 
 from __future__ import annotations
 

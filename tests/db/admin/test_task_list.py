@@ -142,7 +142,7 @@ def test_the_time_of_enqueueing_limits_the_list(client):
 
 
 def test_the_task_list_shows_a_message_if_a_filter_value_is_invalid(client):
-    """Else an action on the whole list would change tasks that the filter was to leave out."""
+    """Otherwise an action on the whole list would change tasks that the filter should exclude."""
     person(client, "view_task")
     page = client.get(LIST, {"argument": "order_id 7"}, follow=True).content.decode()
     assert "A filter could not be read, so the list is not filtered." in page
@@ -199,7 +199,7 @@ SECRET = {"kwargs": {"card": "42"}, "meta": {"redact": ["card"], "card": "42"}, 
 
 @pytest.mark.parametrize("query", [{"argument": "card=42"}, {"metadata": "card=42"}, {"key": "card:42"}])
 def test_no_filter_finds_redacted_values(client, settings, query):
-    """Else a user could guess a hidden value, one request for each guess."""
+    """Otherwise a user could guess a hidden value, with one request for each guess."""
     person(client, "view_task")
     make(**SECRET)
     assert ids(client, **query) == []

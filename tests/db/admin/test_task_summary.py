@@ -1,4 +1,4 @@
-"""What the page of a task says first."""
+"""The summary at the top of the page of a task."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_librari
 )
 def test_the_state_is_a_sentence(status, fields, words):
     row = Task.objects.get(pk=make(status, **fields).pk)
-    # Seconds pass on a slow machine.
+    # On a slow machine some seconds may pass.
     text = sentence(row).replace("\xa0", " ")
     start, _, end = words.partition("0 s")
     assert text.startswith(start)

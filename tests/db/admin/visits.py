@@ -1,4 +1,4 @@
-"""What the tests of the admin do: log in with permissions, make a task, apply an action, read the messages."""
+"""Helpers for tests of the admin: log in with permissions, make a task, apply an action, read the messages."""
 
 from __future__ import annotations
 

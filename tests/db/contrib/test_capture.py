@@ -146,7 +146,7 @@ def test_an_invalid_option_of_a_capture_is_refused_at_definition(options, messag
         Capture(tasks.reindex, **options)
 
 
-#: Each with what the message has to name.
+#: Each with a text that the message must contain.
 IMPOSSIBLE = [
     (("sample.nothing", {}), "the task 'sample.nothing' cannot be imported"),
     (("tests.sample.models.Product", {}), "is not a task; decorate"),
@@ -357,7 +357,7 @@ def test_a_writer_needs_no_rights_on_the_tasks(clerk, capture):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_trigger_does_not_use_tables_or_functions_that_the_writer_created(clerk, capture):
-    """A function in his schema would run with the rights of the owner of the trigger's function."""
+    """A function in the schema of the writer would run with the rights of the owner of the trigger function."""
     clerk("CREATE TEMP TABLE django_pglock_task AS SELECT 'a'::text AS queue")
     clerk("CREATE TEMP TABLE django_pglock_worker AS SELECT true AS is_sleeping")
     clerk("CREATE TABLE clerks.django_pglock_task AS SELECT 'a'::text AS queue")
@@ -373,7 +373,7 @@ def test_a_trigger_does_not_use_tables_or_functions_that_the_writer_created(cler
 
 @pytest.mark.django_db(transaction=True)
 def test_other_roles_cannot_create_a_trigger_with_the_function(clerk, capture):
-    """It would enqueue whatever is in a table of his."""
+    """Such a trigger would enqueue the rows of any table of that role."""
     declared = capture(tasks.reindex, on="insert")
     name = CaptureTrigger(declared, "capture_insert", "insert").get_pgid(Product)
     clerk("CREATE TABLE clerks.mine (id bigint)")
@@ -386,7 +386,7 @@ def test_other_roles_cannot_create_a_trigger_with_the_function(clerk, capture):
 
 
 def test_each_schema_has_a_trigger_of_its_own(capture):
-    """As with a schema for each tenant and one table of tasks for all: the task is told the schema."""
+    """As with a schema for each tenant and one table of tasks for all: the task gets the name of the schema."""
     names = ["tenant1", 'tenant2; "100%" {id}']
     with connection.cursor() as cursor:
         for name in names:

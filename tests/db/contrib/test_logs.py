@@ -24,7 +24,7 @@ def task_filter():
 
 
 def fields_of(task_filter, **extra):
-    """Make a record as any code may, and return the fields that it has then."""
+    """Make a log record and return its fields."""
     record = logging.makeLogRecord({"msg": "charged", **extra})
     assert task_filter.filter(record)
     return {name: getattr(record, name) for name in LOG_FIELDS}

@@ -1,4 +1,4 @@
-"""What a demo says about a DATABASE_URL at which no PostgreSQL answers."""
+"""The message of the demo about a DATABASE_URL at which no PostgreSQL answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's evidence: each claim fails if its violation is in the tables, and no other claim does."""
+"""The checks of the demo: a planted violation in the tables fails its own claim, and no other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the demo: its port, its work in the background, its words."""
+"""Parts of the demo: its port, its background threads, its plurals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_two_demos_at_once_have_a_port_each():
 
 
 def test_the_server_takes_over_the_port_that_is_held():
-    """Between a look for a free port and the start of a server another program could take it."""
+    """Between the search for a free port and the start of the server, another program could take the port."""
     with listen(0) as listener:
         port, descriptor = listener.getsockname()[1], listener.fileno()
         fleet = Fleet(
@@ -44,7 +44,7 @@ def test_the_server_takes_over_the_port_that_is_held():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no hooks are called around the fork")
 def test_ctrl_c_while_a_process_is_started_is_not_lost():
-    """The hooks that Python calls around a fork cannot raise it."""
+    """The hooks that Python calls around a fork cannot raise KeyboardInterrupt."""
     fleet, forked = Fleet({}), []
     # Another test of this process may have left a handler of its own.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,7 +67,7 @@ def test_ctrl_c_while_a_process_is_started_is_not_lost():
 
 
 def test_the_child_of_a_process_that_was_killed_does_not_outlive_the_demo(tmp_path):
-    """As the heartbeat process of a worker, which is in a session of its own."""
+    """Such a child is the heartbeat process of a worker, which has a session of its own."""
     fleet = Fleet({})
     child = (
         "import sys, time; print('child runs', file=sys.stderr); time.sleep(1); print('child ends', file=sys.stderr)"

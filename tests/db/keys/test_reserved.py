@@ -35,14 +35,14 @@ WHERE locktype = 'advisory' AND (pid = pg_backend_pid() OR application_name = %s
 
 
 def held(application=""):
-    """Return the locks of this session and of those of an application: their 64 bits, and in which space they are."""
+    """Return the locks of this session and of the sessions of an application: the 64 bits and the space of each."""
     with connection.cursor() as cursor:
         cursor.execute(HELD, [application])
         return cursor.fetchall()
 
 
 def lock_keys(*keys, cursor=None):
-    """Be about to admit tasks to these keys."""
+    """Take the locks that admission to these keys takes."""
     statement = filled(LOCK_KEYS)
     if cursor is not None:
         cursor.execute(statement, [list(keys)])
@@ -57,7 +57,7 @@ def number_of(key):
 
 @pytest.fixture
 def holding_upkeep_lock():
-    """Hold the lock of the upkeep rounds for as long as a block lasts."""
+    """Hold the upkeep lock during a block."""
 
     @contextmanager
     def holding():
@@ -83,7 +83,7 @@ def test_internal_locks_use_two_integers_and_locks_of_users_one_bigint(worker, h
 
 
 def test_a_lock_with_the_same_64_bits_does_not_block_a_worker(worker, holding_upkeep_lock, eventually):
-    """A project may lock any number: the worker shows life, does its upkeep and admits tasks to their keys."""
+    """A project may lock any number. The worker still sends heartbeats, does its upkeep and admits tasks."""
     first = worker()
     [(of_worker, _)] = held("lockworker heartbeat")
     first.shutdown()
@@ -103,7 +103,7 @@ def test_a_lock_with_the_same_64_bits_does_not_block_a_worker(worker, holding_up
 
 
 def test_a_worker_whose_lock_number_is_taken_draws_another_and_logs_it(eventually):
-    """Numbers have 31 bits, so two workers may draw the same one; or a session of its own, half open, still has it."""
+    """Numbers have 31 bits, so two workers may draw the same one. Or a half-open session still holds the lock."""
     heartbeat = Worker().heartbeat
     taken = heartbeat.lock.number
     session = dedicated_connection("default")
@@ -150,7 +150,7 @@ def keys_of_one_number():
 
 
 def test_tasks_of_two_keys_with_the_same_number_are_both_admitted():
-    """They wait for each other's admissions, each of which is one message to the server, and nothing else happens."""
+    """Tasks of one key wait for an admission of the other key, which is one message to the server."""
     one, other = keys_of_one_number()
     results = [keyed.step.enqueue(order) for order in (one, other, one)]
     rows = [Task.objects.get(pk=each.id) for each in results]
@@ -168,7 +168,7 @@ WHERE locktype = 'advisory' AND objsubid = 2 AND pid = %s ORDER BY granted
 
 
 def test_an_admission_to_several_keys_takes_them_in_the_order_of_their_numbers(in_threads, eventually):
-    """In the order of their texts, two that share numbers with others could wait for each other in a circle."""
+    """In the order of their texts, two admissions whose keys share numbers could deadlock."""
     low, high = next(
         (f"order:{later}", f"order:{later - 1}")
         for later in range(1, 100)
@@ -201,7 +201,7 @@ def test_an_admission_to_several_keys_takes_them_in_the_order_of_their_numbers(i
 
 
 def test_internal_locks_are_shown_with_their_purpose_and_without_a_key(worker, holding_upkeep_lock):
-    """A number of 64 bits would be another lock's: that one's holders would be shown wrongly."""
+    """A number of 64 bits would belong to another lock, and its holders would be wrong."""
     with holding_upkeep_lock(), hold(held()[0][0]):
         assert str(AdvisoryLock.objects.get(key=held()[0][0])) == f"#{held()[0][0]}"
         assert [row.name for row in AdvisoryLock.objects.filter(key=None)] == ["upkeep of tasks"]
@@ -225,7 +225,7 @@ def test_a_dead_worker_with_the_same_lock_number_is_not_shown(worker):
 
 
 def test_assert_no_locks_ignores_internal_locks():
-    """A transaction that admits a task, in a test's own thread or in another, is over in a moment."""
+    """A transaction that admits a task, in the thread of a test or in another one, ends very soon."""
     with transaction.atomic():
         lock_keys("order:5")
         assert_no_locks()

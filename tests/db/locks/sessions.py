@@ -1,4 +1,4 @@
-"""Sessions that the tests of locks use and look at: somebody else's, the test's own, and those of leases."""
+"""Sessions for tests of locks: another session, the session of the test, and those of leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 
 
 class Somebody:
-    """Another session, with which to hold locks and look at them."""
+    """Another session, which holds and reads locks."""
 
     def __init__(self) -> None:
         self.connection = dedicated_connection("default")
@@ -30,7 +30,7 @@ class Somebody:
         return self.ask("SELECT pg_try_advisory_xact_lock(%s)", make_key(name).number)
 
     def leaves(self):
-        """Free all locks and go. Without the first, they would be free only a moment after the second."""
+        """Release all locks and close the session. After a mere close, they would be released a moment later."""
         with suppress(DatabaseError):
             self.connection.set_autocommit(True)
             self.ask("SELECT pg_advisory_unlock_all()")

@@ -1,4 +1,4 @@
-"""Who holds what, by name."""
+"""The list of advisory locks, with their names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_holder_is_shown_with_the_name_that_hashes_to_its_key(name):
 
 
 def test_the_name_of_a_held_lock_is_found_by_the_statement_of_its_waiter(somebody, in_threads, eventually):
-    """The holder's own statement does not tell the name; its waiter's does."""
+    """The current statement of the holder does not contain the name; the statement of the waiter does."""
     somebody.holds("contended")
     holder = somebody.ask("SELECT pg_backend_pid()")
 
@@ -54,11 +54,12 @@ def test_the_name_of_a_held_lock_is_found_by_the_statement_of_its_waiter(somebod
 
 
 def test_holders_are_named_whatever_they_do_meanwhile(somebody):
-    """PostgreSQL knows numbers; the name stands before each statement of the holder, so anybody can see it."""
+    """PostgreSQL knows only numbers. A comment with the name is before each statement of the holder."""
     with lock("first 50%"), lock("second"):
         Effect.objects.filter(name="%").count()
         names = dict(AdvisoryLock.objects.filter(pid=my_pid()).values_list("key", "name"))
-        # Nor whatever it locks meanwhile; asked by somebody else, so that the last statement is the lock's.
+        # Also with other locks meanwhile. Another session queries, so the last statement of this one is that of the
+        # lock.
         with lock("third"):
             seen = somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name IN ('second', 'third')")
         assert seen == 2
@@ -111,7 +112,7 @@ def test_people_find_a_lock_by_name_key_or_session(somebody):
 
 
 def test_only_sessions_with_advisory_locks_are_ended(somebody, eventually):
-    """A process number that was used again must not hit a stranger."""
+    """A reused process number must not end the session of another program."""
     innocent = dedicated_connection("default")
     try:
         with innocent.cursor() as cursor:

@@ -32,7 +32,7 @@ def test_auto_outside_a_transaction_is_a_session_lock(somebody):
 
 
 def test_auto_inside_atomic_lasts_to_the_commit(somebody):
-    """Freed before the commit, the next holder would read old data."""
+    """If the lock were released before the commit, the next holder would read old data."""
     with transaction.atomic():
         with lock("a") as handle:
             assert handle.scope == "transaction"
@@ -94,7 +94,7 @@ class InsideTestCase(TestCase):
 
 @pytest.mark.parametrize("scope", ["auto", "transaction"])
 def test_a_snapshot_that_is_older_than_the_lock_is_refused(scope):
-    """At REPEATABLE READ one would wait for the lock and then read what was there before its last holder committed."""
+    """At REPEATABLE READ the caller would get the lock and then read data from before the commit of the last holder."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         with pytest.raises(LockScopeError, match="stale_ok"), lock("a", scope=scope):
@@ -116,7 +116,7 @@ def test_a_rollback_to_a_savepoint_before_the_lock_frees_it(somebody):
 
 
 def test_set_rollback_of_the_caller_is_honoured():
-    """A hidden savepoint would swallow what DRF's error handler asks for."""
+    """A hidden savepoint would discard the rollback that the error handler of DRF requests."""
     with transaction.atomic(), lock("a"):
         Effect.objects.create(name="undone")
         transaction.set_rollback(True)
@@ -178,7 +178,7 @@ def test_a_short_statement_timeout_does_not_cut_a_longer_wait_short(somebody):
 
 
 def test_errors_that_are_not_busy_pass_through_and_leave_nothing_held(somebody):
-    """A wait without limit is cut by the operator's statement_timeout: that is not "somebody else has it"."""
+    """The statement_timeout of the operator ends a wait without limit. This does not mean that the lock is busy."""
     somebody.holds("a")
     with connection.cursor() as cursor:
         cursor.execute("SET statement_timeout = '50ms'")
@@ -276,7 +276,7 @@ def test_signals_are_sent_when_a_lock_is_acquired_released_or_busy(somebody):
 
 
 def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls():
-    """In Python and in C. Seconds would depend on what else the machine does; the least number of calls does not."""
+    """Calls in Python and in C. Seconds would depend on the load of the machine; the least number of calls does not."""
 
     def use():
         with lock("report"):

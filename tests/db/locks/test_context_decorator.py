@@ -55,7 +55,7 @@ def test_celery_tasks():
 
 
 def test_django_tasks_in_a_worker(worker, eventually):
-    """Two of one key at a time would be seen inside at once."""
+    """Two tasks of one key that run at the same time would be counted."""
     for _ in range(6):
         tasks.alone.enqueue("a")
     worker(threads=4)
@@ -65,7 +65,7 @@ def test_django_tasks_in_a_worker(worker, eventually):
 
 @pytest.mark.parametrize("around", [lock(), lock("a"), Lease("a")])
 def test_a_lock_around_a_task_is_refused(around):
-    """It would take the place of the task, which is then nowhere to enqueue."""
+    """The decorated function would replace the task, which could then not be enqueued."""
     with pytest.raises(ConfigurationError, match=r"echo.* is a task.*Put @task above"):
         around(tasks.echo)
 
@@ -138,7 +138,7 @@ def test_generator_functions_are_refused_at_decoration():
 @pytest.mark.parametrize("on_busy", ["skip", lambda busy: None], ids=["skip", "function"])
 @pytest.mark.parametrize("make", [partial(lock, timeout=0), Lease], ids=["lock", "Lease"])
 def test_on_busy_of_a_block_is_refused_because_the_body_would_run_in_any_case(make, on_busy):
-    """A body cannot be skipped, so nobody may believe that it would be."""
+    """A body cannot be skipped, so the option is refused."""
     made = make("a", on_busy=on_busy)
     with pytest.raises(ConfigurationError, match=r"'a': on_busy is for decorated functions.* try_lock"), made:
         raise AssertionError("The body ran.")

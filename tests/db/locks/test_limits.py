@@ -1,4 +1,4 @@
-"""Holders that stall, waits and holds that take too long, and who it is that holds."""
+"""Holders that stall, long waits and holds in the log, and the holder in the error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_in_a_transaction_max_hold_ends_with_it(timeout):
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_holder_that_stalls_loses_the_lock_and_gets_an_error(somebody, eventually, in_transaction):
-    """A request that hangs in a call to somewhere else must not keep the lock forever."""
+    """A request that hangs in a call to another service must not keep the lock forever."""
     with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN" if in_transaction else "SELECT 1")
@@ -151,7 +151,7 @@ def test_the_error_names_the_holder_on_request(somebody):
 
 
 def test_a_deadlock_is_no_busy_lock_and_leaves_nothing(in_threads):
-    """PostgreSQL ends one of two who wait for each other, by its own choice; that one hears it as it is."""
+    """PostgreSQL ends one of two waiters that wait for each other. This waiter gets the deadlock error unchanged."""
     import threading
 
     both = threading.Barrier(2)
@@ -177,7 +177,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventuall
     import signal
     import threading
 
-    # Some runners of tests have the signal ignored.
+    # Some test runners ignore the signal.
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, earlier))
     somebody.holds("a")

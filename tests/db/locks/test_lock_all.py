@@ -51,7 +51,7 @@ def test_each_name_is_what_lock_takes_and_counts_once(somebody):
 @pytest.mark.parametrize("timeout", [0, 0.05])
 @pytest.mark.parametrize("busy", ["a", "b", "c"])
 def test_lock_all_takes_no_lock_if_one_is_busy(somebody, in_transaction, timeout, busy):
-    """Whichever of them is busy, the others are free for everybody afterwards, and our own as before."""
+    """Whichever lock is busy, the other ones are free afterwards, and the own lock is held as before."""
     somebody.holds(busy)
     with transaction.atomic() if in_transaction else lock("unrelated"), lock("mine"):
         before = advisory_rows()
@@ -68,7 +68,7 @@ def test_lock_all_takes_no_lock_if_one_is_busy(somebody, in_transaction, timeout
 
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transaction):
-    """PostgreSQL's lock_timeout would count anew for each of them."""
+    """PostgreSQL's lock_timeout begins anew for each lock."""
     others = [Somebody() for _ in range(4)]
     for number, other in enumerate(others):
         other.ask("SELECT pg_advisory_lock(%s)", number)
@@ -152,7 +152,7 @@ def test_keys_that_cannot_be_locked_together_are_refused():
 
 
 def test_lock_all_does_not_deadlock_with_names_in_different_orders(in_threads):
-    """Taken in the order in which they are written, this would be a deadlock within moments."""
+    """If the locks were taken in the order of the arguments, a deadlock would occur within moments."""
     names = ["a", "b", "c", "d"]
 
     def work(number):
@@ -230,7 +230,7 @@ def test_a_waiter_for_one_slot_notices_another_free_slot(somebody, in_threads):
 
 
 def test_one_holder_never_has_a_slot_twice():
-    """PostgreSQL would grant its own session the same lock again, and the count would be wrong."""
+    """PostgreSQL grants a session a lock that it holds already, so the count would be wrong."""
     with semaphore("s", limit=2, timeout=0) as one, semaphore("s", limit=2, timeout=0) as two:
         assert one.key != two.key
         with pytest.raises(LockError, match="already holds all slots"), semaphore("s", limit=2):

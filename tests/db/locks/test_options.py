@@ -1,4 +1,4 @@
-"""Options that are wrong: refused where they are written, before a lock is asked for."""
+"""Invalid options are refused at decoration or call, before a lock is requested."""
 
 from __future__ import annotations
 

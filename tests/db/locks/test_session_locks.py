@@ -1,4 +1,4 @@
-"""What a lock is tied to, and that it ends with it: a transaction, a savepoint, a block, a handle, a thread."""
+"""A lock ends with its owner: a transaction, a savepoint, a block, a handle or a thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-# Handles tell the truth
+# Handles report the state of their lock
 
 
 def test_a_handle_of_a_transaction_is_over_with_it():
@@ -67,7 +67,7 @@ def test_a_handle_is_over_with_the_savepoint_that_freed_it(somebody):
         lock("mine", reentrant=False).acquire()
 
 
-# A handle that nobody has any more
+# Handles without a reference
 
 
 def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
@@ -96,7 +96,7 @@ def test_an_abandoned_generator_frees_its_lock(somebody, one_for_all):
 @pytest.mark.parametrize("one_for_all", [False, True])
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_generator_that_another_thread_closes_frees_its_lock(somebody, one_for_all, busy, eventually):
-    """Its session is another thread's, which may be using it at that moment."""
+    """The session belongs to another thread, which may be using it at that moment."""
     one = lock("a")
 
     def numbers():
@@ -178,7 +178,7 @@ class InsideTestCase(TestCase):
 
 
 def test_a_lock_that_is_lost_inside_atomic_does_not_break_the_transaction_in_two(somebody):
-    """To reconnect there would commit what comes after, without what was before."""
+    """A reconnect inside the block would commit the later statements without the earlier ones."""
     handle = lock("a").acquire()
     with pytest.raises(DatabaseError), transaction.atomic():
         Effect.objects.create(name="before")
@@ -200,7 +200,7 @@ def test_a_lock_that_is_given_back_in_a_broken_transaction_is_freed_after_its_ro
 
 
 def test_the_session_of_an_own_transaction_ends_where_another_thread_drops_it(eventually, somebody):
-    """libpq is for one thread at a time: the owner may be inside of it at that moment."""
+    """Only one thread may use a libpq connection at a time, and the owner may be using it at that moment."""
 
     def numbers():
         with lock("a", scope="transaction"):

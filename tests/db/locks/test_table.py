@@ -1,4 +1,4 @@
-"""Whole tables, and a limit on any wait."""
+"""Locks on whole tables, and a limit on all waits for locks."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_lock_that_is_younger_than_the_snapshot_is_refused(isolation, level):
 
 
 def test_a_lock_waiter_with_an_older_snapshot_reads_old_data(isolation, in_threads):
-    """The statement that waits takes the snapshot before it waits, so what comes after it reads old data."""
+    """The statement that waits for the lock takes the snapshot before it waits. Later statements read old data."""
     Effect.objects.create(name="counter", number=0)
     is_held, read = threading.Event(), {}
 
@@ -189,7 +189,7 @@ def test_lock_views_work_with_atomic_requests(somebody):
 
 
 def test_without_autocommit_everything_is_inside_a_transaction(somebody):
-    """Code that sets AUTOCOMMIT to False ends transactions by hand; a session lock would be freed before that."""
+    """Code that sets AUTOCOMMIT to False commits by hand. A session lock would be released before the commit."""
     connection.settings_dict["AUTOCOMMIT"] = False
     connection.close()
     try:

@@ -1,4 +1,4 @@
-"""A view behind a lock: the second request gets a graceful answer."""
+"""A view with a lock: the second request gets a 409 response."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_a_response_that_is_never_sent_frees_its_lock(somebody):
 
 
 def test_the_end_of_the_request_frees_the_lock_of_a_referenced_response(somebody):
-    """An exception's traceback may, or a log."""
+    """The traceback of an exception or a log may refer to the response."""
     request_started.send(None)
     outer = stream_of(somebody)(request_of())
     request_started.send(None)
@@ -318,13 +318,13 @@ def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody, eventual
     assert somebody.can_have("a")
     response = async_to_sync(view)(request_of())
     del response
-    # The thread that has run the event loop may still have it for a moment.
+    # The thread of the event loop may hold the lock for a moment longer.
     eventually(lambda: somebody.can_have("a"))
 
 
 @override_settings(ROOT_URLCONF=__name__)
 def test_the_user_of_an_async_view_is_read_from_the_database(somebody):
-    """``request.user`` is lazy: its first use reads the session and the user, which a coroutine must not do itself."""
+    """``request.user`` is lazy: its first use queries the database, which a coroutine must not do."""
     user = User.objects.create_user("ann")
 
     @async_to_sync

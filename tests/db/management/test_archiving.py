@@ -1,4 +1,4 @@
-"""``locktasks archive``: what it turns on and off, what it refuses, and what it says."""
+"""``locktasks archive``: its switches, its refusals and its output."""
 
 from __future__ import annotations
 

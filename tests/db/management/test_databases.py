@@ -1,4 +1,4 @@
-"""What commands say if the server refuses what they ask for."""
+"""The messages of commands if the server refuses a statement."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
 
 
 def test_pausing_a_queue_that_no_backend_lists_prints_a_warning(settings, capsys):
-    """A name with a typing error pauses nothing that anybody meant."""
+    """A mistyped name pauses the wrong queue."""
     name = settings.TASKS["default"]["BACKEND"]
     settings.TASKS = {"default": {"BACKEND": name, "QUEUES": ["default", "mail"]}}
     call_command("locktasks", "pause", "mial")

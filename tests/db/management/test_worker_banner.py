@@ -1,4 +1,4 @@
-"""What a worker says when it begins."""
+"""The banner that a worker prints at its start."""
 
 from __future__ import annotations
 

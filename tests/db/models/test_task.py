@@ -70,5 +70,5 @@ def test_the_database_refuses_invalid_statuses_priorities_and_unique_keys():
     ],
 )
 def test_a_column_is_as_wide_as_the_code_expects(model, name, longest):
-    """A longer text would be an error of the database, for an outcome after the work is done."""
+    """The database refuses a longer text. For an outcome, this error would come after the function has run."""
     assert model._meta.get_field(name).max_length == longest

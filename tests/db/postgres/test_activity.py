@@ -1,4 +1,4 @@
-"""What the server says of the statements of the database."""
+"""The running statements of the database, as pg_stat_activity shows them."""
 
 from __future__ import annotations
 

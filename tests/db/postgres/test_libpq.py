@@ -1,4 +1,4 @@
-"""Statements sent below Django's cursor: faster, and observers (wrappers, logs, tests) see no difference."""
+"""Statements sent below Django's cursor. Observers (wrappers, logs, tests) see them as usual."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_session_that_has_ended(somebody):
 
 
 def test_the_first_statement_of_a_transaction_begins_it():
-    """psycopg sends BEGIN with its first statement; a transaction lock without one would be gone at once."""
+    """psycopg sends BEGIN with its first statement. Without a transaction, a transaction lock would end at once."""
     with transaction.atomic():
         send(connection, "SELECT pg_advisory_xact_lock(1)")
         assert connection.connection.info.transaction_status == TransactionStatus.INTRANS
@@ -112,7 +112,7 @@ def test_execute_wrappers_see_the_statements_of_locks(monkeypatch):
 
 
 def test_a_wait_for_a_lock_does_not_block_other_threads(somebody, in_threads):
-    """Waiting for the answer must not hold Python's lock."""
+    """The wait for the answer must release the GIL."""
     somebody.holds("a")
     beats = []
 

@@ -1,4 +1,4 @@
-"""Below Django's cursor, or through it: who stands in between decides."""
+"""Statements are sent below Django's cursor only if no other package observes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Plain(DatabaseWrapper):
 
 @pytest.fixture
 def with_backend(monkeypatch):
-    """Let the alias be of another backend for a while."""
+    """Replace the backend of the alias during a block."""
     made = []
 
     def use(backend):
@@ -92,7 +92,7 @@ def test_a_patched_cursor_class_is_noticed(monkeypatch):
 
 
 def test_our_execute_wrapper_stays_the_first_of_the_connection():
-    """``execute_wrapper()`` of others removes the last one; that must be its own."""
+    """``execute_wrapper()`` removes the last wrapper of the list at its end. That must be its own wrapper."""
     connection = connections["default"]
     seen = []
 

@@ -1,4 +1,4 @@
-"""A loop of one's own that wakes by NOTIFY."""
+"""A loop of the user that NOTIFY wakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sessions():
 
 @pytest.fixture
 def letters():
-    """A loop that has had its first turn, and so listens."""
+    """A loop after its first turn, so it listens."""
     with closing(listen("letters", poll=NEVER)) as loop:
         assert next(loop) == []
         yield loop
@@ -112,7 +112,7 @@ def test_a_listen_loop_that_is_left_closes_its_session(eventually):
 
 
 def test_the_connection_of_the_loops_own_thread_is_checked_before_each_turn(letters):
-    """As Django does before each request; without it, no query of a loop would work after a restart of the server."""
+    """As before each request of Django. Otherwise all queries of the loop would fail after a restart of the server."""
     connection.ensure_connection()
     connection.close_at = 0
     notify("letters")

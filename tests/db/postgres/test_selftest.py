@@ -1,4 +1,4 @@
-"""The self-test: what excludes on this server, and what only says so."""
+"""The self-test: which locks exclude other sessions on this server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: A function that is found before PostgreSQL's own, and lets everybody in.
+#: A function that hides the one of PostgreSQL, and grants each lock.
 LIE = """
 CREATE SCHEMA lies;
 CREATE FUNCTION lies.{name}(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true';
@@ -40,7 +40,7 @@ def options(monkeypatch):
 
 @pytest.fixture
 def lying(options):
-    """Let two clients have what only one may have."""
+    """Grant a lock to two clients."""
 
     def lie(name):
         with connection.cursor() as cursor:
@@ -71,7 +71,7 @@ def test_the_self_test_accepts_a_private_server_and_leaves_no_table():
     [("pg_try_advisory_lock", "session_locks"), ("pg_try_advisory_xact_lock", "transaction_locks")],
 )
 def test_the_self_test_finds_locks_that_do_not_exclude(lying, name, question):
-    """The statements succeed, as they do on engines that only accept the functions."""
+    """The statements succeed, as on database engines that accept the functions without locking."""
     lying(name)
     out = StringIO()
     with pytest.raises(CommandError, match="do not exclude"):

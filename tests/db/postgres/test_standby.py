@@ -1,4 +1,4 @@
-"""What a session may do, as its server says. A standby itself is in ``tests/servers/test_moved_address.py``."""
+"""Whether a session can write, as its server reports. Tests with a standby: ``tests/servers/test_moved_address.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles of leases that nobody has any more: cancelled, dropped, abandoned."""
+"""Handles of leases without a reference: cancelled, dropped, abandoned."""
 
 from __future__ import annotations
 

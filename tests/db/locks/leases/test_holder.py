@@ -1,4 +1,4 @@
-"""The holder of a lease: it renews the lease, notices that it is lost, and gives it back."""
+"""The holder of a lease: it renews the lease, notices its loss, and releases it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_shortened_lease_is_renewed_sooner(eventually):
 
 
 def test_a_candidate_gets_the_lease_of_a_dead_holder_when_it_expires(monkeypatch):
-    """As soon as it ends, not at the next look, which would come after the timeout."""
+    """The candidate gets it as soon as it expires. The next poll would come after the timeout."""
     monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
@@ -91,7 +91,7 @@ def test_a_revoked_lease_is_noticed(eventually):
 
 
 def test_a_lease_whose_renewals_are_blocked_is_lost_when_it_expires(somebody):
-    """The row is locked by somebody, so that renewals hang: the holder does not wait for them."""
+    """Another transaction locks the row, so renewals hang. The holder does not wait for them."""
     with pytest.raises(LockLost, match=r"could not be renewed for 2 s"), Lease("a", ttl=2) as lease:
         with somebody.connection.cursor() as cursor:
             cursor.execute("BEGIN; SELECT 1 FROM django_pglock_lease FOR UPDATE")
@@ -118,7 +118,7 @@ def test_a_lease_is_kept_when_its_session_is_ended(somebody):
 
 
 def test_a_leader_steps_down_when_the_first_renewal_fails(somebody):
-    """Long before the lease ends and another could be elected: for that, the reason would name its six seconds."""
+    """This is long before the lease expires. At its expiry, the reason would contain "six seconds"."""
     with pytest.raises(LockLost, match=r"could not be renewed \("), leader("a", ttl=6) as leadership:
         with somebody.connection.cursor() as cursor:
             cursor.execute("BEGIN; SELECT 1 FROM django_pglock_lease FOR UPDATE")

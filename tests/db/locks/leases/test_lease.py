@@ -37,7 +37,7 @@ def test_one_holder_at_a_time_and_a_token_that_grows(ttl):
 
 
 def test_taking_a_lease_is_not_rolled_back_with_the_transaction_of_the_caller():
-    """Rolled back with it, somebody else would get the same token."""
+    """If the lease were rolled back with the transaction, another holder would get the same token."""
     with pytest.raises(ZeroDivisionError), transaction.atomic(), Lease("a", ttl=5):
         1 / 0  # noqa: B018
     with transaction.atomic(), CaptureQueriesContext(connection) as queries, Lease("a", ttl=5) as lease:
@@ -49,7 +49,8 @@ class InsideTestCase(TestCase):
     def test_a_lease_works_inside_a_django_test_case(self):
         with Lease("in a test case", ttl=5), self.assertRaises(LockNotAvailable), Lease("in a test case"):
             pass
-        # By somebody else: the row was not written in this test's transaction, so it would outlive it.
+        # By another session: the row was not written in the transaction of this test, so the rollback would not remove
+        # it.
         other = Somebody()
         with other.connection.cursor() as cursor:
             cursor.execute("DELETE FROM django_pglock_lease")
@@ -67,7 +68,7 @@ def test_a_function_decorated_with_a_lease_runs_or_is_skipped_if_busy():
 
 
 def test_a_released_lease_stays_unavailable_until_min_hold_is_over():
-    """Two hosts start a nightly job by clocks that differ by less; the job takes no time at all."""
+    """Two hosts start a nightly job. Their clocks differ by less than min_hold, and the job takes almost no time."""
     with Lease("nightly", ttl=60, min_hold=5):
         first = Row.objects.get().acquired_at
     with pytest.raises(LockNotAvailable), Lease("nightly", ttl=60):
@@ -97,14 +98,14 @@ def test_a_lease_name_may_contain_any_text(name):
 
 
 def test_a_guarded_update_with_the_token_refuses_late_writes_of_a_former_holder():
-    """The pattern of the documentation: the row takes no token that is smaller than the one it has seen."""
+    """The pattern of the documentation: an update with a smaller token than that of the row changes nothing."""
     Effect.objects.create(name="report", number=0)
 
     def write(token):
         return Effect.objects.filter(name="report", number__lte=token).update(number=token, name="report")
 
     with pytest.raises(LockLost), Lease("report", ttl=60) as old:
-        Row.objects.all().free()  # what the end of its time does to a holder that is stopped
+        Row.objects.all().free()  # the same as the expiry of the lease of a stopped holder
         with Lease("report", ttl=60) as new:
             assert write(new.token) == 1
             assert write(old.token) == 0, "the late one is refused"

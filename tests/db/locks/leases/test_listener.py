@@ -1,4 +1,4 @@
-"""Those who wait for a lease: woken when it is released."""
+"""Candidates that wait for a lease are woken when it is released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_waiting_candidate_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
-    """By a notification: the next look would come when the lease ends."""
+    """A notification wakes it: the next poll would come when the lease expires."""
     monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     elected, entered = threading.Event(), []
 

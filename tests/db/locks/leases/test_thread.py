@@ -1,4 +1,4 @@
-"""The thread of the leases: what it asks the server, and its database sessions."""
+"""The thread of the leases: its statements and its database sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, monkeypatch):
-    """Without a ttl, a lease that was taken by a statement whose answer never came would be held forever."""
+    """A lease without a ttl whose statement was executed and whose answer was lost would be held forever."""
     ask = thread.LeaseThread.execute
 
     async def cut(self, alias, statement, params, **options):
@@ -33,7 +33,7 @@ def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, mo
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_leases_are_taken_at_read_committed_despite_the_default_of_the_role(level, in_threads):
-    """Above it, one of two who ask at the same time would meet an error."""
+    """At a higher isolation level, one of two concurrent candidates would get an error."""
     execute(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
     try:
 

@@ -1,4 +1,4 @@
-"""Semaphores: their slots, and the queue of those who wait for one."""
+"""Semaphores: their slots, and the queue of waiters."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_counts_stop_and_say_so():
 
 
 def test_failures_of_one_queue_do_not_hide_those_of_others():
-    """An incident left 60,000 in one queue, and the failures of all other queues were said to be none."""
+    """After 60,000 failures in one queue, the command reported no failures of the other queues."""
     make("FAILED", queue="before")
     for _ in range(3):
         make("FAILED", queue="incident")
