@@ -1,3 +1,3 @@
-"""A module that no process has a reason to import: a row that could make one do it would be heard here."""
+"""A module that no process should import. If a row makes a process import it, the module records that."""
 
 raise RuntimeError("tests.evil was imported")

@@ -1,4 +1,4 @@
-"""Workers look for tasks only when they have been notified. On a slow machine, too, nobody is taken for dead."""
+"""Workers poll only after a notification. No worker counts as dead, also on a slow machine."""
 
 from tests.settings import *  # noqa: F403
 from tests.settings import DJANGO_PGLOCK

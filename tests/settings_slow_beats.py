@@ -1,4 +1,4 @@
-"""Heartbeats so rare that what a worker learns meanwhile has come by notification."""
+"""Rare heartbeats: a worker learns of changes only by notifications."""
 
 from tests.settings import *  # noqa: F403
 from tests.settings import DJANGO_PGLOCK

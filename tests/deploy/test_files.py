@@ -28,7 +28,7 @@ PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]
 
 
 def run(program, *arguments):
-    """Run a tool and return what it says; no word and no error means that it has nothing against the file."""
+    """Run a tool and return its output. No output and no error means that it accepts the file."""
     found = shutil.which(program, path=PROGRAMS)
     assert found, f"{program} is missing: see tests/deploy/requirements.txt"
     done = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=NEVER, check=False)

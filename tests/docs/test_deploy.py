@@ -105,6 +105,6 @@ def test_every_alert_has_a_section_that_says_what_to_do():
 
 
 def test_no_page_contains_a_systemd_unit():
-    """A second one would drift from the first."""
+    """A second one would differ from the first one day."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     assert not [page for page in pages if "ExecStart=" in page.read_text()]

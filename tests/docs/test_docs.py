@@ -33,7 +33,7 @@ def test_the_pages_have_python_and_console_blocks():
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page, monkeypatch):
-    """In one module for a page, as a reader who types along would have it."""
+    """All blocks of a page run in one module, as for a reader who types them."""
     module = types.ModuleType(f"docs_{page.parent.stem}_{page.stem}")
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     module.__dict__["INSTALLED_APPS"] = []
@@ -58,7 +58,7 @@ def test_commands_that_are_named_exist(page):
 
 
 def test_the_reference_page_shows_all_public_names():
-    """A name that nobody can look up is not public."""
+    """Each public name must be in the reference."""
     page = (ROOT / "docs" / "reference.md").read_text().partition("## Names")[2].partition("\n## ")[0]
     shown = set(re.findall(r"(?:autofunction|autoclass):: django_pglock\.(?:[\w.]+\.)?(\w+)", page))
     # The page shows all of the module of errors.
@@ -89,7 +89,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_picture_is_shown_and_all_together_are_small():
-    """``docs/_ext/pictures.py`` makes them; one that no page shows would grow old unseen."""
+    """``docs/_ext/pictures.py`` makes the pictures. A picture that no page shows would become outdated."""
     pictures = [path for path in (ROOT / "docs" / "_static").rglob("*") if path.suffix in (".png", ".svg")]
     text = "".join(page.read_text() for page in PAGES)
     assert [each.name for each in pictures if f"/{each.name})" not in text] == []
@@ -97,7 +97,7 @@ def test_every_picture_is_shown_and_all_together_are_small():
 
 
 def test_every_test_that_is_named_exists():
-    """A row of the table of corners without its test would be only a claim."""
+    """Each row of the tables of guarantees needs a test that exists."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", "".join(page.read_text() for page in PAGES))
     assert len(named) >= 50
     for file, name in named:
@@ -105,7 +105,7 @@ def test_every_test_that_is_named_exists():
 
 
 def test_every_known_failure_has_its_test_or_its_reason():
-    """The rows of the checklist: the failure, why it cannot happen, and what shows it; at its end, what is not here."""
+    """The rows of the checklist: the failure, why it cannot happen, and the test. Its end: what is not covered."""
     page = (ROOT / "docs" / "failures.md").read_text()
     shown, _, left_out = page.partition("## What is not here")
     rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\|(?! ?[-:]).+\|$", shown, re.MULTILINE)]

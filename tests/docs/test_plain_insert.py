@@ -86,7 +86,7 @@ def test_the_table_has_all_columns_that_are_needed_and_none_that_is_not_there():
 
 
 def test_a_row_without_the_key_of_an_advisory_lock_fails_with_that(eventually):
-    """It does not run beside those whom the lock is to keep out."""
+    """The task does not run, because it would run concurrently with holders of the lock."""
     row = Task.objects.create(queue="default", backend="default", task_path=advisory_tasks.count_in_time.module_path)
     Worker(drain=True, threads=1).run()
     row.refresh_from_db()

@@ -1,4 +1,4 @@
-"""The pages for looking up name what the code has, all of it and nothing else."""
+"""The reference pages contain all names of the code, and no others."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_each_system_has_a_page_that_stands_in_the_index():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_shows_the_code_that_runs(name):
-    """A copy would differ some day."""
+    """A copy would differ one day."""
     shown = re.findall(r"\{literalinclude\} (\S+)", PAGES[name])
     assert shown
     for path in shown:

@@ -27,7 +27,7 @@ ROOT = HERE.parent.parent
 ON_DJANGO_52 = {"psqlextra", "wagtail_7"}
 #: Projects whose server needs an extension that the private server's programs do not have.
 EXTENSIONS = {"postgis": "postgis"}
-#: The project that takes longest goes first, so that nobody waits for it alone in the end.
+#: The project that takes longest goes first, so that the run does not wait for it alone at the end.
 FIRST = "sessions"
 #: Longest that one project may take, in seconds: a hang has to end before the whole run is ended.
 LONGEST = 1200
@@ -122,7 +122,7 @@ def count(output: str, code: int) -> Counter[str]:
     last = output.strip().splitlines()[-1] if output.strip() else ""
     counts = Counter({word.rstrip("s"): int(number) for number, word in RESULTS.findall(last)})
     if code and not counts["failed"] and not counts["error"]:
-        # It did not come to its tests: a package is missing, or the migrations failed.
+        # Its tests did not run: a package is missing, or the migrations failed.
         counts["error"] += 1
     return counts
 

@@ -113,7 +113,7 @@ def test_a_request_is_the_parent_of_its_locks_and_calls():
         spans = spans_of(text)
         assert spans
         assert all(span.parent.span_id == request.context.span_id for span in spans), text
-        # Nobody is left out by the middleware that says where a statement comes from.
+        # The middleware adds the origin to all of these statements.
         assert all("framework='django" in statement_of(span) for span in spans), text
     assert Task.objects.count() == 1
 

@@ -83,7 +83,7 @@ def once() -> None: ...
 
 @task(atomic=True, takes_context=True)
 def lose(context: TaskContext) -> None:
-    """Let somebody else end the task meanwhile."""
+    """Let another session end the task meanwhile."""
     other = dedicated_connection("default")
     with other.cursor() as cursor:
         end = "UPDATE django_pglock_task SET status = 'CANCELLED', finished_at = clock_timestamp() WHERE id = %s"

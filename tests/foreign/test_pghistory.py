@@ -41,7 +41,7 @@ def account() -> Account:
 
 @pytest.fixture(autouse=True)
 def wrappers():
-    """Fail when a test leaves the connection's wrappers in disorder."""
+    """Fail if a test leaves other wrappers on the connection."""
     connection.ensure_connection()
     before = [*connection.execute_wrappers]
     yield

@@ -72,7 +72,7 @@ def take_several() -> None:
     ids=["lock", "lock in a transaction", "several locks", "enqueue", "enqueue_many"],
 )
 def test_statements_are_counted(function, statements):
-    function()  # what is asked once for a while, such as whether a worker sleeps, is asked here
+    function()  # cached queries, such as whether a worker sleeps, are sent here
     assert counted(function) >= statements
 
 
@@ -128,7 +128,7 @@ def test_a_request_is_measured_as_ever():
 
 @pytest.fixture
 def counted_anew():
-    """Count at each scrape, as the first one after a while does."""
+    """Count at each scrape, as at the first scrape after a pause."""
     QueueCount.objects.all().delete()
     yield
     Queue.objects.all().delete()

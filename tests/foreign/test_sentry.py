@@ -26,7 +26,7 @@ events: list[dict[str, Any]] = []
 
 
 def keep(event: Any, hint: Any) -> Any:
-    """Take what would be sent. What is dropped here would not count as seen, and would come twice."""
+    """Capture the events. A dropped event would not count as seen, and would come twice."""
     events.append(event)
     return event
 

@@ -98,7 +98,7 @@ def server() -> None:
 
 @pytest.fixture(autouse=True)
 def only_this_session() -> None:
-    """End what the test before has left, and change the password: who has kept the old one is refused."""
+    """End the sessions of the test before, and change the password: the old one is refused."""
     run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()" + OF_CLIENTS)
     rotate()
 
@@ -245,7 +245,7 @@ def test_functions_find_the_sessions_that_they_would_find_in_a_request(using, dr
     drain(using=using)
     result.refresh()
     identity.refresh()
-    # The functions use the default alias and another one: a worker opens both as a request would.
+    # The functions use the default alias and another one. A worker opens both as a request does.
     assert result.return_value == ["Asia/Tokyo", "inside"]
     assert identity.return_value == ["login", "application"]
 

@@ -37,7 +37,7 @@ def enqueued() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def site() -> None:
-    """What Wagtail's migrations would have made."""
+    """The rows that the migrations of Wagtail make."""
     if not Locale.objects.exists():
         Locale.objects.create(language_code="en")
         Collection.add_root(name="Root")

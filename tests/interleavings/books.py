@@ -46,7 +46,7 @@ def write_history(world: World, ledger: Ledger) -> None:
 
 @verb("books", is_workers=True)
 def write_history_backwards(world: World, ledger: Ledger) -> None:
-    """As another worker, which has counted the same in another order."""
+    """As another worker that has counted the same functions in another order."""
     add_rescued("default", RESCUED[::-1])
     ledger.counted.append(1)
 

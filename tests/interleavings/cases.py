@@ -26,7 +26,7 @@ from tests.interleavings.stage import (
 from tests.interleavings.verbs import VERBS, Ledger, Verb
 from tests.interleavings.worlds import World
 
-#: Verbs of which three meet: those that change who has a key, a tick, a change or a row.
+#: Verbs for triples: those that change the holder of a key, a tick, a captured change or a row.
 BY_THREE = {
     *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
     *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),

@@ -1,4 +1,4 @@
-"""What has to be true after two verbs have met, asked of the tables and of what the verbs were told."""
+"""The invariants after two verbs have run concurrently, checked in the tables and in the results of the verbs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Judge(Laws):
         self.world, self.ledger, self.verbs, self.told = world, ledger, verbs, told
 
     def judge(self, turns: list[Turn], swallowed: list[BaseException]) -> None:
-        """Raise AssertionError for whatever is wrong."""
+        """Raise AssertionError for each violated invariant."""
         self.no_error_but_those_to_expect(turns, swallowed)
         self.turns = turns
         self.has_died = any(turn.error is not None for turn in turns)
@@ -120,7 +120,7 @@ class Judge(Laws):
             assert self.pruned == self.archived & self.before.keys()
 
     def nobody_overtakes_another_of_its_key(self) -> None:
-        """Of those that wait now, count only who waited all the time. Who is not committed yet is not overtaken."""
+        """Of the waiting tasks, count only those that waited all the time. An uncommitted task is not overtaken."""
         waited = {pk for pk, task in self.before.items() if (task.status, task.waits_for) == ("BLOCKED", 0)}
         for key, tasks in self._by_key().items():
             waiting = [each.pk for each in tasks if each.status == "BLOCKED" and each.pk in waited - self.retried]

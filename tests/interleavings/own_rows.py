@@ -62,13 +62,13 @@ in_a_transaction("write_off")
 
 @law("own_rows")
 def each_row_moves_by_one_caller(judge: Judge) -> None:
-    """What the callers were told are moves that one could do after the other, and no other move has happened."""
+    """The moves in the results of the callers are possible in some order, and no other move has happened."""
     before, by_row = judge.world.facts["letters"], defaultdict(list)
     for pk, sources, to in judge.ledger.moves:
         by_row[pk].append((sources, to))
     for row in Letter.objects.all():
         moves = by_row[row.pk]
-        # Who has died was told nothing.
+        # A verb that has died has no result.
         assert judge.has_died or row.tries == len(moves), f"{row!r} has moved {row.tries} times, and was told {moves}"
         is_possible = any(_end(before[row.pk].status, order) == row.status for order in permutations(moves))
         assert judge.has_died or is_possible, f"{row!r} was moved by two: {moves}"

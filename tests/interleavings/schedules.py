@@ -18,7 +18,7 @@ from tests.interleavings.worlds import World
 from tests.sample import scheduled
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-#: Verbs after which a tick may have passed without a task.
+#: Verbs after which a tick may be past without a task.
 PASS_TICKS = {"enable", "remove", "enable_in_a_transaction", "remove_in_a_transaction"}
 
 

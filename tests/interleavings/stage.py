@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from tests.conftest import NEVER
 
-#: What a stopped session may be told to do with its statement.
+#: What a stopped session may do with its statement.
 COMMIT, ROLL_BACK = "commit", "roll back"
 READ_COMMITTED, REPEATABLE_READ = "read committed", "repeatable read"
 #: Whether the session's transaction has changed or locked anything so far.

@@ -182,7 +182,7 @@ FAULTS = [
     indirect=["company"],
 )
 def test_an_interleaving_test_fails_for_each_planted_fault(company, fault, monkeypatch):
-    """The same case passes with the rule."""
+    """The same case passes with the rule in the code."""
     company.play(fault.case)
     fault.without(monkeypatch)
     with pytest.raises(AssertionError, match=fault.said):

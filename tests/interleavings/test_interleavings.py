@@ -45,7 +45,7 @@ def failures(company: Company, cases: Iterator[Case]) -> list[str]:
 
 @in_world
 def test_no_interleaving_of_the_verbs_violates_an_invariant(company):
-    """None has what another has, nobody waits in vain, nobody deadlocks, and who sleeps is woken."""
+    """No task is claimed twice, none waits forever, nothing deadlocks, and sleeping workers are woken."""
     turns = company.rehearse_all()
     name = company.world.name
     assert failures(company, pairs(name, turns, is_short=IS_SHORT)) == []
@@ -55,7 +55,7 @@ def test_no_interleaving_of_the_verbs_violates_an_invariant(company):
 
 @pytest.mark.parametrize("company", [schedules], indirect=True)
 def test_registering_and_removing_schedules_do_not_deadlock(company):
-    """Both wait for the row of a tick. The one that has it next must not wait for another row of the other one."""
+    """Both wait for the row of a tick. The one that gets the row must not wait for another row of the other."""
     for others in (("remove", "register_again"), ("register_again", "remove")):
         for stop_at in (5, 11):
             company.play(Case("schedules", "tick", stop_at, COMMIT, others))

@@ -22,14 +22,14 @@ EVERYWHERE = frozenset({"plain", "key", "concurrent", "unique", "after", "group"
 
 
 class Ledger:
-    """What the verbs of one case were told: claims, accepted outcomes, and claims that were taken back."""
+    """The results of the verbs of one case: claims, accepted outcomes, and rescued claims."""
 
     def __init__(self) -> None:
         self.claims: list[Claim] = []
         self.accepted: list[tuple[Claim, Outcome]] = []
         self.taken_back: set[int] = set()
         self.workers: Iterator[UUID] = iter((FIRST, SECOND, THIRD))
-        #: How many tasks each redrive has retried, by its own word.
+        #: How many tasks each redrive has retried, by its own progress.
         self.redriven: list[int] = []
         #: The ids of tasks that people have enqueued by a schedule.
         self.enqueued: list[int] = []
@@ -37,13 +37,13 @@ class Ledger:
         self.moves: list[tuple[int, tuple[str, ...], str]] = []
         #: What captured tasks have read: the product and its price.
         self.read: list[tuple[int, int]] = []
-        #: How many times the same was added to the history, and who was told that they have muted a group.
+        #: How many times the same was added to the history, and which callers have muted a group.
         self.counted: list[int] = []
         self.muted: list[str] = []
         self._lock = threading.Lock()
 
     def worker(self) -> UUID:
-        """Return a worker of its own for each verb that claims."""
+        """Return a different worker for each verb that claims."""
         with self._lock:
             return next(self.workers)
 

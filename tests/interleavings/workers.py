@@ -142,13 +142,13 @@ for name, outcome in OUTCOMES.items():
 
 @verb(is_workers=True)
 def settle_too_late(world: World, ledger: Ledger) -> None:
-    """The worker that counts as dead comes back and settles."""
+    """The worker that counts as dead continues and settles."""
     settling(world, ledger, [(each, Succeeded()) for each in world.zombies])
 
 
 @verb()
 def succeed_atomically(world: World, ledger: Ledger) -> None:
-    """The task's own transaction ends with its settling; then the settler lets others through."""
+    """The transaction of the task ends with its settle. Then the settler admits other tasks."""
     for each in world.claims[:1]:
         with suppress(ClaimLost), transaction.atomic():
             Effect.objects.count()

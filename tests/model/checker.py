@@ -1,4 +1,4 @@
-"""The models of this folder, and what SPIN says of them."""
+"""The models of this folder, and their results in SPIN."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one search has found. ``violation`` is None, "!flag" or the property that does not hold."""
+    """The result of one search. ``violation`` is None, "!flag" or the property that does not hold."""
 
     violation: str | None
     states: int

@@ -21,7 +21,7 @@ from tests.sample.tasks import nothing  # noqa: E402
 
 def main(number: int, pauses: list[float]) -> None:
     """Enqueue a task after each pause."""
-    # What is told must be there at once, whatever the other session is doing.
+    # The record must be committed at once, independent of the other session.
     session = dedicated_connection("default", application_name="what a producer has learned")
     nobody_sleeps, send = wake._nobody_sleeps, wake.send
 

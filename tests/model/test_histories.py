@@ -1,4 +1,4 @@
-"""What real workers do to real rows is what the models allow; a forged history is not."""
+"""The changes of rows by real workers are runs of the models. A forged history is not."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.sample.models import Effect, Run
 from tests.warm.process import start
 
 KEYS = 4
-#: Events that a model allows so often only.
+#: Events that a model allows only a number of times.
 FAULTS = {"RESCUE", "AGAIN", "GIVE_BACK"}
 
 
 def are_runs(model: str, histories: list[History]) -> list[bool]:
     """Say of each history whether it is a run of the model."""
     faults = max(sum(event.kind in FAULTS for event in history) for history in histories)
-    # One more, for what no version of a row shows.
+    # One more, for events that no version of a row shows.
     sizes = (f"-DFAULTS={faults + 1}", "-DWORKERS=3", "-DTASKS=3", "-DHOLDERS=3", "-DTOKENS=99")
     return accepted(model, histories, *sizes)
 

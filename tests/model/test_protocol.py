@@ -29,7 +29,7 @@ def name_of(value: object) -> str | None:
 
 @pytest.mark.parametrize("model", MODELS, ids=name_of)
 def test_no_state_violates_a_safety_property(model):
-    """And every step of every transition is in some run: one that is never taken would prove nothing."""
+    """Each step of each transition is in some run. A step that is never taken would prove nothing."""
     verdict = model.never()
     assert verdict.violation is None, verdict.output
     assert verdict.unreached == []

@@ -1,4 +1,4 @@
-"""How real workers fall asleep and are woken is what wake.pml allows; a forged history is not."""
+"""The sleep and the wake-ups of real workers are a run of wake.pml. A forged history is not."""
 
 from __future__ import annotations
 

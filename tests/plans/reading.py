@@ -1,4 +1,4 @@
-"""What the tests of plans read: rows to make, plans to ask for, and what is in a plan."""
+"""Helpers for tests of plans: they make rows, get plans, and read plans."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.mark.parametrize("statistics", ["from before", "of now"])
 def test_the_query_of_the_autoscaler_stops_early(new_table, statistics):
-    """Where the statistics know something of the table: this query comes from elsewhere, without our settings."""
+    """With statistics of the table: another program sends this query, without our planner settings."""
     insert("SUCCESSFUL", 20_000)
     analyze()
     insert("SCHEDULED", 20_000, seconds=60)

@@ -17,7 +17,7 @@ FILES = {
         r"^```\{code-block\} python\n:caption: shop/(\w+)\.py, (\w+)\n\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
     )
 }
-#: No worker is taken for dead, however slow the machine is: each task is claimed once.
+#: No worker counts as dead, however slow the machine is: each task is claimed once.
 SETTINGS = """
 INSTALLED_APPS = ["django_pglock", "shop"]
 DATABASES = {"default": {**POSTGRES, "NAME": "%s"}}

@@ -118,7 +118,7 @@ def filled(project):
 
 
 def test_a_project_is_dumped_and_loaded(filled):
-    """Tasks go on where they were; what is true of one database and its sessions only is left behind."""
+    """Loaded tasks continue. Rows about sessions and workers of one database are not dumped."""
     made, copy = filled
     assert models_in(made.folder / "dump.json") & OURS == set(KEPT)
     assert OURS - models_in(made.folder / "all.json") == {"advisorylock"}, "--all means all tables, and a view is none"
@@ -152,7 +152,7 @@ def test_a_project_is_dumped_and_loaded(filled):
 
 
 def test_a_database_that_is_not_postgresql_is_dumped_without_us(project):
-    """Each model is asked in each database, also where it has no table."""
+    """dumpdata reads each model in each database, also if the model has no table there."""
     made = project(settings=SETTINGS % "copy", shop__tasks=TASKS)
     made.manage("migrate", "-v0", "--database", "legacy")
     dumped = json.loads(made.manage("dumpdata", "--database", "legacy"))

@@ -135,7 +135,7 @@ class DatabaseWrapper(Sqlite):
 
 
 def test_a_database_with_fewer_features_gets_no_warnings_about_our_models(project):
-    """As MySQL, which knows no partial indexes: Django warns of each model that has some, for each migrate."""
+    """As MySQL, which has no partial indexes: Django warns at each migrate of each model that has some."""
     made = project(
         settings=WITH_SQLITE + "DATABASES['legacy'] = {**SQLITE, 'ENGINE': 'few'}",
         shop__tasks=SHOP_TASKS,
@@ -208,7 +208,7 @@ def test_a_router_keeps_our_tables_on_one_database(project):
 
 
 def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
-    """The view names workers where their table is, and does without where it is not."""
+    """The view shows names of workers only in the database with their table."""
     other = project()
     made = project(
         settings=TWO_SERVERS % other.database + "DATABASE_ROUTERS = ['routers.PartsRouter']",

@@ -150,7 +150,7 @@ def test_check_says_that_the_app_is_missing(project, is_installed):
 
 @pytest.mark.parametrize("has_psycopg2", [False, True])
 def test_without_psycopg_3_the_first_message_says_what_to_install(project, has_psycopg2):
-    """A module of this name stands before the installed one. Django alone would work with psycopg2."""
+    """A module of this name is found before the installed one. Django alone would work with psycopg2."""
     made = project(psycopg="raise ModuleNotFoundError(\"No module named 'psycopg'\")")
     if has_psycopg2:
         made.write(psycopg2="")

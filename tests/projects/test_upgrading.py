@@ -10,7 +10,7 @@ from tests.docs.test_docs import blocks
 pytestmark = pytest.mark.acceptance
 
 TASKS = "from django_pglock import task\n\n@task\ndef greet():\n    return 'hello'\n"
-#: No worker is taken for dead, however slow the machine is: each task is claimed once.
+#: No worker counts as dead, however slow the machine is: each task is claimed once.
 SETTINGS = 'INSTALLED_APPS = ["django_pglock", "shop"]\nDJANGO_PGLOCK = {"HEARTBEAT_LIMIT": 120.0}\n'
 #: The new version, with what a migration may do after the first one: here to the table that all workers use.
 LATER = 'DATABASES = {"default": {**POSTGRES, "NAME": "%s"}}\nMIGRATION_MODULES = {"django_pglock": "later"}\n'

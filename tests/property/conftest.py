@@ -1,4 +1,4 @@
-"""What both walks may use."""
+"""Fixtures for both walks."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def patient(settings):
-    """Take no simulated worker for dead because a walk takes long."""
+    """No simulated worker counts as dead in a long walk."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}

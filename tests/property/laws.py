@@ -1,4 +1,4 @@
-"""What has to be true after each step of a walk, asked of the table itself."""
+"""The invariants after each step of a walk, checked in the table."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Laws:
 
 
 def has_unique_key(task: Task) -> bool:
-    """Return whether nobody else may have the task's unique key, as the table's index does."""
+    """Return whether no other task may have the unique key of the task, by the unique index."""
     if task.unique_scope == "PERIOD":
         return task.unique_key is not None
     return (

@@ -68,7 +68,7 @@ _, is_for_later = known("SCHEDULED", "BLOCKED")
 _, is_finished = known(*FINISHED)
 HELD = st.runner().flatmap(lambda walk: st.sampled_from(list(walk.held.values())))
 LOST = st.runner().flatmap(lambda walk: st.sampled_from(walk.lost))
-#: With more the walk would be slow, and most of them nobody would ever look at.
+#: More tasks would make the walk slow, and most of them would never be used.
 has_room = precondition(lambda walk: sum(task.status not in FINISHED for task in walk.now.values()) < 8)
 holds = precondition(lambda walk: walk.held)
 
@@ -122,7 +122,7 @@ class Enqueueing(Laws):
     @has_room
     @rule(number=NUMBERS, calls=st.lists(st.tuples(KEYS, st.booleans(), st.booleans()), min_size=1, max_size=3))
     def enqueue_in_place_of_another(self, number, calls):
-        """And one behind each, which has to get through when that leaves its key."""
+        """One more task behind each, which must be admitted when the first one leaves the key."""
         there = self._same(keyed.save, number)
         for key, has_lock, is_later in calls:
             task = (amend if has_lock else keyed.save).using(run_after=timedelta(hours=1) if is_later else None)
@@ -207,7 +207,7 @@ class Working(Laws):
     @holds
     @rule(claim=HELD, outcome=OUTCOMES, prunes=st.booleans())
     def settle_and_die(self, claim, outcome, prunes):
-        """What follows on a settled task, its worker does not live to do."""
+        """The worker dies after it has settled a task, and before the following statements."""
         assert self._accepted([(claim, outcome)])
         self.is_owed = True
         if prunes:
@@ -286,7 +286,7 @@ class Working(Laws):
 
 
 class Asking(Working):
-    """What people ask for."""
+    """Verbs of users."""
 
     @is_unfinished
     @rule(task=UNFINISHED)
@@ -331,7 +331,7 @@ class Asking(Working):
 
 
 class Upkeeping(Working):
-    """What workers do now and then, and the time that passes."""
+    """Upkeep, and the passage of time."""
 
     @is_for_later
     @rule()
@@ -376,7 +376,7 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
             self.everything_finishes()
 
     def everything_finishes(self):
-        """When all workers settle and upkeep runs, nothing waits forever, and no key stays taken."""
+        """After all workers have settled and upkeep has run, no task waits, and no key is held."""
         self.sweep()
         for _ in range(len(self.now) + 1):
             self._settle([(each, Succeeded()) for each in list(self.held.values())])

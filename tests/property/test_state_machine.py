@@ -61,7 +61,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
     @rule(claim=claims, outcome=OUTCOMES)
     def settle(self, claim: Claim, outcome):
-        """Also again, and also long after the claim was lost: claims are not consumed."""
+        """A claim may settle repeatedly, and long after it was lost."""
         accepted = settle("default", [(claim, outcome)], claim.worker)
         is_mine = self.live.get(claim.id) == (claim.attempt, claim.worker)
         assert (claim.id in accepted) == is_mine, "accepted if and only if the claim is live"
@@ -123,7 +123,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
     @rule()
     def cancel(self):
-        """What waits is cancelled; what runs keeps its claim."""
+        """Waiting tasks are cancelled; running tasks keep their claims."""
         running = {id_ for id_, status in self.status.items() if status == "RUNNING"}
         waiting = [id_ for id_, status in self.status.items() if status in WAITING]
         assert Task.objects.all().cancel() == len(waiting) + len(running - self.asked)

@@ -1,4 +1,4 @@
-"""Task functions that exclude code outside of tasks. What they prove with is a lock of the kernel's on a file."""
+"""Task functions that exclude code outside of tasks. Locks of the kernel on a file prove the exclusion."""
 
 from __future__ import annotations
 

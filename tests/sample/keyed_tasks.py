@@ -11,7 +11,7 @@ from tests.sample.models import Effect
 
 @task(lock="order:{order_id}")
 def step(order_id, number=0, seconds=0.0):
-    """Say when it begins and when it ends."""
+    """Record its begin and its end."""
     Effect.objects.create(name=f"begin {order_id}", number=number)
     time.sleep(seconds)
     Effect.objects.create(name=f"end {order_id}", number=number)
@@ -59,7 +59,7 @@ def digest(calls):
 
 @task(lock="order:{order_id}", group="note:{author}", max_attempts=2, backoff=0.05)
 def note(calls):
-    """Say which calls it got, after the steps of the same order that came before them."""
+    """Record the calls of the group, after the steps of the same order that were enqueued before."""
     name = ",".join(str(each["text"]) for each in calls)[:40]
     Effect.objects.create(name=name, number=len(calls))
     if "fail" in name and Effect.objects.filter(name=name).count() == 1:

@@ -7,7 +7,7 @@ from django.core.mail.backends.base import BaseEmailBackend
 from django_pglock import task
 from tests.sample.models import Effect
 
-# Heard by tests that count how often it was imported.
+# Tests count this log record to know how often the module was imported.
 imports = globals().get("imports", 0) + 1
 
 

@@ -21,7 +21,7 @@ class Effect(models.Model):
 
 
 class Letter(models.Model):
-    """Somebody's own table of things to be processed, which has nothing to do with tasks."""
+    """A table of the user with rows to be processed, independent of tasks."""
 
     text = models.CharField(max_length=64)
     urgency = models.IntegerField(default=0)
@@ -51,7 +51,7 @@ class Run(models.Model):
 
 
 class Sender(models.Model):
-    """Somebody who has parcels."""
+    """The owner of parcels."""
 
     name = models.CharField(max_length=64)
 
@@ -60,7 +60,7 @@ class Sender(models.Model):
 
 
 class Parcel(models.Model):
-    """Somebody's own table with a status of a few values, and rows of another table that it belongs to."""
+    """A table of the user with a status of a few values, and a foreign key to another table."""
 
     class Status(models.TextChoices):
         NEW = "new"

@@ -1,4 +1,4 @@
-"""Functions for schedules. Tests decorate them, one by one: a worker keeps the schedules of all that it knows."""
+"""Functions for schedules. Each test decorates what it needs: a worker enqueues the ticks of all known functions."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def record_slowly(name, seconds):
 
 @task
 def note_and_sleep(name, seconds):
-    """Leave a note at once, so that a test knows that it runs."""
+    """Write a row at once, so that a test knows that the function runs."""
     Effect.objects.create(name=name, pid=os.getpid())
     time.sleep(seconds)
 
@@ -203,7 +203,7 @@ class OwnRetry(Retry):
         self.code = code
 
 
-#: What ``note_failures`` was asked about, and what of that stood in the result: paths of exceptions.
+#: The arguments of each call of ``note_failures``, and the paths of the exceptions in the result.
 asked: list[tuple[str, list[str], int]] = []
 
 
@@ -288,7 +288,7 @@ def break_connection():
 
 @task
 def leave_transaction_open(kind):
-    """Leave the thread's connection as it must not be for the next task."""
+    """Leave the connection of the thread in a state that the next task must not get."""
     if kind == "autocommit":
         transaction.set_autocommit(False)
     else:
@@ -321,7 +321,7 @@ def alone(name):
 
 @task(max_attempts=3, no_retry_on=(Exception,))
 def say(word, times=1, after=0.0):
-    """Raise a word this number of times, then succeed."""
+    """Raise Retry, Snooze or Cancel this number of times, then succeed."""
     said = Effect.objects.filter(name=f"say {word}").count()
     Effect.objects.create(name=f"say {word}", number=said)
     if said < times:

@@ -1,4 +1,4 @@
-"""What the tests of all systems use."""
+"""Fixtures for the tests of all systems."""
 
 from __future__ import annotations
 

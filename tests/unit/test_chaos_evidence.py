@@ -82,7 +82,7 @@ def test_a_frozen_worker_runs_on_when_it_is_woken(woken_at, expected):
 
 @pytest.mark.parametrize(("started", "expected"), [(0.5, set()), (1.001, set()), (8.5, {KEY_AT_ONCE})])
 def test_a_run_on_a_cut_off_worker_counts_as_ended_at_the_cut(started, expected):
-    """The news of its begin may have been sent before the cut, and the news of its end comes after it."""
+    """The message about its begin may be sent before the cut, and the message about its end arrives after it."""
     runs = [run(1, started=started, ended=9.0, key="a"), run(2, worker=OTHER, started=8.8, ended=10.0, key="a")]
     assert verdicts([done(1), done(2)], runs, [Absence(ONE, 1.0, 8.0, is_cut_off=True)]) == expected
 
@@ -163,7 +163,7 @@ def test_the_table_is_written_between_its_marks(tmp_path):
     [(False, 10.0, True), (False, 10.1, False), (True, 99.0, True), (True, 101.0, False)],
 )
 def test_a_measured_time_beyond_its_bound_fails(is_short, measured, is_kept):
-    """In the short form only what has never happened, as on a machine that is slow, is too late."""
+    """In the short form, which may run on a slow machine, only an event that never happens is too late."""
     stage = Stage(None, "a fault", rows := [], is_short=is_short)
     with nullcontext() if is_kept else pytest.raises(AssertionError, match="it is done: after"):
         stage.show("it is done", measured, bound=10)

@@ -1,4 +1,4 @@
-"""Every exception travels: between processes, into a cache, through a copy."""
+"""Every exception can be pickled and copied."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make(kind):
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_can_be_pickled_and_copied(kind, way):
-    """A process pool pickles what a function raises; one that cannot be read back kills the pool, or hangs it."""
+    """A process pool pickles exceptions of functions. One that cannot be unpickled ends the pool, or hangs it."""
     error = make(kind)
     got = way(error)
     assert type(got) is kind

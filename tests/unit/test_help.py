@@ -1,4 +1,4 @@
-"""Every command of the package and of the example project explains itself."""
+"""Every command of the package and of the example project prints its help."""
 
 from __future__ import annotations
 

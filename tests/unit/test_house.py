@@ -1,4 +1,4 @@
-"""The house itself: imports, sizes, words."""
+"""Rules of the code: imports, sizes, names of tests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def complaints(path):
 
 @pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["the package", "the tests"])
 def test_no_file_is_longer_than_400_lines(folder):
-    """A longer file has several ideas. Small slips in it survive a review, and nobody finds a test in it."""
+    """A longer file has several ideas. A review misses small errors in it, and tests are hard to find in it."""
     paths = [path for path in folder.rglob("*.py") if "migrations" not in path.parts or folder == TESTS]
     lengths = {str(path.relative_to(folder)): len(path.read_text().splitlines()) for path in paths}
     assert len(lengths) > 200
@@ -106,7 +106,7 @@ TESTED_IN = {
 
 
 def test_each_file_of_the_store_has_a_test_of_the_same_name():
-    """So a reader finds what is promised of a verb, and sees what is not tested."""
+    """So a reader finds the tests of a verb, and notices missing ones."""
     tests = {f"{TESTED_IN.get(name, 'db')}/store/test_{name}.py" for name in STORE}
     assert {name for name in tests if not (TESTS / name).exists()} == set()
     found = {path.stem.removeprefix("test_") for path in TESTS.glob("*/store/test_*.py")}

@@ -1,4 +1,4 @@
-"""``manage.py test``: what it makes of its arguments for pytest."""
+"""``manage.py test``: how it passes its arguments to pytest."""
 
 from __future__ import annotations
 

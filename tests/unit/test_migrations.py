@@ -38,7 +38,7 @@ ONLINE = (
 CONCURRENT = (AddIndexOnline, RemoveIndexConcurrently)
 
 
-#: What followers of the main branch may still have recorded. Django would take a migration of such a name for applied.
+#: Names that users of the main branch may have recorded. Django would regard a migration of such a name as applied.
 BEFORE_THE_RELEASE = {
     "0002_failed_by_function",
     "0003_failed_by_queue",

@@ -1,4 +1,4 @@
-"""A client that sends a request without waiting for its answer, and may vanish at any moment."""
+"""A client that sends a request without waiting for its answer, and may disconnect at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 #: Seconds until a server that does not answer counts as broken.
 TIMEOUT = 120.0
-# Close with a reset: the server hears at its next look or write that nobody is there.
+# Close with a reset: the server notices it at its next read or write.
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -90,7 +90,7 @@ class Click:
 
 def _connect(port: int) -> socket.socket:
     connection = socket.socket()
-    # Not much room, so that a server soon notices that nobody reads; less than a packet takes would slow it down.
+    # A small buffer, so that a server soon notices a client that does not read. Less than a packet would be slow.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 65536)
     connection.settimeout(TIMEOUT)
     try:
@@ -102,6 +102,6 @@ def _connect(port: int) -> socket.socket:
 
 
 def answered(clicks: Sequence[Click], seconds: float) -> list[Click]:
-    """Return those whose answer has begun, when there is one; an empty list when there is none for so long."""
+    """Wait for the begin of an answer; return the requests with one, or an empty list after the time limit."""
     ready, _, _ = select.select(clicks, [], [], seconds)
     return ready

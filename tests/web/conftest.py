@@ -108,7 +108,7 @@ class _Observers(dict[str, Observer]):
 
 @pytest.fixture
 def observer(site: Site, observers: dict[str, Observer]) -> Iterator[Observer]:
-    """A session of the tests' own in the database where the server's locks are. It holds no lock after the test."""
+    """A session of the test in the database with the locks of the server. It holds no lock after the test."""
     observer = observers[site.databases.locks_at]
     yield observer
     observer.free_all()
@@ -116,7 +116,7 @@ def observer(site: Site, observers: dict[str, Observer]) -> Iterator[Observer]:
 
 @pytest.fixture
 def visit(site: Site, observer: Observer, pytestconfig: pytest.Config) -> Iterator[Callable[[], Visit]]:
-    """Make a visit, with a lock that nobody else uses."""
+    """Make a visit with a new lock."""
     visits: list[Visit] = []
 
     def begin() -> Visit:

@@ -1,4 +1,4 @@
-"""What a database session of the tests' own sees of the servers' locks and sessions."""
+"""The locks and sessions of the servers, as another database session sees them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SESSIONS_OF_SITE = "SELECT count(*) FROM pg_stat_activity WHERE application_name
 
 
 class Observer:
-    """A session that looks at a server, given by its DATABASE_URL, and can take a lock as somebody else."""
+    """A session that reads the locks of a server, given by its DATABASE_URL, and can take a lock itself."""
 
     def __init__(self, url: str) -> None:
         settings = environ.Env.db_url_config(url)
@@ -56,7 +56,7 @@ class Observer:
         assert self._count("SELECT pg_advisory_unlock(%s)::int", [make_key(name).number])
 
     def free_all(self) -> None:
-        """Free what a test that failed has left."""
+        """Release the locks of a failed test."""
         self._session.execute("SELECT pg_advisory_unlock_all()")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A client may vanish at any moment: the lock is free soon, and the next request is served.
+"""A client may disconnect at any moment: the lock is free soon, and the next request is served.
 
 Where the server ends a coroutine because its client is gone, the lock must be free although the view would stop for
 much longer. A thread cannot be ended; there the gate opens when the client is gone, and the view runs to its end.
@@ -18,7 +18,7 @@ GZIP = {"headers": {"Accept-Encoding": "gzip"}}
 
 
 def vanish(visit, click, view):
-    """Break off; then let the view go on, or see the lock free before."""
+    """Disconnect. Then let the view continue, or check that the lock is free before."""
     click.vanish()
     if is_cancelled(visit.site.name, view):
         visit.expect_free()
@@ -55,7 +55,7 @@ def test_a_client_that_vanishes_before_it_has_sent_everything(visit, view):
 
 @on_servers_with("view", ["plain", "plain_async", "stream", "stream_async", "file"])
 def test_a_client_that_vanishes_at_some_moment(visit, view):
-    """Nobody waits for anybody here, so this is now one place and now another."""
+    """Without synchronization, the request is at a different place each time."""
     visit = visit()
     for _ in range(5):
         visit.click(view).vanish()
@@ -81,7 +81,7 @@ def test_a_client_that_vanishes_when_it_has_everything(visit, view):
 
 @on_servers_with("view", ["waits", "waits_async"])
 def test_a_client_that_vanishes_while_it_waits_for_the_lock(visit, observer, view):
-    """A coroutine must not wait on; a thread does, and gives the lock back when its turn has come."""
+    """A coroutine must stop waiting. A thread continues, and releases the lock when it gets it."""
     visit = visit()
     observer.take(visit.lock)
     click = visit.click(view)

@@ -19,7 +19,7 @@ def expect_refusal(answer):
 
 @on_servers_with("view", VIEWS)
 def test_of_two_clicks_one_is_served_and_one_is_refused(visit, view):
-    """Both are sent at once. The gate opens when one is refused, so the other one is inside all the time."""
+    """Both are sent at once. The gate opens when one is refused, so the other one holds the lock all the time."""
     visit = visit()
     clicks = [visit.click(view, "stop=view") for _ in range(2)]
     refused = answered(clicks, 60)[0]
@@ -47,7 +47,7 @@ def test_a_stream_keeps_others_out_until_its_end(visit, view, place):
 
 @on_servers_with("view", ["template", "template_class"], [name for name in ALL if not KINDS[name].is_scope_transaction])
 def test_a_template_is_rendered_under_the_lock(visit, view):
-    """Django renders it after the view has returned, and it may well be the template that does the work."""
+    """Django renders the template after the view has returned, and the template may do most of the work."""
     visit = visit()
     click = visit.click(view, "stop=render")
     visit.wait_at("render")

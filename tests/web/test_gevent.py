@@ -40,7 +40,7 @@ for take in (Lease("a", ttl=5), leader("b")):
 print("fine")
 """
 
-#: Twenty greenlets wait, one of them for too long, and others go on meanwhile.
+#: Twenty greenlets wait, one of them for too long, and other greenlets continue meanwhile.
 WAITING = """
 from gevent import monkey; monkey.patch_all()
 import gevent, django, environ, threading, time

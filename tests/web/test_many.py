@@ -1,4 +1,4 @@
-"""Many requests: nothing adds up, and slow ones do not stop those of others."""
+"""Many requests: they leave no locks or sessions, and slow requests do not block others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_thirty_clients_that_vanish_leave_nothing(visit, observer, site):
 
 @on_servers(ASGI)
 def test_ten_slow_streams_stop_no_other_view(visit):
-    """Neither one under another lock, nor the answer that a lock is busy."""
+    """Neither a view with another lock, nor a 409 response."""
     slow = [visit() for _ in range(10)]
     clicks = [each.click("stream_async", "stop=middle") for each in slow]
     for each in slow:

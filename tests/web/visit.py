@@ -1,4 +1,4 @@
-"""One test's requests to one server, and what becomes of their lock."""
+"""The requests of one test to one server, and the state of their lock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Visit:
         return self.click(view, query, **request).answer()
 
     def count(self, place: str) -> int:
-        """Return how many requests have come to a place."""
+        """Return the number of requests that have reached a place."""
         try:
             return len((self.site.gates / f"{self.name}.{place}").read_text().split())
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class Visit:
         self.until(has_come, why=f"no request has come to {place!r}")
 
     def open(self) -> None:
-        """Let requests go on that stop somewhere."""
+        """Let stopped requests continue."""
         (self.site.gates / f"{self.name}.open").touch()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Visit:
         return self.observer.locks(self.lock) > 0
 
     def expect_free(self) -> None:
-        """Fail if the lock is held for longer than it may be after its request, or anybody waits for it."""
+        """Fail if the lock is held too long after its request, or if a session waits for it."""
         self.until(lambda: not self.is_locked, why=f"the lock is held {self.timeout:g} s after its request")
         self.until(lambda: not self.observer.waiters(self.lock), why="somebody waits for the lock")
 

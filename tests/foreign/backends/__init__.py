@@ -20,7 +20,7 @@ class Tokens:
         self.asked = 0
 
     def rotate(self) -> str:
-        """Change the password. Who uses an old one is refused by the server, once that has heard of the new one."""
+        """Change the password. The server refuses an old password as soon as it knows the new one."""
         self.current = f"token-{next(_numbers)}"
         return self.current
 

@@ -76,7 +76,7 @@ class Plans(dict[str, Any]):
     """The plans of the calls of one file, by the names that its ``calls()`` gives them."""
 
     def check(self, *, rows: int = 30 * BATCH, pages: int = 600) -> None:
-        """Look that no statement reads more of the table than what it needs, and that none is compiled."""
+        """Check that no statement reads more of the table than it needs, and that none is compiled by JIT."""
         assert self, "no statement was executed"
         read = {name: (rows_read(plan), pages_read(plan)) for name, plan in self.items()}
         assert {name: counts for name, counts in read.items() if counts[0] > rows or counts[1] > pages} == {}

@@ -27,7 +27,7 @@ def calls(backlog):
 
 
 def test_admission_reads_neither_the_backlog_nor_later_tasks_nor_other_buckets(plans):
-    """While the statistics knew of no buckets, the planner walked through all keys with a bucket before this one."""
+    """With statistics that have no buckets, the planner read all keys with a bucket before this one."""
     plans.check(rows=20 * BATCH, pages=400)
 
 

@@ -29,7 +29,7 @@ def test_progress_finds_its_rows_by_index(plans):
 
 @pytest.mark.django_db
 def test_progress_is_written_with_few_comparisons_of_rows(new_table):
-    """The planner expects a few, and compares each with each."""
+    """The planner expects few rows, and chooses a nested loop that compares each pair."""
     analyze()
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:200]

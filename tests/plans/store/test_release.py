@@ -1,4 +1,4 @@
-"""A task that thousands wait for lets them through some at a time."""
+"""A task with thousands of dependents promotes them in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tasks_that_wait_are_found_by_what_they_wait_for(plans):
 
 @pytest.mark.django_db
 def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_table):
-    """The planner expects one child and compares each with each: all at once are millions of comparisons."""
+    """The planner expects one child and chooses a nested loop: with all rows at once, millions of comparisons."""
     insert("SUCCESSFUL", 1)
     awaited = Task.objects.get()
     with connection.cursor() as cursor:

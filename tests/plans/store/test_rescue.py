@@ -1,4 +1,4 @@
-"""Rescue reads only running tasks, and compares some of them at a time."""
+"""Rescue reads only running tasks, and compares them in batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_rescue_reads_only_tasks_of_workers_that_may_be_dead(plans):
 
 @pytest.mark.django_db
 def test_tasks_of_a_dead_worker_are_compared_some_at_a_time(new_table):
-    """The planner expects a few: a thousand of a worker that died were a million comparisons."""
+    """The planner expects few tasks. For a thousand tasks of a dead worker it made a million comparisons."""
     analyze()
     insert("RUNNING", 1000, worker=uuid4())
     assert comparisons(executed(filled(RESCUE), values(RESCUED_AT_ONCE), by_index=True)) <= 100_000

@@ -23,7 +23,7 @@ def test_the_query_for_unknown_functions_reads_only_ready_tasks(plans):
 
 @pytest.mark.django_db
 def test_the_query_for_unknown_functions_reads_a_limited_number_of_each_queue(history):
-    """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
+    """A million tasks behind them are not read: no node yields more than the limit of each queue."""
     sql = filled(UNKNOWN)
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, None, 10, 10, None))

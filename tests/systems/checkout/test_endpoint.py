@@ -77,7 +77,7 @@ def charges_of(site, cart):
 
 
 def test_of_many_clicks_one_is_charged(site, customer, first_click):
-    """The others find the lock busy, or, when it is free again, the payment."""
+    """The other requests find the lock busy, or find the payment after the release."""
     ann = customer("ann")
     with first_click(ann) as first:
         assert ann.clicks(8) == [409] * 8
@@ -91,7 +91,7 @@ def test_of_many_clicks_one_is_charged(site, customer, first_click):
 
 
 def test_a_process_that_is_killed_between_charge_and_commit_charges_once(site, customer, first_click, eventually):
-    """The lock is free, and the row is open. The next click asks with the same key, and so gets the same charge."""
+    """The lock is free, and the row is open. The next click has the same key, so it gets the same charge."""
     ann = customer("ann")
     name = f"checkout:{ann.user.pk}"
     with first_click(ann) as first:

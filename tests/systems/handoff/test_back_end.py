@@ -51,7 +51,7 @@ def test_a_sheet_has_one_create_however_often_it_is_asked_for():
 
 
 def test_while_a_create_runs_its_updates_wait_and_other_sheets_go_on(in_threads):
-    """Nobody takes the updates and puts them back: they are not among the oldest of their sheets."""
+    """No back end takes the updates and returns them: they are not among the oldest of their sheets."""
     ask("a")
     ask("b", sheet="other")
     with oldest.claim(1) as [create]:
@@ -175,7 +175,7 @@ def test_below_an_open_transaction_only_the_line_in_the_sand_keeps_a_search_shor
         while work():
             pass
         with transaction.atomic(), connection.cursor() as cursor:
-            # Else, a table that is so small might be read as a whole.
+            # Otherwise PostgreSQL might scan the whole small table.
             cursor.execute("SET LOCAL enable_seqscan = off")
             cursor.execute("SET LOCAL enable_bitmapscan = off")
             from_the_start, behind = pages_read(0), pages_read(Request.objects.latest("id").id)

@@ -1,4 +1,4 @@
-"""Holders, who send requests to two processes of gunicorn."""
+"""Holders that send requests to two processes of gunicorn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from example_project.systems.web import GUNICORN, Browser
 
 
 class Holder(Browser):
-    """Somebody with credits."""
+    """A holder with credits."""
 
     def __init__(self, port, name):
         self.name = name

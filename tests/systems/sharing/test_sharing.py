@@ -78,7 +78,7 @@ def test_rows_that_failed_come_after_those_that_did_not():
 
 
 def test_without_a_claim_two_nodes_read_the_same_row(in_threads):
-    """What a plain query does, also inside of transactions: nobody waits, and both process the row."""
+    """A plain query, also inside of a transaction, does not wait, so both nodes process the row."""
     arrive(1, 2)
     waiting = Row.objects.filter(processed=False).order_by("id")
     with transaction.atomic():

@@ -76,7 +76,7 @@ def test_every_key_fits_a_bigint(name):
         (("x", Colour.RED), "x:red"),
         (("x", Level.HIGH, Kind.MAIL), "x:5:mail%3A%25"),
         ((Colour.RED,), "red"),
-        # Alone they are a single string.
+        # A single part is the name itself.
         ((Shade.PALE,), "a:b%"),
         ((Kind.MAIL,), "mail:%"),
     ],
@@ -116,7 +116,7 @@ def test_a_name_is_a_plain_string(name):
 
 @isolate_apps("tests.sample")
 def test_a_proxy_and_its_concrete_model_name_one_lock():
-    """They are one row. The model that declares the fields gives the name."""
+    """A proxy and its concrete model share their rows. The model that declares the fields gives the name."""
 
     def model(name, base, **options):
         meta = type("Meta", (), {"app_label": "sample", **options})
@@ -134,7 +134,7 @@ def test_a_proxy_and_its_concrete_model_name_one_lock():
     "bad",
     [
         *(None, True, 1.5, "", b"x", (), object(), 2**63, -(2**63) - 1, "\udcff", ["a"]),
-        # Not saved yet, and two that only look a little like a model instance, as a ModelForm does.
+        # An unsaved instance, and two objects that have some attributes of an instance, as a ModelForm has.
         *(SimpleNamespace(pk=None, _meta=1), SimpleNamespace(_meta=1), SimpleNamespace(pk=1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""A command whose output nobody reads to its end."""
+"""A command whose output is not read to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call is as a row."""
+"""The row of a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_batch_is_full_when_its_arguments_are_long(monkeypatch):
 
 
 def test_calls_are_taken_only_as_they_are_written():
-    """They may come from a generator that is longer than the memory."""
+    """The calls may come from a generator whose items do not fit into memory."""
     taken = []
     calls = (taken.append(number) or Call("[]", "{}") for number in range(3 * module.BATCH))
     next(batches(calls))

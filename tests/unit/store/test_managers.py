@@ -1,4 +1,4 @@
-"""A queryset of ours adds to Django's and takes nothing of it away by accident."""
+"""A queryset of this package extends that of Django and hides none of its methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of an exception that ended an attempt, and that nothing else of it is kept."""
+"""The parts of an exception that are kept after an attempt. Nothing else of it is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ exec("def run(function):\n    function()", WORKER)
 
 
 class Connection:
-    """What a frame may hold."""
+    """An object that a frame refers to."""
 
 
 def raised_by(function):
@@ -42,7 +42,7 @@ def test_a_failure_has_exception_message_and_traceback():
 
 
 def test_frames_of_the_worker_are_left_out():
-    """Each traceback would begin with them."""
+    """Otherwise each traceback would begin with frames of the worker."""
     lines = Failure.of(raised_by(fail)).traceback.splitlines()
     assert [line.rpartition(", ")[2] for line in lines if line.startswith('  File "')] == ["in fail"]
 
@@ -83,7 +83,7 @@ references = []
 
 @pytest.mark.parametrize("function", [caused, caused_inside, in_its_context])
 def test_what_the_frames_of_all_linked_exceptions_hold_is_released(function):
-    """The next task may begin now, and may need the connection or the lock that a variable still holds."""
+    """The next task may begin now. It may need a connection or a lock that a variable still refers to."""
     references.clear()
     failure = Failure.of(raised_by(function))
     gc.collect()

@@ -1,4 +1,4 @@
-"""The one place where JSON is made."""
+"""The functions that convert arguments and results to JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_whatever_is_json_comes_back_as_it_was(value):
 
 
 def test_the_text_of_a_document_is_short_and_never_changes():
-    """A unique key may be the digest of a sorted one: another text would be another key during a deploy."""
+    """A unique key may be the digest of the sorted text. If the text changed, a deploy would change the key."""
     value = {"b": [1, 2.5, None], "a": "ä"}
     assert to_json(value, what="it") == '{"b":[1,2.5,null],"a":"ä"}'
     assert to_json(value, what="it", sort_keys=True) == '{"a":"ä","b":[1,2.5,null]}'
@@ -87,7 +87,7 @@ def loop():
     ],
 )
 def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
-    """Before anything is written, and with the name of the thing in the message."""
+    """The error comes before any row is written, and its message names the argument."""
     with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
         to_json(value, what="Argument x")
 

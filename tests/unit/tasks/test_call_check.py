@@ -43,7 +43,7 @@ def test_it_refuses_what_python_refuses_and_nothing_else(function, takes_context
         try:
             function(*[None] * takes_context, *args, **kwargs)
         except TypeError:
-            is_wrong = function is not injecting  # which takes everything, and fails inside
+            is_wrong = function is not injecting  # the function takes all arguments, and fails inside
         else:
             is_wrong = False
         assert bool(refusal(function, args, kwargs, takes_context=takes_context)) is is_wrong, (args, kwargs)

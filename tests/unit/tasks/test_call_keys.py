@@ -42,7 +42,7 @@ def sort(first, /, **more):
 
 @task(unique=True, fair="{shop}")
 def pack(shop, number):
-    """Takes turns, and is unique."""
+    """Has ``fair`` and ``unique``."""
 
 
 @task(unique=True, takes_context=True)
@@ -52,7 +52,7 @@ def report(context, order_id):
 
 @task(unique=True)
 def sweep(*places, **more):
-    """Takes nothing that is needed."""
+    """Has only optional parameters."""
 
 
 VALUES = st.recursive(
@@ -123,7 +123,7 @@ def test_the_place_of_an_argument_matters(args, kwargs):
 
 
 def test_a_keyword_in_kwargs_with_the_name_of_a_parameter_changes_the_key():
-    """Python takes it, if the parameter takes none by its name. Both count, and a template means the parameter."""
+    """Python accepts it if the parameter is positional-only. The key has both. A template uses the parameter."""
     names = ({}, {"rest": []}, {"rest": [2]}, {"rest": [3]})
     calls = [(args, kwargs) for args in ((1,), (1, 2), (1, 3)) for kwargs in names]
     assert len({key(gather, *args, **kwargs) for args, kwargs in calls}) == len(calls)
@@ -132,7 +132,7 @@ def test_a_keyword_in_kwargs_with_the_name_of_a_parameter_changes_the_key():
 
 
 def test_the_key_of_a_call_stays_what_it_was():
-    """Tasks that wait in a database have keys that an earlier version has made."""
+    """Waiting tasks in a database have keys of an earlier version."""
     assert (LONGEST_ARGUMENTS, LONGEST_KEY) == (100, 512)
     path = "tests.unit.tasks.test_call_keys"
     assert key(bill, 1, [2]) == f'{path}.bill [1,[2],"",[]]'
@@ -158,7 +158,7 @@ def test_a_long_key_is_cut_and_ends_in_its_digest():
 
 @pytest.mark.usefixtures("own_registry")
 def test_the_name_of_an_advisory_lock_is_not_cut():
-    """Other programs know the name. They cannot know how it is shortened."""
+    """Other programs use the name, and do not know how this package shortens keys."""
     decorated = task(lock="sort:{first}", advisory=True)(sort.func)
     assert keys_of(decorated, ("a" * (LONGEST_KEY - 105),), {}).lock == "sort:" + "a" * (LONGEST_KEY - 105)
     with pytest.raises(TaskArgumentsError, match=f"has {LONGEST_KEY - 99} characters.* {LONGEST_KEY - 100} at most"):

@@ -56,7 +56,7 @@ def test_the_fields_of_log_records_are_those_of_the_task():
     [(None, "15.5", 10, 5.5), ("12", "15.5", 12, 3.5), ("8", "15.5", 10, 5.5), ("20", "15.5", 20, 0)],
 )
 def test_a_task_is_due_when_it_is_enqueued_and_its_date_is_over(run_after, last_attempted_at, due_at, waited):
-    """A clock that was set back in between makes no wait negative."""
+    """If the clock is set back in between, the wait is zero and not negative."""
     claim = claim_of(attempt=1, enqueued_at="10", run_after=run_after, last_attempted_at=last_attempted_at)
     assert (claim.due_at, claim.waited) == (due_at, waited)
 

@@ -98,7 +98,7 @@ def test_generators_which_could_only_fail_are_no_tasks():
 
 
 def another():
-    """Is not decorated here, so that a test makes its definition."""
+    """This function is not decorated here: tests decorate it."""
 
 
 def test_the_limits_of_options_are_taken():

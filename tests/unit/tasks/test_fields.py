@@ -1,4 +1,4 @@
-"""What is asked of the options of a task."""
+"""Functions that read the options of a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words by which a function decides how its task continues: what they say and how long they wait."""
+"""Retry, Snooze and Cancel: their texts and their waits."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_the_wait_of_retry_and_snooze_is_a_keyword_in_seconds():
 def test_a_subclass_need_not_set_a_wait():
     class LockedElsewhere(Snooze):
         def __init__(self):
-            """Does not call that of Snooze."""
+            """Does not call ``Snooze.__init__``."""
 
     assert LockedElsewhere().seconds == 60

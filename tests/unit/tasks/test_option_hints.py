@@ -1,4 +1,4 @@
-"""The words of other task queues lead to words that exist here."""
+"""Options and methods of other task queues are answered with those of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of options: which are taken, which are refused, and what they come to."""
+"""Values of options: valid ones, invalid ones, and their normalized form."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_rate_is_the_time_from_one_token_to_the_next():
     ("rate", "portion"), [(Rate(1), 1), (Rate(20), 1), (Rate(21), 2), (Rate(1000), 50), (Rate(1000, burst=70), 70)]
 )
 def test_a_high_rate_lets_through_the_tokens_of_50_milliseconds_at_once(rate, portion):
-    """Else a rate of thousands a second would need as many looks a second."""
+    """Otherwise a rate of thousands a second would need thousands of polls a second."""
     assert rate.portion == portion
 
 
@@ -167,7 +167,7 @@ def test_an_invalid_value_is_refused_where_it_is_written(make, words):
 
 @pytest.mark.parametrize("text", ["a\0:{x}", "\ud800:{x}"], ids=["NUL", "surrogate"])
 def test_a_template_has_only_characters_that_a_row_can_hold(text):
-    """The call could be enqueued in no case, so the decorator says it."""
+    """No call could be enqueued, so the decorator refuses the template."""
     with pytest.raises(TaskOptionError, match=r"lock contains a NUL character or a lone surrogate"):
         check_template(text, option="lock")
 

@@ -48,7 +48,7 @@ def test_a_policy_takes_timedeltas_as_well_as_seconds():
 
 
 def test_full_jitter_draws_from_the_whole_range():
-    """Else tasks that failed together would be tried again together."""
+    """Otherwise tasks that failed together would be tried again at the same time."""
     drawn = [Exponential(100).delay(1) for _ in range(200)]
     assert min(drawn) < 20
     assert max(drawn) > 80

@@ -1,4 +1,4 @@
-"""When a function runs by the clock, also on the days on which clocks change."""
+"""The ticks of schedules, also on the days on which clocks change."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_tick_comes_once_and_none_is_lost(zone, day):
     assert ticks_of_day("*/15 * * * *", zone, day) == passing
     fixed = ticks_of_day("15,45 0-23 * * *", zone, day)
     for wall in {f"{hour:02}:{minute}" for hour in range(24) for minute in (15, 45)}:
-        # The first minute of that name, or the first one that is later.
+        # The first minute with that local time, or the first later minute.
         meant = next(each for each, name in zip(minutes, walls, strict=True) if name >= wall)
         assert meant in fixed
     assert len(fixed) == len(set(fixed)) <= 48

@@ -16,7 +16,7 @@ def places(*backends):
 
 
 def test_it_is_the_same_in_each_process_and_version():
-    """Another answer after an upgrade would send the tasks of a key to two servers."""
+    """If the result changed with an upgrade, the tasks of a key would go to two servers."""
     assert [backend_for("customer", key, backends=["a", "b", "c"]) for key in range(8)] == list("cacaccba")
 
 

@@ -8,7 +8,7 @@ from django_pglock.tasks.states import FINISHED, MOVES, WAITING, TaskStatus, sou
 
 
 def test_every_status_says_where_it_may_go():
-    """A status that the table forgets would be a dead end that nobody decided on."""
+    """A status that is missing in the table could never be left."""
     assert set(MOVES) == set(TaskStatus)
 
 

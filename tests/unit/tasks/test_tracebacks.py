@@ -1,4 +1,4 @@
-"""What is read out of the text of a traceback."""
+"""Values that are read from the text of a traceback."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def trace_of(call):
 
 
 def test_the_function_is_that_of_the_last_own_frame():
-    """The file of a library is told by its path."""
+    """Files of libraries are recognised by their path."""
     own, library = {"__name__": "shop.bank"}, {"__name__": "requests.api"}
     exec(compile("def post():\n    raise ValueError('no')", "/srv/venv/site-packages/requests/api.py", "exec"), library)
     exec(compile("def pay(post):\n    post()", "/srv/shop/bank.py", "exec"), own)

@@ -28,7 +28,7 @@ def name_of(request: HttpRequest) -> str:
 
 
 def stop(request: HttpRequest, place: str) -> str:
-    """Mark that the request has come to a place; if it is to stop there, wait for its gate."""
+    """Record that the request has reached a place. If it must stop there, wait for its gate."""
     if _arrive(request, place):
         for _ in _looks(request):
             time.sleep(PAUSE)

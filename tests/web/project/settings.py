@@ -24,7 +24,7 @@ def database(url: str) -> dict[str, Any]:
     # PostgreSQL has to notice a client that was killed while it waited for a lock.
     options = {"application_name": env.str("WEB_NAME"), "options": "-c client_connection_check_interval=2s"}
     if env.bool("WEB_POOL", default=False):
-        # A session that nobody used for a second is closed, one a second: what stays open is in use, or lost.
+        # Idle sessions are closed after a second, one a second. A session that stays open is in use, or leaked.
         options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 30, "max_idle": 1}
     age = env.int("WEB_CONN_MAX_AGE", default=0)
     return {**env.db_url_config(url), "CONN_MAX_AGE": age, "CONN_HEALTH_CHECKS": True, "OPTIONS": options}
@@ -33,7 +33,7 @@ def database(url: str) -> dict[str, Any]:
 DATABASES = {"default": database(env.str("DATABASE_URL"))}
 DJANGO_PGLOCK = {"SCOPE": env.str("WEB_SCOPE", default="auto")}
 if primary := env.str("WEB_PRIMARY_URL", default=""):
-    # The default is a standby, which takes no locks that anybody else would see.
+    # The default is a standby, whose locks no other session sees.
     DATABASES["primary"] = database(primary)
     DJANGO_PGLOCK["USING"] = "primary"
 
@@ -52,7 +52,7 @@ TEMPLATES = [
 ]
 TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": [], "OPTIONS": {}}}
 
-# What answers with 500, and what the package itself reports, is found in this file by the tests.
+# The tests find 500 responses and reports of the package in this file.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
