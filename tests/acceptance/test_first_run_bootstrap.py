@@ -61,7 +61,7 @@ def quick_ensurepip(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(modules))
 
 
-def test_it_installs_once_and_again_when_the_project_has_changed(manage, tmp_path):
+def test_bootstrap_installs_once_and_again_after_a_change_of_the_project(manage, tmp_path):
     make_half(manage, "--system-site-packages")
 
     manage.make_venv()
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_reported(manage, monkeypatch):
 
 
 @pytest.mark.parametrize(("command", "lacks", "extras"), [("check", "django", "demo"), ("test", "pytest", "demo,test")])
-def test_an_incomplete_environment_of_the_users_own_is_told_what_to_install(manage, command, lacks, extras):
+def test_bootstrap_names_missing_packages_in_an_environment_of_the_user(manage, command, lacks, extras):
     make_half(manage)
     done = subprocess.run(
         [manage.PYTHON, str(ROOT / "manage.py"), command], capture_output=True, text=True, check=False

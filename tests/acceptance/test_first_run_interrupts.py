@@ -145,7 +145,7 @@ def bare(tmp_path):
     return tmp_path
 
 
-def test_while_the_environment_is_made(run, bare, eventually):
+def test_ctrl_c_while_the_environment_is_made_leaves_nothing(run, bare, eventually):
     started = run([sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
     started.wait_for("First run")
     eventually((bare / ".venv").exists)
@@ -154,7 +154,7 @@ def test_while_the_environment_is_made(run, bare, eventually):
     assert not (bare / ".venv").exists()
 
 
-def test_while_pip_is_unpacked(run, bare, eventually):
+def test_ctrl_c_while_pip_is_unpacked_leaves_nothing(run, bare, eventually):
     """ensurepip writes its wheels to a temporary folder, which it cannot remove when it is killed."""
     (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
     (bare / "temporary").mkdir()
@@ -169,7 +169,7 @@ def test_while_pip_is_unpacked(run, bare, eventually):
     assert not list((bare / "temporary").iterdir())
 
 
-def test_while_pip_installs(run, bare, eventually):
+def test_ctrl_c_while_pip_installs_keeps_an_existing_environment(run, bare, eventually):
     """An environment that was there before stays, and the next run completes it."""
     venv.create(bare / ".venv", symlinks=True)
     [packages] = (bare / ".venv").glob("lib/python*/site-packages")
@@ -200,7 +200,7 @@ def own_environment():
         ("others buy", ["-c", SMALL]),
     ],
 )
-def test_while_the_demo_runs(run, eventually, stage, command):
+def test_ctrl_c_while_the_demo_runs_ends_its_processes(run, eventually, stage, command):
     started = run([sys.executable, *command], ROOT, own_environment())
     started.wait_for(stage)
     folder = started.interrupt()
@@ -208,7 +208,7 @@ def test_while_the_demo_runs(run, eventually, stage, command):
     assert folder is None or not folder.exists()
 
 
-def test_while_the_demo_serves(run, eventually):
+def test_ctrl_c_while_the_demo_serves_ends_its_processes(run, eventually):
     started = run([sys.executable, "-c", SERVE], ROOT, own_environment())
     started.wait_for("Look around")
     folder = started.interrupt()

@@ -279,7 +279,7 @@ def test_stopped_processes_and_zombies_do_not_count_as_running(eventually):
     assert not heartbeat_process_main.is_running(process.pid)
 
 
-def test_a_worker_that_cannot_start_a_heartbeat_process_says_so_once_and_works(worker, monkeypatch, caplog, eventually):
+def test_a_worker_without_heartbeat_process_logs_a_warning_once_and_works(worker, monkeypatch, caplog, eventually):
     monkeypatch.setattr(heartbeat_process.sys, "executable", "/nowhere/python")
     monkeypatch.setattr(heartbeat_process, "FIRST_PAUSE", 0.01)
     running = worker()

@@ -88,7 +88,7 @@ def test_while_the_supervisor_is_stopped_its_processes_beat_by_themselves(superv
     eventually(lambda: WorkerRow.objects.count() == 1)
 
 
-def test_when_the_shared_session_is_cut_again_and_again(supervisor, eventually):
+def test_tasks_run_once_although_the_shared_session_is_cut_repeatedly(supervisor, eventually):
     ends = time.monotonic() + LONG
     cuts = 0
     while time.monotonic() < ends:

@@ -66,7 +66,7 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventu
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, number):
+def test_the_first_signal_to_a_supervisor_lets_all_running_tasks_finish(supervisor, eventually, number):
     process = supervisor("--grace", "600")
     for _ in range(2):
         running_tasks.wait_for_note.enqueue("go on")

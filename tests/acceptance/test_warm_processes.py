@@ -144,7 +144,7 @@ def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expec
     assert process.returncode == expected
 
 
-def test_a_process_whose_output_nobody_reads_ends_as_a_new_interpreter():
+def test_a_warm_process_with_a_closed_output_ends_as_a_new_interpreter():
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
 
     def exit_code(start):

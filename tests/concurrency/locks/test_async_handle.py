@@ -76,7 +76,7 @@ def test_coroutines_get_lock_not_available_for_a_busy_lock(somebody, timeout, sc
     asyncio.run(main())
 
 
-def test_all_kinds_work_for_coroutines(somebody):
+def test_coroutines_can_use_each_kind_of_lock(somebody):
     async def main():
         async with lock_all("a", "b", timeout=1) as handle, semaphore("s", limit=2) as slot, lock("c", shared=True):
             assert len(handle.keys) == 2

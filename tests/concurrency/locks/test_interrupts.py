@@ -215,7 +215,7 @@ def test_a_lease_that_is_interrupted_anywhere_is_released(by, eventually):
     interrupt_everywhere(use, check, step=25)
 
 
-def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(somebody):
+def test_a_reused_lock_object_keeps_no_handle_of_an_interrupted_block(somebody):
     """Here the lockable outlives the block, and keeps the handle until ``__exit__`` has it."""
     shared = lock("a")
 

@@ -68,7 +68,7 @@ def test_the_chart_of_failures_has_a_description_for_screen_readers():
     assert "<rect" not in page_of_failures.chart_of((0, 0))
 
 
-def test_an_empty_page_says_so(client):
+def test_the_page_of_failures_says_that_there_are_none(client):
     person(client, "view_task")
     assert "No task has failed." in client.get(PAGE).content.decode()
 

@@ -98,7 +98,7 @@ def test_no_worker_is_running(facts):
     assert sentence.url == "/admin/django_pglock/worker/"
 
 
-def test_one_living_worker_is_enough(facts):
+def test_the_overview_reports_no_missing_worker_if_one_is_alive(facts):
     start_worker()
     start_worker(silent_for=3600)
     assert texts(sentences.no_worker(facts)) == []

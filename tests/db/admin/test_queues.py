@@ -163,7 +163,7 @@ def test_the_list_of_queues_answers_any_filter_value(client, queue, query, count
     assert response.context["cl"].result_count == count
 
 
-def test_a_queue_that_is_paused_by_its_name_is_said_to_be_paused(client):
+def test_pausing_a_queue_by_its_name_shows_that_it_is_paused(client):
     person(client, "view_queue", "pause_queue")
     response = client.post(reverse("admin:django_pglock_queue_add"), {"name": "mail", "reason": ""}, follow=True)
     assert said(response) == ["Queue mail was paused: workers claim no task from it."]

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
         (None, "SUCCESSFUL", None),
     ],
 )
-def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text):
+def test_the_task_page_says_that_no_worker_knows_the_function(client, paths, status, text):
     for known in paths or ():
         beat(
             "default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known

@@ -46,7 +46,7 @@ urlpatterns = [path("api/", api.urls)]
 
 
 @override_settings(ROOT_URLCONF=__name__)
-def test_operations_keep_their_signature_and_busy_ones_are_problems():
+def test_locked_operations_keep_their_signature_and_answer_busy_with_a_problem():
     def post():
         return Client().post("/api/pay/5", {"number": "4711"}, content_type="application/json")
 

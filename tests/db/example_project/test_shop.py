@@ -118,7 +118,7 @@ def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
     assert answer.status_code == (200 if healthy else 503)
 
 
-def test_the_demo_deletes_nothing_that_it_was_not_told_to(buyer):
+def test_the_demo_deletes_no_data_without_an_option(buyer):
     """DATABASE_URL may name a database with data that must not be deleted."""
     send_receipt.enqueue(order_id=1)
     with pytest.raises(CommandError, match="--erase"):

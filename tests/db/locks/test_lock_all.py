@@ -23,7 +23,7 @@ NAMES = ["a", ("order", 5), 7]
 @pytest.mark.parametrize("in_transaction", [False, True])
 @pytest.mark.parametrize("timeout", [None, 0, 5])
 @pytest.mark.parametrize("count", [2, 100])
-def test_one_statement_takes_all_of_them(in_transaction, timeout, count):
+def test_lock_all_takes_all_locks_with_one_statement(in_transaction, timeout, count):
     names = [f"name {number}" for number in range(count)]
 
     def use():
@@ -201,7 +201,7 @@ def test_a_full_semaphore_is_busy(somebody, timeout):
     assert advisory_rows() == 0
 
 
-def test_one_statement_takes_a_slot_that_is_free(somebody):
+def test_a_semaphore_takes_a_free_slot_with_one_statement(somebody):
     somebody.holds("s#1")
 
     def use():

@@ -51,7 +51,7 @@ def test_the_archive_is_turned_on_and_off_and_its_status_is_shown(settings):
         (0.01, "PRUNE_AFTER deletes SUCCESSFUL tasks within an hour, before they would be moved. Nothing is moved."),
     ],
 )
-def test_what_prune_after_means_for_the_archive_is_said(settings, kept, said):
+def test_archive_on_prints_when_prune_after_drops_days(settings, kept, said):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": kept}}
     assert said in locktasks("archive", "on")
     assert said in locktasks("archive", "status")
@@ -96,7 +96,7 @@ def test_a_role_without_the_rights_is_refused(rights, said):
                 cursor.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
 
 
-def test_a_database_without_the_table_is_told_to_migrate():
+def test_archive_without_its_table_says_to_migrate():
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE django_pglock_archivedtask RENAME TO hidden")
         try:

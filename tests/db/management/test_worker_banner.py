@@ -46,13 +46,13 @@ def test_the_worker_banner_lists_database_queues_and_functions():
     assert facts["look"].startswith("manage.py locktasks status, the pages 'Locks and tasks' of the admin")
 
 
-def test_without_functions_it_says_where_to_define_them():
+def test_the_worker_banner_without_functions_says_where_to_define_them():
     _, facts = facts_of(Worker())
     assert facts["functions"] == "none; define tasks in a module tasks.py of an app in INSTALLED_APPS"
     assert (facts["schedules"], facts["queues"]) == ("none", "all")
 
 
-def test_of_many_functions_the_first_are_named(monkeypatch):
+def test_the_worker_banner_lists_only_the_first_of_many_functions(monkeypatch):
     monkeypatch.setattr(worker_banner, "FEW", 1)
     task(tasks.echo.func)
     task(tasks.fail.func)

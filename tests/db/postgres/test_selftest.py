@@ -99,7 +99,7 @@ def test_a_setting_that_limits_locks_is_found(options, option, question):
     assert question in not_ok()
 
 
-def test_an_answer_that_never_comes_is_a_finding(monkeypatch):
+def test_the_self_test_reports_a_missing_answer(monkeypatch):
     def asks_for_ever(first, second):
         first.execute("SELECT pg_sleep(3600)")
 

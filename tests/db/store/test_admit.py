@@ -154,7 +154,7 @@ def test_a_locked_row_blocks_only_its_key(in_threads):
     assert statuses() == ["READY", "BLOCKED", "READY"]
 
 
-def test_a_locked_row_also_holds_up_those_behind_it_at_a_key_that_lets_several_run(in_threads):
+def test_a_locked_row_blocks_later_tasks_of_its_key_also_with_concurrency(in_threads):
     """Tasks of a key run in the order in which they were enqueued. The task of the other key is admitted."""
     with transaction.atomic():
         for name in ("a", "a", "a", "b"):

@@ -149,7 +149,7 @@ def tables_of_update():
     return tuple(filter(None, names))
 
 
-def test_a_row_whose_primary_key_was_changed_is_told_under_both_ids(capture):
+def test_a_changed_primary_key_is_captured_with_its_old_and_new_value(capture):
     """The table of old rows is not read: a trigger for each row gets the rows whose key has changed."""
     first, second = (each.pk for each in products(2))
     capture(tasks.note, on="update")
@@ -163,7 +163,7 @@ def test_a_row_whose_primary_key_was_changed_is_told_under_both_ids(capture):
     assert {call["operation"] for call in captured()} == {"update"}
 
 
-def test_an_upsert_that_changes_the_primary_key_is_told_under_both_ids(capture):
+def test_an_upsert_that_changes_the_primary_key_captures_both_values(capture):
     """A row whose key is set to the same value is captured once."""
     [product] = products(1)
     capture(tasks.reindex, on="update")
@@ -189,7 +189,7 @@ def test_a_changed_primary_key_with_a_unique_key_and_without_ids(capture):
 
 
 @isolate_apps("tests.sample")
-def test_a_primary_key_that_a_foreign_key_changes_is_told_under_both_ids(capture):
+def test_a_primary_key_changed_by_on_update_cascade_captures_both_values(capture):
     """ON UPDATE CASCADE in the database. Django makes no such foreign keys, other programs do."""
 
     class Detail(models.Model):
@@ -209,7 +209,7 @@ def test_a_primary_key_that_a_foreign_key_changes_is_told_under_both_ids(capture
     assert ids[-1] == [first.pk + 1000, second.pk + 1000]
 
 
-def test_a_key_that_another_trigger_changes_is_told_by_a_capture_of_that_field(capture):
+def test_a_primary_key_changed_by_another_trigger_needs_a_capture_of_that_field(capture):
     """PostgreSQL does not count such a column as updated, so the trigger of the old key does not run."""
     [product] = products(1)
     body = "BEGIN NEW.id := NEW.id + 10; RETURN NEW; END"

@@ -48,7 +48,7 @@ def test_fair_claims_of_one_task_alternate_between_the_keys():
     assert got == ["a", "b", "c"] * 10
 
 
-def test_within_a_key_priority_and_order_hold():
+def test_fair_claims_follow_priority_and_order_within_a_key():
     ids = [int(keyed.serve.using(priority=priority).enqueue("a").id) for priority in (0, 5, 5)]
     assert [claim.id for claim in claims_of().claim(5)] == [ids[1], ids[2], ids[0]]
 
@@ -58,7 +58,7 @@ def in_order(numbers, priorities):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 50])
-def test_within_a_key_priority_holds_however_many_are_claimed(limit):
+def test_fair_claims_of_any_size_follow_priority_within_a_key(limit):
     """Each key has its most urgent tasks first, from the first claim to the last."""
     random, priorities = Random(1), {}
     for number in range(60):
@@ -74,7 +74,7 @@ def test_within_a_key_priority_holds_however_many_are_claimed(limit):
         assert ids == in_order(ids, priorities)
 
 
-def test_within_a_key_priority_holds_in_a_worker(worker, eventually):
+def test_a_worker_follows_priority_within_a_fair_key(worker, eventually):
     random, priorities = Random(2), {}
     keyed.served.clear()
     for number in range(200):
@@ -96,7 +96,7 @@ def test_a_later_urgent_task_is_the_next_of_its_key():
     assert [claim.id for claim in claims.claim(2)][-1] == urgent
 
 
-def test_between_keys_priority_does_not_count():
+def test_fair_claims_ignore_priority_between_keys():
     """A key whose tasks all have a high priority gets no larger share."""
     enqueue_many(keyed.serve.using(priority=-100), [{"tenant": "modest"}] * 20)
     enqueue_many(keyed.serve.using(priority=100), [{"tenant": "pushing"}] * 20)
@@ -106,7 +106,7 @@ def test_between_keys_priority_does_not_count():
     assert tenants(claims.claim(4)) == ["modest", "pushing"] * 2
 
 
-def test_between_fair_tasks_and_others_priority_does_not_count():
+def test_claims_ignore_priority_between_fair_and_other_tasks():
     enqueue_many(keyed.serve.using(priority=100), [{"tenant": "a"}] * 20)
     enqueue_many(tasks.nothing.using(priority=-100), [{}] * 20)
     claims = claims_of()
@@ -173,7 +173,7 @@ def test_the_query_for_fair_tasks_is_rare_while_only_other_tasks_are_ready(is_fa
     assert [*tenants(claims.claim(1)), *tenants(claims.claim(1)), *tenants(claims.claim(1))] == ["a", None, "a"]
 
 
-def test_other_tasks_of_the_queue_are_claimed_as_often():
+def test_fair_tasks_and_other_tasks_of_a_queue_are_claimed_equally_often():
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 100)
     enqueue_many(tasks.nothing, [{}] * 100)
     claims = claims_of()

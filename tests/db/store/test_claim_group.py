@@ -49,7 +49,7 @@ def test_a_group_takes_its_oldest_members_up_to_the_limit(claim):
     assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]
 
 
-def test_other_groups_functions_and_backends_are_left_alone(claim):
+def test_a_group_takes_no_tasks_of_other_groups_functions_and_backends(claim):
     enqueue("a")
     enqueue("of another user", user=2)
     enqueue("of another backend", "of another function")
@@ -125,7 +125,7 @@ def test_a_group_takes_no_task_past_a_locked_row_of_its_lock_key(claim, locked):
         assert take_notes(claim) == ["b"]
 
 
-def test_at_a_lock_key_those_that_gather_are_taken_unless_another_task_came_before(claim):
+def test_a_group_with_a_lock_key_takes_gathering_tasks_up_to_another_task(claim):
     later = keyed.note.using(run_after=timedelta(seconds=20))
     enqueue_notes("a")
     enqueue_notes("b", task=later)

@@ -57,7 +57,7 @@ def test_each_claim_block_claims_other_rows(letters, in_threads):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_outside_a_transaction_holding_is_refused_when_the_rows_are_looked_at(letters):
+def test_claim_outside_a_transaction_is_refused_when_its_rows_are_read(letters):
     claim = Letter.objects.all().claim(1)
     with pytest.raises(transaction.TransactionManagementError):
         list(claim)

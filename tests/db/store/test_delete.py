@@ -35,7 +35,7 @@ def test_only_those_of_the_queryset_are_deleted():
     assert list(Task.objects.values_list("pk", flat=True)) == [other.pk]
 
 
-def test_what_is_still_needed_stays():
+def test_delete_finished_keeps_tasks_that_are_still_needed():
     awaited = tasks.nothing.enqueue()
     tasks.nothing.using(after=[awaited]).enqueue()
     # As between the end of the task and the release of its dependent.

@@ -59,7 +59,7 @@ def test_withlock_reports_a_busy_lock_and_does_not_run_the_command(options, expe
     assert "Lock 'deploy' is held by somebody else" in err
 
 
-def test_the_lock_is_of_the_scope_that_the_settings_say():
+def test_withlock_takes_a_lock_of_the_scope_in_the_settings():
     """Behind a pooler in transaction mode, a session lock does not exclude other clients."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.settings_transaction_scope"}
     code = "print('in', flush=True); input(); raise SystemExit(7)"

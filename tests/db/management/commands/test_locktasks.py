@@ -76,7 +76,7 @@ def test_metadata_that_cannot_be_read_does_not_end_a_list(value):
 # status
 
 
-def test_an_empty_system_says_so():
+def test_status_without_tasks_prints_a_sentence():
     assert locktasks("status") == "No task is waiting, running or failed.\n0 workers are alive.\n"
     assert json.loads(locktasks("status", "--json")) == {"queues": [], "workers": 0}
 
@@ -115,7 +115,7 @@ def test_ready_tasks_without_a_worker_are_reported():
     ]
 
 
-def test_counts_stop_and_say_so():
+def test_status_shows_capped_counts_with_a_plus_sign():
     for _ in range(5):
         make("READY", days=0)
     for queue in ("a", "a", "b"):
