@@ -143,7 +143,7 @@ for problem in check_databases():
 
 
 @pytest.mark.parametrize("name", ["DJANGO_PG_LOCK", "DJANGO_PGLOCKS", "DJANGO_PGLOCK_TASKS", "DJANGOPGLOCK", "PGLOCK"])
-def test_a_dict_of_settings_with_almost_our_name_is_told_of(settings, name):
+def test_a_check_reports_a_misspelled_settings_dict(settings, name):
     del settings.DJANGO_PGLOCK
     setattr(settings, name, {"SCOPE": "session"})
     [problem] = checks.check_name_of_settings()
@@ -152,13 +152,13 @@ def test_a_dict_of_settings_with_almost_our_name_is_told_of(settings, name):
 
 
 @pytest.mark.parametrize(("name", "value"), [("PGLOCK_SIDE_EFFECT", {}), ("DJANGO_PG_LOCK", 5), ("DJANGO_REDIS", {})])
-def test_settings_of_others_are_not_taken_for_ours(settings, name, value):
+def test_checks_ignore_settings_of_other_packages(settings, name, value):
     del settings.DJANGO_PGLOCK
     setattr(settings, name, value)
     assert checks.check_name_of_settings() == []
 
 
-def test_all_typos_of_the_settings_are_told_at_once():
+def test_a_check_reports_all_misspelled_settings_at_once():
     with override_settings(DJANGO_PGLOCK={"SCOPES": "auto", "USIN": "default", "SCOPE": "auto"}):
         [problem] = checks.check_settings()
     assert problem.msg == (
@@ -167,7 +167,7 @@ def test_all_typos_of_the_settings_are_told_at_once():
     )
 
 
-def test_atomic_requests_with_session_locks_is_warned_of(settings):
+def test_a_check_warns_of_atomic_requests_with_session_locks(settings):
     settings.DJANGO_PGLOCK = {"SCOPE": "session"}
     assert checks.check_atomic_requests() == []
     settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True
@@ -200,7 +200,7 @@ def test_check_does_not_report_a_server_that_cannot_be_reached(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [{"SCOPE": "forever"}, {"USING": None}, {"USING": 5}])
-def test_a_wrong_setting_is_said_once_and_breaks_no_other_check(setting_of_database, wrong):
+def test_an_invalid_setting_is_reported_once_and_breaks_no_other_check(setting_of_database, wrong):
     setting_of_database("idle_session_timeout", "1h")
     with override_settings(DJANGO_PGLOCK=wrong):
         assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.E001"]
@@ -213,7 +213,7 @@ def test_the_server_check_sends_one_query():
 
 
 @pytest.mark.parametrize("lacks", ["the constraint", "its validation"])
-def test_tables_that_were_not_migrated_to_the_first_release_are_told(lacks):
+def test_a_check_reports_tables_of_a_version_before_the_first_release(lacks):
     """The tables of the first of the old migrations, and those of the last but one."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
@@ -262,7 +262,7 @@ def default(settings):
         ("transaction", {"CONN_MAX_AGE": 0}, []),
     ],
 )
-def test_sessions_that_end_with_each_request_are_warned_of_where_session_locks_are_the_rule(
+def test_a_check_warns_of_session_locks_with_connections_that_close_after_each_request(
     settings, default, scope, changes, expected
 ):
     settings.DJANGO_PGLOCK = {"SCOPE": scope}
@@ -296,7 +296,7 @@ def setting_of_database(transactional_db):
         ("lock_timeout", "auto", []),
     ],
 )
-def test_a_limit_of_the_database_that_ends_waits_or_sessions_is_told(
+def test_a_check_reports_database_timeouts_that_end_waits_or_sessions(
     settings, setting_of_database, limit, scope, expected
 ):
     settings.DJANGO_PGLOCK = {"SCOPE": scope}
@@ -308,7 +308,7 @@ def test_a_limit_of_the_database_that_ends_waits_or_sessions_is_told(
         assert f"-c {limit}=0" in problem.hint
 
 
-def test_the_limit_of_transactions_is_told_where_the_server_has_one(setting_of_database):
+def test_a_check_reports_transaction_timeout_of_the_database(setting_of_database):
     if connection.pg_version >= 170000:
         setting_of_database("transaction_timeout", "1h")
     told = [problem.msg for problem in checks.check_server(databases=["default"])]
@@ -352,7 +352,7 @@ def test_a_lock_timeout_of_the_database_cuts_no_wait_for_a_lock(setting_of_datab
     assert in_threads(hold_or_wait, 2)[1] > 0.02
 
 
-def test_a_server_that_waits_for_dead_clients_is_told_before_deployment(setting_of_database, default):
+def test_a_deployment_check_reports_a_server_that_waits_for_dead_clients(setting_of_database, default):
     default["OPTIONS"] = {**default["OPTIONS"], "options": ""}
     connection.close()
     assert ids(databases=["default"]) == []
@@ -374,7 +374,7 @@ def test_a_check_reports_a_schedule_that_no_worker_enqueues(settings):
     assert "TASKS['dummy'] is DummyBackend" in problem.msg
 
 
-def test_a_router_that_keeps_the_tables_out_of_the_tasks_database_is_told_of(settings):
+def test_a_check_reports_a_router_that_excludes_the_tables_of_tasks(settings):
     """migrate succeeds without making the table, and each enqueue() would fail."""
     settings.DATABASE_ROUTERS = [OnlyInOther()]
     [problem] = checks.check_tables()

@@ -134,7 +134,7 @@ def test_invalid_names_of_queues_are_refused(name):
     assert not Queue.objects.exists()
 
 
-def test_a_reason_has_no_limit_and_a_name_that_is_cut_says_so():
+def test_the_reason_of_a_pause_has_no_limit_and_a_shortened_name_is_marked():
     assert Queue.objects.pause("mail", by="b" * 300, reason=LONG)
     row = Queue.objects.get()
     assert row.reason == LONG

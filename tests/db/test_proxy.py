@@ -43,7 +43,7 @@ def one(raw):
     return raw.execute("SELECT 1").fetchone()
 
 
-def test_it_passes_everything_through(connect):
+def test_the_proxy_passes_all_data_through(connect):
     assert one(connect()) == (1,)
     assert len(connect().execute("SELECT repeat('x', 3000000)").fetchone()[0]) == 3_000_000
 

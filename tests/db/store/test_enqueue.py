@@ -45,7 +45,7 @@ def test_a_row_has_the_options_of_the_call():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_is_rolled_back_with_the_data_it_belongs_to():
+def test_an_enqueued_task_is_rolled_back_with_the_transaction():
     """With a broker, a task may be sent for an order whose transaction is rolled back."""
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Effect.objects.create(name="order")
@@ -73,7 +73,7 @@ def test_bad_arguments_write_nothing_and_keep_the_transaction_usable(argument):
     assert not Task.objects.exists()
 
 
-def test_names_that_look_like_sql_are_only_names():
+def test_queue_names_that_look_like_sql_are_stored_unchanged():
     name = """mail'; DROP TABLE "django_pglock_task"; -- %s %(x)s \\ \u202e"""
     result = tasks.nothing.using(queue_name=name).enqueue(name)
     row = Task.objects.get(pk=result.id)
@@ -199,7 +199,7 @@ def test_invalid_arguments_are_refused_before_anything_is_written(value, words, 
     assert not Task.objects.exists()
 
 
-def test_a_task_that_was_valid_is_looked_at_again_by_other_settings(settings):
+def test_a_validated_task_is_validated_again_after_a_change_of_the_settings(settings):
     """The result of the validation is cached for the backend that has validated the task."""
     mail = tasks.echo.using(queue_name="mail")
     mail.enqueue(1)

@@ -73,7 +73,7 @@ def test_a_second_attempt_keeps_the_date_of_the_first(claim):
     assert Task.objects.get().started_at == first
 
 
-def test_claims_of_other_workers_are_left_alone(claim):
+def test_give_back_does_not_change_claims_of_other_workers(claim):
     for _ in range(2):
         tasks.nothing.enqueue()
     [mine], [other] = claim(), claim()
@@ -102,7 +102,7 @@ def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(c
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
 
 
-def test_a_claim_that_is_being_made_is_left_alone(claim):
+def test_give_back_does_not_change_a_claim_that_is_in_flight(claim):
     """The caller lists its claims first. Later claims, and those of a group being claimed, are not in the list."""
     before = server_time("default")
     keyed.step.enqueue(1)

@@ -61,7 +61,7 @@ def test_histograms_are_added_element_by_element_whichever_is_longer():
     assert found.run_quantile(0.05) == pytest.approx(0.01, rel=0.42)
 
 
-def test_one_message_adds_everything_that_a_worker_has_counted():
+def test_one_message_adds_all_history_counts_of_a_worker():
     counted = {
         (MINUTE + 60 * minute, f"queue {queue}", f"app.task_{path}"): counts(succeeded=1)
         for minute in (0, 1)

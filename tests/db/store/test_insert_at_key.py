@@ -57,7 +57,7 @@ def test_a_task_behind_another_of_its_key_is_one_message(messages, claim):
 
 
 @pytest.mark.parametrize("holders", [0, 1])
-def test_in_a_transaction_the_key_is_one_small_message_after_the_commit(messages, holders):
+def test_admission_after_a_transaction_is_one_short_message(messages, holders):
     for _ in range(holders):
         keyed.step.enqueue(1)
 
@@ -80,7 +80,7 @@ def test_a_task_with_a_rate_is_one_message_where_there_is_a_token_for_it(message
     assert not RateLimit.objects.filter(opens_at__isnull=False).exists()
 
 
-def test_in_a_transaction_a_rate_is_one_small_message_after_the_commit(messages):
+def test_admission_with_a_rate_after_a_transaction_is_one_short_message(messages):
     def enqueue():
         with transaction.atomic():
             keyed.trickle.enqueue(1)
@@ -108,7 +108,7 @@ def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
     assert bucket.opens_at is not None
 
 
-def test_a_task_after_others_is_one_message_and_a_look_whether_they_have_ended(messages):
+def test_enqueueing_with_after_is_one_message_and_a_query_of_the_dependencies(messages):
     results = [tasks.echo.enqueue(number) for number in range(3)]
     for options in ({}, {"lock": "one"}, {"rate": "1/h"}, {"keep_result": 60}):
         task = tasks.nothing.using(after=results, **options)

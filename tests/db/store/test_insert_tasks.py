@@ -45,7 +45,7 @@ def test_each_call_has_its_own_keys_and_no_others(task, parameter, keys):
         assert list(Task.objects.order_by("id").values_list(column, flat=True)) == keys.get(column, [None, None])
 
 
-def test_one_statement_writes_five_thousand():
+def test_one_insert_writes_up_to_five_thousand_tasks():
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
         ids = enqueue_many(tasks.nothing, range(12_000))
     inserts = [query for query in queries.captured_queries if "INSERT" in query["sql"]]

@@ -65,7 +65,7 @@ def test_delete_finished_keeps_tasks_whose_deletion_is_refused(refuse, caplog):
     assert f"as for task {rows[1].pk}: kept by law" in caplog.text
 
 
-def test_in_a_transaction_of_the_caller_the_refusal_raises(refuse):
+def test_a_refused_deletion_raises_in_a_transaction_of_the_caller(refuse):
     rows = [make() for _ in range(3)]
     refuse(rows[2:])
     with pytest.raises(DatabaseError, match="kept by law"), transaction.atomic():

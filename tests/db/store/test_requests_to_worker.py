@@ -31,7 +31,7 @@ def test_a_worker_gets_the_requests_about_the_tasks_that_it_runs(mine, claim):
     assert requests_to("default", uuid4()) == ([], [])
 
 
-def test_a_role_without_a_right_to_the_table_is_still_told_whom_to_cancel(mine, caplog, monkeypatch):
+def test_requested_cancels_are_read_by_a_role_without_rights_on_the_stacks(mine, caplog, monkeypatch):
     """As after an upgrade: the rights of the role were granted for an earlier version."""
     monkeypatch.setattr(requests_to_worker, "_forbidden", set())
     Task.objects.cancel()

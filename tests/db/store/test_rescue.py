@@ -169,7 +169,7 @@ def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
 
 
-def test_tasks_of_living_workers_are_left_alone(claim):
+def test_rescue_does_not_change_tasks_of_living_workers(claim):
     living = uuid4()
     register(living)
     for _ in range(2):

@@ -65,7 +65,7 @@ def test_an_invalid_result_fails_each_task_of_a_group(failed):
     assert Effect.objects.filter(name="outside").count() == 1
 
 
-def test_what_cannot_be_stored_is_a_type_error_as_django_says():
+def test_an_argument_that_is_no_json_raises_a_type_error():
     """https://docs.djangoproject.com/en/6.0/topics/tasks/: "a TypeError will be raised"."""
     with pytest.raises(TypeError) as refused:
         tasks.echo.enqueue(object())

@@ -111,7 +111,7 @@ def pids():
 
 @pytest.mark.parametrize("before", [True, False])
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_a_lost_session_is_made_anew_and_nothing_is_missed(
+def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
     in_threads, nothing_is_left, eventually, before, monkeypatch
 ):
     """The first poll of the new session finds tasks that ended meanwhile. It is notified of later ends."""

@@ -59,7 +59,7 @@ def test_the_chain_ends_at_a_task_that_is_deleted(nightly):
 
 
 @pytest.mark.parametrize("text", ["x", -1, 1.5, True, None, [], {}, "9" * 40, "own", "later", "other"])
-def test_what_another_program_has_written_ends_the_chain(nightly, text):
+def test_an_invalid_previous_run_ends_the_list_of_runs(nightly, text):
     first = tick()
     other = Task.objects.create(queue="default", backend="default", task_path="some.other")
     last = tick()

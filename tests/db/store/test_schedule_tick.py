@@ -66,7 +66,7 @@ def test_a_tick_whose_task_is_a_duplicate_is_skipped_and_logged(caplog):
     assert (after.last_at, after.last_task) == (None, None)
 
 
-def test_with_skip_an_existing_task_counts_for_the_tick():
+def test_with_unique_skip_an_existing_task_counts_as_the_task_of_the_tick():
     schedule(due=HOUR, unique=True)
     first = registry.find(NIGHTLY).enqueue()
     assert enqueue_due("default").tasks == [int(first.id)]

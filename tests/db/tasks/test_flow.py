@@ -105,7 +105,7 @@ def test_a_backoff_function_gets_the_failure_of_each_call_of_a_group(worker, eve
 
 
 @pytest.mark.parametrize("suffix", ["", "_atomically", "_in_coroutine"])
-def test_a_retry_that_does_not_say_when_waits_its_back_off(worker, eventually, suffix):
+def test_raising_retry_without_a_wait_uses_the_backoff(worker, eventually, suffix):
     """As for other exceptions, a subclass need not call our ``__init__``."""
     worker(threads=1)
     row = finished(getattr(tasks, f"raise_own_retry{suffix}").enqueue(), eventually)
@@ -113,7 +113,7 @@ def test_a_retry_that_does_not_say_when_waits_its_back_off(worker, eventually, s
     assert row.failures.first().exception_path == "tests.sample.tasks.OwnRetry"
 
 
-def test_a_snooze_that_does_not_say_for_how_long_waits_a_minute(worker, eventually):
+def test_raising_snooze_without_a_wait_waits_a_minute(worker, eventually):
     worker()
     result = tasks.raise_own_snooze.enqueue()
     row = eventually(lambda: Task.objects.filter(pk=result.id, status="SCHEDULED").first())

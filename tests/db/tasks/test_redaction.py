@@ -274,7 +274,7 @@ def test_a_key_of_the_time_before_its_argument_was_hidden_is_hidden_too(admin_cl
         assert SECRET not in text
 
 
-def test_what_the_setting_hides_is_not_shown_by_a_key(admin_client):
+def test_a_key_does_not_show_values_that_the_redact_setting_hides(admin_client):
     def hide(path, name, value):
         return "****" if name == "card" else value
 

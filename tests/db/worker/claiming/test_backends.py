@@ -33,7 +33,7 @@ def finished():
     ("function", "key"),
     [(tasks.nothing, None), (keyed_tasks.step, "order_id"), (keyed_tasks.serve, "tenant")],
 )
-def test_a_worker_serves_the_backend_that_it_is_told(worker, eventually, function, key):
+def test_a_worker_serves_only_the_backend_of_its_option(worker, eventually, function, key):
     names = ("default", "reports")
     theirs, ours = [function.using(backend=name).enqueue(**({key: name} if key else {})) for name in names]
     running = worker(backend="reports")

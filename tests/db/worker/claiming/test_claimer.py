@@ -32,7 +32,7 @@ def in_order():
     return list(Effect.objects.order_by("id").values_list("name", flat=True))
 
 
-def test_strict_order_looks_into_a_queue_when_those_before_it_are_empty(worker, eventually, one_by_one):
+def test_strict_order_polls_a_queue_when_the_earlier_ones_are_empty(worker, eventually, one_by_one):
     fill("low", 5)
     fill("mail-b", 5)
     fill("mail-a", 5)

@@ -40,7 +40,7 @@ def test_a_worker_that_may_not_listen_polls(worker, finished):
     finished(tasks.nothing.enqueue())
 
 
-def test_only_a_worker_that_beats_over_the_session_that_listens_is_sure_to_be_notified(worker, eventually):
+def test_notifications_are_certain_only_if_the_listening_session_sends_the_heartbeats(worker, eventually):
     assert not worker(listens=False).heartbeat.is_listening()
     running = worker().heartbeat
     eventually(running.is_listening)

@@ -84,7 +84,7 @@ def test_tables_made_without_migrations_have_no_pending_migrations():
 
 
 @pytest.mark.parametrize("moment", ["between the two reads", "before the first migration is recorded"])
-def test_all_is_pending_while_the_first_migration_ends(monkeypatch, moment):
+def test_all_migrations_are_pending_while_the_first_one_ends(monkeypatch, moment):
     """The table of tasks appears between the two reads, or shortly before the migration is recorded."""
     connections["default"].set_autocommit(False)
     applied_migrations = MigrationRecorder.applied_migrations

@@ -309,7 +309,7 @@ def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
     assert metrics(worker)[f"{name},outcome=succeeded"] == 1, "counters grow on after they were written"
 
 
-def test_what_is_in_flight_is_counted(probed, eventually):
+def test_metrics_count_the_tasks_in_flight(probed, eventually):
     worker = probed(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())

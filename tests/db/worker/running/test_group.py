@@ -114,7 +114,7 @@ def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, e
     assert Effect.objects.get().name == "0,1,3,4"
 
 
-def test_with_a_lock_a_group_waits_for_the_task_before_it_and_the_task_behind_waits_for_the_group(worker, eventually):
+def test_a_group_with_a_lock_key_runs_after_earlier_and_before_later_tasks(worker, eventually):
     keyed.step.enqueue(1, 1)
     for text in "abc":
         keyed.note.enqueue(order_id=1, author="anna", text=text)
@@ -126,7 +126,7 @@ def test_with_a_lock_a_group_waits_for_the_task_before_it_and_the_task_behind_wa
     assert names == ["begin 1", "end 1", "a,b,c", "begin 1", "end 1", "d"]
 
 
-def test_with_a_lock_a_group_that_is_tried_again_keeps_the_key(worker, eventually):
+def test_a_group_with_a_lock_key_keeps_the_key_until_its_retry(worker, eventually):
     for text in ("fail", "too"):
         keyed.note.enqueue(order_id=1, author="anna", text=text)
     keyed.step.enqueue(1)
@@ -136,7 +136,7 @@ def test_with_a_lock_a_group_that_is_tried_again_keeps_the_key(worker, eventuall
     assert names == ["fail,too", "fail,too", "begin 1", "end 1"]
 
 
-def test_with_a_lock_a_group_waits_for_a_task_that_waits_for_its_retry(worker, eventually):
+def test_a_group_with_a_lock_key_waits_for_a_task_that_waits_for_its_retry(worker, eventually):
     keyed.fail_first.enqueue(1)
     keyed.note.enqueue(order_id=1, author="anna", text="a")
     worker(threads=4)
@@ -195,7 +195,7 @@ def running():
     return Task.objects.filter(status="RUNNING").count()
 
 
-def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
+def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
     """Between the claim in the table and its entry in the list of tasks in flight."""
     under_test, claim_others = group_under_way
     add = under_test.in_flight.add
@@ -208,7 +208,7 @@ def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed
     assert running() == 0, "the thread is through, so from now on they are given back as all others"
 
 
-def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks(group_under_way, monkeypatch):
+def test_a_reconnecting_fetcher_keeps_a_group_claimed_during_its_comparison(group_under_way, monkeypatch):
     """After the fetcher has read the list of tasks in flight."""
     under_test, claim_others = group_under_way
     task_ids = under_test.in_flight.task_ids

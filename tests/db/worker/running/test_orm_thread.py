@@ -89,7 +89,7 @@ def without_autocommit(change_settings):
 
 
 @pytest.mark.usefixtures("without_autocommit")
-def test_without_autocommit_what_a_coroutine_does_not_commit_is_not_committed_with_anothers(worker, eventually, caplog):
+def test_without_autocommit_other_coroutines_do_not_commit_writes_of_a_coroutine(worker, eventually, caplog):
     worker()
     tasks.wait_until_told.enqueue()  # or the connection would be closed after a minute
     tasks.write_in_coroutine.enqueue()

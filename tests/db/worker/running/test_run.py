@@ -113,7 +113,7 @@ def test_an_error_around_a_function_fails_only_its_task(worker, finished, eventu
     eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))
 
 
-def test_a_thread_that_cannot_connect_says_so_once_and_others_may_run_the_task(worker, finished, caplog, monkeypatch):
+def test_a_thread_that_cannot_connect_logs_one_warning_and_the_task_runs_later(worker, finished, caplog, monkeypatch):
     """Before, each attempt was logged at DEBUG only, so users did not notice a worker that ran no task."""
     monkeypatch.setattr(run, "cannot_begin", RateOfRecords(3600))
     connect, tries = run.connection_for, []
