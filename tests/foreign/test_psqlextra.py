@@ -33,7 +33,7 @@ def statements() -> float:
     return REGISTRY.get_sample_value("django_db_execute_total", labels) or 0.0
 
 
-def test_it_is_django_52():
+def test_psqlextra_runs_on_django_52():
     assert django.VERSION[:2] == (5, 2)
     assert "psqlextra" in psqlextra.query.__name__
 
@@ -50,7 +50,7 @@ def test_locks_and_calls_are_counted_by_the_backend_below():
     assert Task.objects.count() == 3
 
 
-def test_its_inserts_under_a_lock():
+def test_inserts_of_psqlextra_under_a_lock():
     with lock("letters", timeout=1):
         first = Extra.objects.insert_and_get(text="100%")
     assert Letter.objects.get(pk=first.pk).text == "100%"

@@ -6,6 +6,6 @@ import wagtail
 from tests.foreign.wagtail_tasks import *  # noqa: F403
 
 
-def test_it_is_wagtail_8():
+def test_the_installed_wagtail_is_version_8():
     assert wagtail.VERSION[0] == 8
     assert django.VERSION >= (6, 0)

@@ -71,7 +71,7 @@ def test_a_worker_in_another_process_knows_its_functions(page):
     assert page.pk in [found.pk for found in Page.objects.search("Zebra")]
 
 
-def test_who_refers_to_a_page_is_known_afterwards(page, drain):
+def test_the_references_to_a_page_are_known_after_the_task(page, drain):
     Redirect.objects.create(old_path=f"/old-{page.pk}/", redirect_page=page)
     assert enqueued().count(REFERENCES) >= 2
     assert not ReferenceIndex.get_references_to(page).exists()
@@ -79,7 +79,7 @@ def test_who_refers_to_a_page_is_known_afterwards(page, drain):
     assert ReferenceIndex.get_references_to(page).count() == 1
 
 
-def test_what_is_rolled_back_has_no_tasks(page):
+def test_a_rolled_back_change_enqueues_no_task(page):
     before = enqueued()
     with suppress(ZeroDivisionError), transaction.atomic():
         page.title = "Xenops crossings"
@@ -89,7 +89,7 @@ def test_what_is_rolled_back_has_no_tasks(page):
     assert enqueued() == before
 
 
-def test_an_images_file_goes_after_its_row(drain):
+def test_the_file_of_an_image_is_deleted_after_its_row(drain):
     image = get_image_model().objects.create(title="Walrus", file=get_test_image_file())
     name = image.file.name
     drain()

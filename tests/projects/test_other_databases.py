@@ -104,7 +104,7 @@ def test_the_tables_are_created_and_dropped_in_postgresql(project):
     assert made.tables() == set()
 
 
-def test_without_migrations_the_view_is_there_all_the_same(project):
+def test_the_view_of_locks_is_created_without_migrations(project):
     """As with --nomigrations of pytest-django: Django makes the tables from the models, and nothing else."""
     made = project(settings=WITH_SQLITE + "MIGRATION_MODULES = {'django_pglock': None}", shop__tasks=SHOP_TASKS)
     for _ in range(2):

@@ -160,7 +160,7 @@ def test_without_psycopg_3_the_first_message_says_what_to_install(project, has_p
     assert ("psycopg2 is installed" in said) is has_psycopg2
 
 
-def test_a_backend_that_does_not_exist_is_told_before_models_use_it(project):
+def test_a_missing_backend_is_reported_before_models_use_it(project):
     made = project(
         settings="""
             INSTALLED_APPS = ["shop", "django_pglock"]

@@ -392,5 +392,5 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
 
 @pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.django_db(transaction=True)
-def test_no_walk_over_keyed_tasks_breaks_exclusion_or_order_or_leaves_one_waiting(patient):
+def test_a_random_walk_over_keyed_tasks_violates_no_invariant(patient):
     walk(KeyedTasks, examples=14, steps=35)

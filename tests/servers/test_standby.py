@@ -103,7 +103,7 @@ def test_primary_and_standby_end_with_an_owner_that_is_killed(eventually):
     eventually(lambda: not any(processes_of(home) for home in homes), why="processes are left")
 
 
-def test_locks_are_taken_where_the_setting_says_and_never_where_reads_go(two):
+def test_locks_are_taken_on_the_database_of_the_setting_and_never_on_the_replica(two):
     with lock("a"):
         assert (locks_on("primary"), locks_on("standby")) == (1, 0)
     with transaction.atomic(using="primary"), lock("a", timeout=1):

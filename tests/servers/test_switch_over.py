@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.acceptance
 
 
-def test_nothing_that_was_committed_is_lost_when_servers_change_places():
+def test_a_switch_over_loses_no_committed_task():
     """Once in order, once by killing each process of the primary."""
     command = [sys.executable, "-m", "tests.servers.switch_over", "--switches", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from example_project.systems import NAMES
 from tests.sample.tasks import nothing
 
 
-def test_without_a_name_it_lists_the_systems():
+def test_the_systems_command_without_a_name_lists_the_systems():
     out = StringIO()
     call_command("systems", stdout=out)
     assert [line.split()[0] for line in out.getvalue().splitlines()] == list(NAMES)
@@ -38,7 +38,7 @@ def test_rows_of_others_are_not_deleted(name):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("violations", [0, 1])
-def test_it_runs_the_play_and_ends_with_1_if_a_claim_does_not_hold(name, violations, monkeypatch, capsys):
+def test_the_systems_command_ends_with_1_if_a_claim_does_not_hold(name, violations, monkeypatch, capsys):
     module = importlib.import_module(f"example_project.systems.{name}.play")
     monkeypatch.setattr(module, "play", lambda stage: stage.claim(f"{name} is sound", f"SELECT {violations}"))
     with pytest.raises(CommandError, match="does not hold") if violations else nullcontext():

@@ -131,7 +131,7 @@ def test_evidence_about_a_victim_without_tasks_is_refused():
         Evidence({1}, [done(1)], [run(1)]).recovery((), ONE, since=10.0)
 
 
-def test_what_a_worker_has_left_unfinished():
+def test_evidence_lists_the_unfinished_runs_of_a_worker():
     runs = [run(1), run(2, ended=None), run(3, worker=OTHER, ended=None)]
     assert Evidence((), (), runs).unfinished(ONE) == {2}
 

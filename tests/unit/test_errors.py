@@ -85,6 +85,6 @@ def test_notes_travel_and_the_cause_stays():
 
 @pytest.mark.parametrize("word", [Retry(after=timedelta(seconds=5)), Snooze(5), Cancel("not now")], ids=repr)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_the_words_that_a_task_raises_can_be_pickled_and_copied(word, way):
+def test_retry_snooze_and_cancel_can_be_pickled_and_copied(word, way):
     got = way(word)
     assert (type(got), str(got), got.args, vars(got)) == (type(word), str(word), word.args, vars(word))

@@ -323,7 +323,7 @@ def test_the_list_of_leases_walks_an_index():
         assert "Seq Scan" not in plan
 
 
-def test_stuck_tasks_are_found_without_a_look_for_the_worker_of_each(admin_client, many):
+def test_stuck_tasks_are_found_without_a_query_for_each_worker(admin_client, many):
     """Once for all workers that live, also where the planner expects a few running tasks."""
     with CaptureQueriesContext(connection) as queries:
         assert admin_client.get(f"{LIST}?attention=stuck").context["cl"].result_count

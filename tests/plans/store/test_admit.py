@@ -31,7 +31,7 @@ def test_admission_reads_neither_the_backlog_nor_later_tasks_nor_other_buckets(p
     plans.check(rows=20 * BATCH, pages=400)
 
 
-def test_admission_to_one_key_looks_at_it_by_its_index(plans):
+def test_admission_to_one_key_reads_the_index_of_keys(plans):
     """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
     assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
     assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]

@@ -18,7 +18,7 @@ def calls(backlog):
     }
 
 
-def test_nothing_is_read_but_the_first_tasks_of_the_key(plans):
+def test_enqueueing_at_a_key_reads_only_the_first_tasks_of_the_key(plans):
     plans.check()
     for name in ("ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE of one"):
         assert scans_by_key(plans[name]) == [1, 1], name

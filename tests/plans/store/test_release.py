@@ -36,7 +36,7 @@ def test_tasks_that_wait_are_found_by_what_they_wait_for(plans):
 
 
 @pytest.mark.django_db
-def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_table):
+def test_thousands_of_dependents_are_promoted_in_batches(new_table):
     """The planner expects one child and chooses a nested loop: with all rows at once, millions of comparisons."""
     insert("SUCCESSFUL", 1)
     awaited = Task.objects.get()

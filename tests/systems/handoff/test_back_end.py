@@ -168,7 +168,7 @@ def somebody_waits():
         return cursor.fetchone()[0]
 
 
-def test_below_an_open_transaction_only_the_line_in_the_sand_keeps_a_search_short():
+def test_a_saved_start_id_keeps_searches_short_during_an_open_transaction():
     with old_snapshot():
         for start in range(0, 1000, 100):
             ask(*range(start, start + 100), sheet=str(start))

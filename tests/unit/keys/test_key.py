@@ -102,7 +102,7 @@ def test_an_int_is_the_number_itself(number):
     assert type(key.number) is int
 
 
-def test_a_number_and_its_digits_are_two_locks_and_look_like_two():
+def test_a_number_and_its_digits_are_two_locks_with_different_texts():
     number, digits = make_key(5), make_key("5")
     assert number != digits
     assert (number.name, digits.name) == ("#5", "5")

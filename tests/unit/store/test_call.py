@@ -79,7 +79,7 @@ def test_a_result_is_kept_for_whole_seconds():
     assert seconds_kept(tasks.nothing.using(keep_result=timedelta(minutes=2))) == 120
 
 
-def test_a_task_is_alone_at_its_key_unless_its_concurrency_is_more_than_one():
+def test_a_call_has_an_exclusive_key_unless_its_concurrency_is_above_one():
     assert is_alone(tasks.nothing)
     assert is_alone(keyed.step)
     assert not is_alone(keyed.step.using(lock="key", concurrency=2))

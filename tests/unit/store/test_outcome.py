@@ -82,7 +82,7 @@ references = []
 
 
 @pytest.mark.parametrize("function", [caused, caused_inside, in_its_context])
-def test_what_the_frames_of_all_linked_exceptions_hold_is_released(function):
+def test_the_variables_of_all_linked_exceptions_are_released(function):
     """The next task may begin now. It may need a connection or a lock that a variable still refers to."""
     references.clear()
     failure = Failure.of(raised_by(function))

@@ -38,7 +38,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_whatever_is_json_comes_back_as_it_was(value):
+def test_json_values_are_unchanged_after_a_round_trip(value):
     assert from_json(to_json(value, what="it")) == value
 
 

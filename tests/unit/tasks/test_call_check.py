@@ -38,7 +38,7 @@ CALLS += [((1,), {"urgent": 2}), ((1,), {"copy": 2}), ((1,), {"orderid": 2}), ((
 
 @pytest.mark.parametrize("takes_context", [False, True])
 @pytest.mark.parametrize("function", [send, keyword_only, positional_only, anything, with_context, injecting])
-def test_it_refuses_what_python_refuses_and_nothing_else(function, takes_context):
+def test_the_call_check_refuses_exactly_the_calls_that_python_refuses(function, takes_context):
     for args, kwargs in CALLS:
         try:
             function(*[None] * takes_context, *args, **kwargs)
@@ -58,7 +58,7 @@ def test_it_refuses_what_python_refuses_and_nothing_else(function, takes_context
         ((1,), {"order_id": 1}, "got multiple values for argument 'order_id'"),
     ],
 )
-def test_it_says_what_python_says_and_what_the_function_takes(args, kwargs, said):
+def test_the_call_check_gives_the_message_of_python_and_the_signature(args, kwargs, said):
     expected = f"shop.tasks.send() {said}. It takes (order_id, copy=False, *, urgent=False)."
     assert refusal(send, args, kwargs) == expected
 

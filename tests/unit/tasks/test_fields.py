@@ -70,7 +70,7 @@ def test_a_task_is_compared_by_its_options_and_can_be_a_key():
 
 
 @pytest.mark.parametrize("name", ["carried", "valid_for"])
-def test_what_the_package_notes_in_a_task_is_no_option(name):
+def test_internal_attributes_of_a_task_are_no_options(name):
     with pytest.raises(TaskOptionError, match=f"has no option '{name}'"):
         task(**{name: 1})(send)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from django_pglock.tasks import fields, option_hints
 
 
-def test_each_option_is_one_of_ours_and_each_foreign_word_is_not():
+def test_option_hints_map_foreign_options_to_existing_options():
     ours = {*fields.OPTIONS, *fields.CALL_ONLY}
     assert {*option_hints.OPTIONS.values(), *option_hints.NOTES} <= ours
     assert not ours & set(option_hints.OPTIONS)
 
 
-def test_each_method_is_one_of_ours_and_each_foreign_word_is_not():
+def test_method_hints_map_foreign_methods_to_existing_methods():
     names = {text.partition("(")[0] for text in option_hints.METHODS.values() if not text.startswith("raise ")}
     assert all(hasattr(fields.TaskFields, name) for name in names - {"enqueue_on_commit"})
     assert not [name for name in option_hints.METHODS if name in dir(fields.TaskFields)]
@@ -22,7 +22,7 @@ def test_an_option_that_is_only_misspelt_is_found_too():
     assert option_hints.about_option("colour", fields.OPTIONS).startswith("its options are advisory, atomic, backend")
 
 
-def test_a_foreign_word_is_only_answered_with_an_option_that_can_be_used():
+def test_option_hints_name_only_options_that_can_be_used():
     assert option_hints.about_option("queue", ["queue_name", "priority"]) == "write queue_name."
     assert option_hints.about_option("queue", ["priority", "after"]) == "its options are after, priority."
     assert option_hints.about_option("prior", ["priority"]) == "write priority."

@@ -60,7 +60,7 @@ def test_a_function_that_takes_turns_is_known():
     assert registry.has_fair()
 
 
-def test_a_function_that_no_worker_could_import_is_told_apart(monkeypatch):
+def test_a_function_that_no_worker_could_import_is_recognised(monkeypatch):
     def inner(): ...
 
     assert registry.why_not_found(send) is None

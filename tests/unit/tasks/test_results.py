@@ -59,7 +59,7 @@ def test_a_result_is_of_the_call_with_its_options():
 
 
 @pytest.mark.parametrize("why", ["", "no worker serves its queue"])
-def test_a_wait_ends_with_the_reason_and_tells_what_is_left_of_its_time(monkeypatch, why):
+def test_a_wait_for_a_result_passes_its_remaining_time_and_fails_with_the_reason(monkeypatch, why):
     asked, moments = [], iter([100.0, 103.0])
     monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     backend = SimpleNamespace(await_end=lambda *given: asked.append(given), why_unfinished=lambda id_: why)

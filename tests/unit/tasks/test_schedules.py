@@ -116,7 +116,7 @@ def test_the_ticks_between_two_ticks_are_counted_up_to_a_limit(timing, tick, lat
     assert timing.count_between(*between, most=5) == count
 
 
-def test_the_timing_is_told_by_the_code_and_by_the_settings_of_the_moment(settings):
+def test_the_timing_of_a_schedule_depends_on_the_code_and_the_current_settings(settings):
     decorated = task(cron="0 3 * * *")(scheduled.nightly)
     settings.TIME_ZONE = "Asia/Tokyo"
     assert timing_of(decorated) == ("0 3 * * *", "Asia/Tokyo")

@@ -15,7 +15,7 @@ def places(*backends):
     return {key: backend_for("customer", key, backends=backends) for key in KEYS}
 
 
-def test_it_is_the_same_in_each_process_and_version():
+def test_the_backend_of_a_key_is_the_same_in_each_process_and_version():
     """If the result changed with an upgrade, the tasks of a key would go to two servers."""
     assert [backend_for("customer", key, backends=["a", "b", "c"]) for key in range(8)] == list("cacaccba")
 

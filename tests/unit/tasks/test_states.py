@@ -7,7 +7,7 @@ import pytest
 from django_pglock.tasks.states import FINISHED, MOVES, WAITING, TaskStatus, sources_of
 
 
-def test_every_status_says_where_it_may_go():
+def test_the_table_of_moves_has_every_status():
     """A status that is missing in the table could never be left."""
     assert set(MOVES) == set(TaskStatus)
 

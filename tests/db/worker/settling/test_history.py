@@ -77,7 +77,7 @@ def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, event
     assert history() == ({"cancelled": 1, "lost": 1}, 0, 0)
 
 
-def test_what_was_counted_is_written_from_time_to_time(worker, eventually):
+def test_the_settler_writes_its_history_counts_periodically(worker, eventually):
     running = worker()
     tasks.nothing.enqueue()
     eventually(lambda: running.settler.history.due_in() is not None)

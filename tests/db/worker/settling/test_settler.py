@@ -41,7 +41,7 @@ def in_flight(worker, claim, eventually):
 @pytest.mark.parametrize(
     ("text", "error"), [("{no json", "DataError"), ("[" * 10**5 + "]" * 10**5, "OperationalError")]
 )
-def test_an_outcome_that_the_database_refuses_fails_alone(in_flight, eventually, text, error):
+def test_an_outcome_that_the_database_refuses_fails_only_its_own_task(in_flight, eventually, text, error):
     """A row that cannot be stored must not delay its batch, and must not lose its own outcome."""
     running, claims = in_flight(9)
     refused = claims[4]

@@ -302,7 +302,7 @@ def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, su
     eventually(lambda: any("beaten" in each for each in lines.receive()), why="nobody beats for it any more")
 
 
-def test_nothing_is_sent_when_the_exchange_has_ended(monkeypatch):
+def test_no_notification_is_sent_after_the_exchange_has_ended(monkeypatch):
     """Otherwise each notification would wait for a process that reads nothing, and no process would get a heartbeat."""
     monkeypatch.setattr(json_lines, "READ_WITHIN", 0.05)
     ours, theirs = socket.socketpair()
@@ -343,7 +343,7 @@ def test_a_single_request_waits_only_briefly_for_others(end, shared, eventually,
         assert 0 < next_message(lines, eventually)["next_in"] <= SLOW_BEATS["HEARTBEAT_INTERVAL"]
 
 
-def test_when_all_have_requested_a_beat_it_is_sent_at_once(end, eventually, monkeypatch):
+def test_the_shared_heartbeat_is_sent_as_soon_as_all_processes_have_requested_it(end, eventually, monkeypatch):
     monkeypatch.setattr(timing, "GATHERED_WITHIN", 10_000.0)
     lines = JsonLines(end)
     lines.send(request())
@@ -389,7 +389,7 @@ def test_a_supervisor_behind_a_pooler_beats_without_lock_and_notifications(event
         assert service.wait(30)
 
 
-def test_a_heartbeat_whose_other_end_is_closed_is_over():
+def test_a_heartbeat_ends_when_the_other_end_is_closed():
     ours, theirs = socket.socketpair()
     heartbeat = SupervisorHeartbeat(theirs, on_notification=print, on_missed_notifications=print)
     assert heartbeat.is_up

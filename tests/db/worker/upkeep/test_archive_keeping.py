@@ -42,7 +42,7 @@ def test_a_worker_moves_tasks_once_the_archive_is_on(worker, eventually, at_once
     assert Task.objects.filter(pk=late.pk).exists()
 
 
-def test_nothing_moves_until_every_process_has_learned_that_the_archive_is_on():
+def test_no_task_moves_before_each_process_has_read_that_the_archive_is_on():
     """A process that believes the archive to be empty does not look for a result there."""
     make(days=TWO_HOURS)
     turn_on("default")
@@ -50,7 +50,7 @@ def test_nothing_moves_until_every_process_has_learned_that_the_archive_is_on():
     assert Task.objects.count() == 1
 
 
-def test_without_an_archive_a_look_is_one_statement(django_assert_num_queries):
+def test_the_check_of_an_archive_that_is_off_is_one_statement(django_assert_num_queries):
     keeping = ArchiveKeeping("default")
     with django_assert_num_queries(1):
         assert keeping.run_if_due() is None
@@ -114,7 +114,7 @@ def test_a_table_that_refers_to_tasks_stops_the_move_and_is_named_once(at_once, 
     assert ArchivedTask.objects.filter(pk=row.pk).exists()
 
 
-def test_a_role_that_may_not_create_tables_moves_nothing_and_says_so_once(at_once, caplog):
+def test_a_role_without_the_right_to_create_tables_is_reported_once(at_once, caplog):
     row = make(days=TWO_HOURS)
     turn_on("default")
     keeping = ArchiveKeeping("default")

@@ -57,7 +57,7 @@ def test_after_a_requested_beat_many_workers_do_not_rest(resting):
     assert soon > 120, "they beat so late that tasks of the dead may wait for more than ten seconds"
 
 
-def test_after_a_full_rest_comes_another_one(resting):
+def test_a_worker_may_rest_again_after_a_full_rest(resting):
     while resting.next_beat() == pytest.approx(1):
         pass
     for _ in range(100):
