@@ -7,7 +7,7 @@ from tests.web.observer import Observer
 
 
 @on_servers(["standby"])
-def test_the_lock_is_on_the_primary_alone(visit, site):
+def test_the_lock_of_a_view_is_taken_on_the_primary_only(visit, site):
     visit = visit()
     click = visit.click("plain", "stop=view")
     visit.wait_at("view")

@@ -25,7 +25,7 @@ def test_the_time_of_processes_is_over_at_different_moments():
     assert limits(max_time=1000).reached() == ""
 
 
-def test_memory_is_looked_at_after_the_first_task():
+def test_the_memory_limit_is_checked_after_the_first_task():
     in_flight = InFlight(1)
     assert resident_memory() > 5 * 2**20
     assert not limits(in_flight, max_memory=1).reached()

@@ -86,7 +86,7 @@ def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
     assert failures == [1, 2, 1]
 
 
-def test_without_drain_an_end_in_order_is_unexpected_too(supervise, monkeypatch):
+def test_without_drain_an_exit_code_of_0_counts_as_unexpected(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: 0.0)
     code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(600)", drain=False)
     assert (code, len(starts)) == (0, 3), "one that SIGTERM ends before it waits for it has ended in order"
@@ -194,7 +194,7 @@ def test_the_supervisor_restores_signal_handlers_and_closes_files(supervise):
     assert len(os.listdir("/dev/fd")) == files
 
 
-def test_exit_codes_in_words():
+def test_exit_codes_are_described_in_words():
     assert [in_words(0), in_words(3), in_words(-9), in_words(-250)] == [
         "with exit code 0",
         "with exit code 3",
