@@ -27,7 +27,7 @@ def path(tmp_path):
     return str(tmp_path / "alone")
 
 
-def were_together(path):
+def ran_at_once(path):
     return Path(f"{path}.together").exists()
 
 
@@ -67,7 +67,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     before = sum(views)
     eventually(done(60), why="a task was lost, or waits forever")
     assert sum(views) > before > 0, "the views had their turns, too"
-    assert not were_together(path)
+    assert not ran_at_once(path)
 
 
 def test_a_running_task_holds_its_advisory_lock_until_a_kill(worker_process, eventually, path, tmp_path):
@@ -79,7 +79,7 @@ def test_a_running_task_holds_its_advisory_lock_until_a_kill(worker_process, eve
     worker.send(signal.SIGKILL)
     with lock("shelf", 7, timeout=NEVER), tasks.alone(path):
         pass
-    assert not were_together(path)
+    assert not ran_at_once(path)
 
 
 def test_a_frozen_worker_excludes_others_until_it_continues(worker_process, eventually, path, tmp_path):
@@ -96,7 +96,7 @@ def test_a_frozen_worker_excludes_others_until_it_continues(worker_process, even
     go_on.touch()
     frozen.send(signal.SIGCONT)
     eventually(done(1))
-    assert not were_together(path)
+    assert not ran_at_once(path)
 
 
 def test_a_task_waits_for_a_view_no_longer_than_its_timeout(worker_process, eventually, path):

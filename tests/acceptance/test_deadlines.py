@@ -33,7 +33,7 @@ def proxy(transactional_db, monkeypatch):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def short_timeouts(monkeypatch):
     monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
     monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
@@ -57,7 +57,9 @@ def done():
     return not Task.objects.exclude(status="SUCCESSFUL").exists()
 
 
-def test_services_close_connections_on_which_the_server_does_not_answer(proxy, impatient, worker, eventually, caplog):
+def test_services_close_connections_on_which_the_server_does_not_answer(
+    proxy, short_timeouts, worker, eventually, caplog
+):
     """The old connections are silent. The kernel of the proxy acknowledges data, so TCP notices nothing."""
     worker()
     tasks.nothing.enqueue()

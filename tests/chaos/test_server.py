@@ -51,7 +51,7 @@ def server(own_server):
 
 
 @pytest.fixture
-def show_work_goes_on(stage, eventually):
+def show_that_work_continues(stage, eventually):
     """Show that all work is done, and how soon each worker worked again after each of some moments."""
 
     def show(crew, *moments, **exceptions):
@@ -82,7 +82,7 @@ def ask(statement):
 
 @pytest.mark.short
 @pytest.mark.fault("storm of pg_terminate_backend")
-def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work_goes_on, eventually, is_short):
+def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_that_work_continues, eventually, is_short):
     crew = stage.workers(2, "--threads", "2")
     stage.load(5)
     eventually(stage.running, why="the work did not begin")
@@ -93,7 +93,7 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
         time.sleep(0.25)
     since = time.time()
     keep_busy(crew, since)
-    show_work_goes_on(crew, since)
+    show_that_work_continues(crew, since)
 
 
 @pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
@@ -114,7 +114,7 @@ def test_a_worker_dies_while_all_are_cut(stage, eventually):
 
 
 @pytest.mark.fault("immediate restart of PostgreSQL")
-def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually):
+def test_an_immediate_restart(stage, keep_busy, show_that_work_continues, eventually):
     crew = stage.workers(2, "--threads", "2")
     moments = []
     for _ in range(5):
@@ -125,12 +125,12 @@ def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually):
         moments.append(time.time())
         keep_busy(crew, moments[-1])
         eventually(stage.is_over, why="some task is stuck")
-    show_work_goes_on(crew, *moments)
+    show_that_work_continues(crew, *moments)
 
 
 @pytest.mark.short
 @pytest.mark.fault("outage of PostgreSQL")
-def test_an_outage(stage, keep_busy, show_work_goes_on, eventually, is_short):
+def test_an_outage(stage, keep_busy, show_that_work_continues, eventually, is_short):
     """Longer than two beats, in the long form as long as the hard limit; functions continue to run meanwhile."""
     seconds, beats = (4, QUICK) if is_short else (30, {})
     crew = stage.workers(2, pglock=beats)
@@ -143,7 +143,7 @@ def test_an_outage(stage, keep_busy, show_work_goes_on, eventually, is_short):
     stage.server.launch()
     since = time.time()
     keep_busy(crew, since)
-    show_work_goes_on(crew, since)
+    show_that_work_continues(crew, since)
     stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
@@ -153,7 +153,7 @@ def lost_of(tasks):
 
 @pytest.mark.short
 @pytest.mark.fault("all of max_connections taken")
-def test_all_connections_are_taken(stage, keep_busy, show_work_goes_on, eventually, is_short):
+def test_all_connections_are_taken(stage, keep_busy, show_that_work_continues, eventually, is_short):
     old = stage.worker("--threads", "2")
     stage.load(20)
     eventually(stage.running, why="the work did not begin")
@@ -170,7 +170,7 @@ def test_all_connections_are_taken(stage, keep_busy, show_work_goes_on, eventual
     stage.welcome(new)
     stage.show("a worker that waited for its start is ready", time.time() - since, ALL_GO_ON)
     keep_busy([old, new], since)
-    show_work_goes_on([old, new], since)
+    show_that_work_continues([old, new], since)
 
 
 TERMINATE_WORKERS = TERMINATE + " AND application_name <> 'guest'"
@@ -188,7 +188,7 @@ def take_all(server, guests):
 
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
-def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is_short):
+def test_the_table_is_locked(stage, keep_busy, show_that_work_continues, eventually, is_short):
     """As by VACUUM FULL or REINDEX."""
     crew = stage.workers(2, "--threads", "2")
     stage.load(40)
@@ -207,12 +207,12 @@ def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is
                 dba.execute(statement)
     finally:
         ask("ALTER ROLE postgres RESET statement_timeout")
-    show_work_goes_on(crew, since)
+    show_that_work_continues(crew, since)
 
 
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than HEARTBEAT_LIMIT")
-def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, eventually, is_short):
+def test_the_table_is_locked_for_long(stage, keep_busy, show_that_work_continues, eventually, is_short):
     """While functions run. A worker that waits for a table lock is alive."""
     seconds, beats = (10, QUICK) if is_short else (40, {})
     crew = stage.workers(2, pglock=beats)
@@ -224,7 +224,7 @@ def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, event
         time.sleep(seconds)
     since = time.time()
     keep_busy(crew, since)
-    show_work_goes_on(crew, since)
+    show_that_work_continues(crew, since)
     stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
@@ -252,7 +252,7 @@ def test_an_old_snapshot(stage, eventually):
 
 @pytest.mark.short
 @pytest.mark.fault("disk full")
-def test_no_space_is_left(stage, small_disk, keep_busy, show_work_goes_on, eventually, is_short):
+def test_no_space_is_left(stage, small_disk, keep_busy, show_that_work_continues, eventually, is_short):
     """For tables and indexes, not for the WAL: without space for the WAL no server runs, which is an outage."""
     with tables_on(small_disk):
         crew = stage.workers(2, "--threads", "2")
@@ -268,7 +268,7 @@ def test_no_space_is_left(stage, small_disk, keep_busy, show_work_goes_on, event
         ballast.unlink()
         since = time.time()
         keep_busy(crew, since)
-        show_work_goes_on(crew, since)
+        show_that_work_continues(crew, since)
 
 
 @contextlib.contextmanager

@@ -134,24 +134,24 @@ def test_a_task_without_a_notification_is_found_by_the_poll(worker, eventually):
 
 
 @pytest.fixture
-def heard():
+def notified():
     """Listen as a worker does; return each received payload and its count."""
     listener = dedicated_connection("default")
     with listener.cursor() as cursor:
         cursor.execute(f"LISTEN {wakeup.READY_CHANNEL}")
 
-    def hear():
+    def read():
         # Notifications come in the order of their commits: before this one, all that there were.
         ask("SELECT pg_notify(%s, 'the end')", wakeup.READY_CHANNEL)
         notes = listener.connection.notifies(timeout=60)
         return list(itertools.takewhile(lambda payload: payload != "the end", (note.payload for note in notes)))
 
-    yield hear
+    yield read
     listener.close()
 
 
 @pytest.mark.parametrize(("is_sleeping", "expected"), [(False, []), (True, ["default", "mail"])])
-def test_an_enqueue_notifies_only_sleeping_workers_and_once(heard, is_sleeping, expected):
+def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleeping, expected):
     """Each NOTIFY takes a lock that serialises the commits of the whole server."""
     worker = uuid4()
     beat_of(worker)
@@ -160,10 +160,10 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(heard, is_sleeping, 
     with transaction.atomic():
         for number in range(100):
             tasks.nothing.using(queue_name=("default", "mail")[number % 2]).enqueue()
-    assert sorted(heard()) == expected
+    assert sorted(notified()) == expected
 
 
-def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(heard):
+def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(notified):
     worker = uuid4()
     beat_of(worker)
     with transaction.atomic():
@@ -171,10 +171,10 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(hea
         tasks.nothing.enqueue()
         wakeup._nobody_slept_at.clear()
         Worker.objects.update(is_sleeping=True)
-    assert heard() == ["default"]
+    assert notified() == ["default"]
 
 
-def test_one_message_notifies_hundreds_of_queues(heard):
+def test_one_message_notifies_hundreds_of_queues(notified):
     """A retry of all failed tasks adds to each queue. One message for each queue would be one commit each."""
     worker = uuid4()
     beat_of(worker)
@@ -184,10 +184,10 @@ def test_one_message_notifies_hundreds_of_queues(heard):
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
         wakeup.wake("default", names)
     assert len([each for each in queries if "pg_notify" in each["sql"]]) == 1
-    assert heard() == sorted(names)
+    assert notified() == sorted(names)
 
 
-def test_a_rollback_sends_no_notification(heard):
+def test_a_rollback_sends_no_notification(notified):
     worker = uuid4()
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=True)
@@ -199,7 +199,7 @@ def test_a_rollback_sends_no_notification(heard):
                 transaction.set_rollback(True)
             tasks.nothing.using(queue_name="inner").enqueue()
             transaction.set_rollback(is_undone)
-    assert sorted(heard()) == ["inner", "outer"]
+    assert sorted(notified()) == ["inner", "outer"]
 
 
 # Keys

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture
-def patient(settings):
+def slow_beats(settings):
     """No simulated worker counts as dead in a long walk."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}

@@ -392,5 +392,5 @@ class KeyedTasks(Enqueueing, Asking, Upkeeping, RuleBasedStateMachine):
 
 @pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.django_db(transaction=True)
-def test_a_random_walk_over_keyed_tasks_violates_no_invariant(patient):
+def test_a_random_walk_over_keyed_tasks_violates_no_invariant(slow_beats):
     walk(KeyedTasks, examples=14, steps=35)

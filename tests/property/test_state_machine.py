@@ -159,5 +159,5 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
 @pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.django_db(transaction=True)
-def test_no_walk_over_the_verbs_loses_a_task_or_claims_one_twice(patient):
+def test_no_walk_over_the_verbs_loses_a_task_or_claims_one_twice(slow_beats):
     walk(TasksAndWorkers, examples=10, steps=35)

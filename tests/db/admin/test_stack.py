@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def short_timeout(monkeypatch):
     monkeypatch.setattr(stack, "TIMEOUT", 0.0)
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def a_day_on_which_all_went_well():
+def expected_effects():
     evidence.expect("plain", range(2))
     evidence.expect("atomic", range(1))
     yield
@@ -30,7 +30,7 @@ def a_day_on_which_all_went_well():
 
 
 @pytest.fixture
-def day(a_day_on_which_all_went_well):
+def valid_records(expected_effects):
     user = User.objects.create_user("ann")
     CreditEntry.objects.create(user=user, amount=50, reason="gift")
     charge = CreditEntry.objects.create(user=user, amount=-30, reason="A book about locks")
@@ -47,7 +47,7 @@ def broken():
     return [finding.claim for finding in evidence.collect() if not finding.holds]
 
 
-def test_the_demo_finds_no_violation_in_correct_records(day):
+def test_the_demo_finds_no_violation_in_correct_records(valid_records):
     """A task without atomic=True may run twice: the promise is at least once."""
     assert broken() == []
     assert len(evidence.collect()) == len(evidence.CLAIMS)
@@ -89,17 +89,17 @@ def lost_receipt(user):
         (lost_receipt, "Every order has its receipt"),
     ],
 )
-def test_each_violation_is_found_under_its_claim(day, violate, claim):
-    violate(day)
+def test_each_violation_is_found_under_its_claim(valid_records, violate, claim):
+    violate(valid_records)
     assert broken() == [claim]
 
 
-def test_a_lock_that_was_left_behind_is_found(day):
+def test_a_lock_that_was_left_behind_is_found(valid_records):
     with hold("forgotten"):
         assert broken() == ["No lock was left behind"]
 
 
-def test_a_violation_is_shown_and_is_a_nonzero_exit(day, monkeypatch):
+def test_a_violation_is_shown_and_is_a_nonzero_exit(valid_records, monkeypatch):
     report = Report(findings=[evidence.Finding("The moon is cheese", 3)])
     shown = StringIO()
     demo.show(Screen(shown), report)

@@ -23,7 +23,7 @@ CREATE FUNCTION lies.{name}(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true';
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch):
+def long_timeout(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", NEVER)
 
 
@@ -39,15 +39,15 @@ def options(monkeypatch):
 
 
 @pytest.fixture
-def lying(options):
+def replace_lock_function(options):
     """Grant a lock to two clients."""
 
-    def lie(name):
+    def replace(name):
         with connection.cursor() as cursor:
             cursor.execute(LIE.format(name=name))
         options("-c search_path=lies,pg_catalog,public")
 
-    yield lie
+    yield replace
     with connection.cursor() as cursor:
         cursor.execute("DROP SCHEMA lies CASCADE")
 
@@ -70,9 +70,9 @@ def test_the_self_test_accepts_a_private_server_and_leaves_no_table():
     ("name", "question"),
     [("pg_try_advisory_lock", "session_locks"), ("pg_try_advisory_xact_lock", "transaction_locks")],
 )
-def test_the_self_test_finds_locks_that_do_not_exclude(lying, name, question):
+def test_the_self_test_finds_locks_that_do_not_exclude(replace_lock_function, name, question):
     """The statements succeed, as on database engines that accept the functions without locking."""
-    lying(name)
+    replace_lock_function(name)
     out = StringIO()
     with pytest.raises(CommandError, match="do not exclude"):
         call_command("locks", "--selftest", "--json", stdout=out)
@@ -80,8 +80,8 @@ def test_the_self_test_finds_locks_that_do_not_exclude(lying, name, question):
     assert findings == {each: each != question for each in QUESTIONS}
 
 
-def test_session_locks_are_not_needed_with_the_scope_transaction(lying, settings):
-    lying("pg_try_advisory_lock")
+def test_session_locks_are_not_needed_with_the_scope_transaction(replace_lock_function, settings):
+    replace_lock_function("pg_try_advisory_lock")
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "SCOPE": "transaction"}
     call_command("locks", "--selftest", stdout=StringIO())
 

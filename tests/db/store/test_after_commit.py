@@ -16,7 +16,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def fails(*values, **options):
+def raise_error(*values, **options):
     raise OperationalError("the session is lost")
 
 
@@ -52,7 +52,7 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
     tasks.nothing.enqueue()
     claim()
     called = []
-    monkeypatch.setattr(module, name, fails)
+    monkeypatch.setattr(module, name, raise_error)
     with transaction.atomic():
         verb()
         transaction.on_commit(lambda: called.append(True))

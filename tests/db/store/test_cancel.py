@@ -35,11 +35,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
-def begun(eventually, name="begun"):
+def wait_until_begun(eventually, name="begun"):
     eventually(lambda: Effect.objects.filter(name=name).exists(), why="it did not begin")
 
 
-def ends(result, eventually):
+def wait_for_end(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
     return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
@@ -156,10 +156,10 @@ def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker
     first = running.locked.enqueue("a", running.FOREVER)
     second = running.locked.enqueue("a")
     worker()
-    begun(eventually, "locked a")
+    wait_until_begun(eventually, "locked a")
     Task.objects.filter(pk=first.id).cancel()
-    assert ends(first, eventually).status == "CANCELLED"
-    row = ends(second, eventually)
+    assert wait_for_end(first, eventually).status == "CANCELLED"
+    row = wait_for_end(second, eventually)
     assert row.status == "SUCCESSFUL"
     assert row.started_at >= Task.objects.get(pk=first.id).finished_at
 
@@ -168,9 +168,9 @@ def test_a_cancel_also_cancels_the_dependents(worker, eventually):
     first = running.ask.enqueue()
     after = tasks.nothing.using(after=[first]).enqueue()
     worker()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.filter(pk=first.id).cancel()
-    assert ends(after, eventually).status == "CANCELLED"
+    assert wait_for_end(after, eventually).status == "CANCELLED"
 
 
 # The running function
@@ -180,10 +180,10 @@ def test_a_cancel_also_cancels_the_dependents(worker, eventually):
 def test_a_cancelled_running_task_ends_without_a_retry(worker, eventually, slow_beats, function):
     worker()
     result = getattr(running, function).enqueue()
-    begun(eventually)
+    wait_until_begun(eventually)
     time.sleep(0.05)
     assert Task.objects.cancel() == 1
-    row = ends(result, eventually)
+    row = wait_for_end(result, eventually)
     assert (row.status, row.attempts, row.retries) == ("CANCELLED", 1, 0)
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.exception_path) == ("FAILED", "django_pglock.errors.TaskCancelled")
@@ -194,18 +194,18 @@ def test_a_cancelled_running_task_ends_without_a_retry(worker, eventually, slow_
 def test_the_traceback_of_a_cancelled_task_contains_the_exception_of_its_function(worker, eventually):
     worker()
     result = running.fail_when_asked.enqueue()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.cancel()
-    ends(result, eventually)
+    wait_for_end(result, eventually)
     assert "ValueError: in the middle of stopping" in Attempt.objects.get().traceback
 
 
 def test_a_task_that_ignores_its_cancel_can_succeed(worker, eventually):
     worker()
     result = running.finish_anyway.enqueue()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.cancel()
-    row = ends(result, eventually)
+    row = wait_for_end(result, eventually)
     assert (row.status, row.result) == ("SUCCESSFUL", "done")
 
 
@@ -221,7 +221,7 @@ def test_the_cancel_of_an_atomic_task_rolls_back(worker, eventually):
 
     eventually(sleeps)
     Task.objects.cancel()
-    assert ends(result, eventually).status == "CANCELLED"
+    assert wait_for_end(result, eventually).status == "CANCELLED"
     assert not Effect.objects.exists()
 
 
@@ -230,9 +230,9 @@ def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monke
     monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.cancel()
-    assert ends(result, eventually).status == "CANCELLED"
+    assert wait_for_end(result, eventually).status == "CANCELLED"
 
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
@@ -258,7 +258,7 @@ def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, cl
 def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventually):
     results = [running.together.enqueue(key=1) for _ in range(3)]
     worker()
-    begun(eventually)
+    wait_until_begun(eventually)
     assert Effect.objects.get().number == 3
     Task.objects.filter(pk=results[0].id).cancel()
     # One heartbeat later, the group still runs for the two other tasks.
@@ -266,27 +266,27 @@ def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventu
     assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING"}
     Task.objects.cancel()
     for result in results:
-        assert ends(result, eventually).status == "CANCELLED"
+        assert wait_for_end(result, eventually).status == "CANCELLED"
 
 
 def test_cancelling_one_task_of_a_group_does_not_cancel_the_others(worker, eventually):
     results = [running.together.enqueue(key=1) for _ in range(3)]
     worker()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.filter(pk=results[0].id).cancel()
     running.note("go on")
-    assert [ends(result, eventually).status for result in results] == ["SUCCESSFUL"] * 3
+    assert [wait_for_end(result, eventually).status for result in results] == ["SUCCESSFUL"] * 3
 
 
 def test_the_worker_continues_with_other_tasks(worker, eventually):
     """Nothing of the cancel is left in the thread or in its sessions."""
     process = worker(threads=1)
     result = running.run_sql.enqueue()
-    begun(eventually)
+    wait_until_begun(eventually)
     Task.objects.cancel()
-    ends(result, eventually)
+    wait_for_end(result, eventually)
     others = [tasks.record.enqueue("later", number) for number in range(20)]
-    assert {ends(each, eventually).status for each in others} == {"SUCCESSFUL"}
+    assert {wait_for_end(each, eventually).status for each in others} == {"SUCCESSFUL"}
     assert Attempt.objects.count() == 1
     assert all(thread.is_alive() for thread in process.executor._threads)
 

@@ -126,7 +126,7 @@ def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair():
     assert got.count("tenant") == 5
 
 
-def looks_for_turns(queries):
+def fair_queries(queries):
     return [each["sql"] for each in queries if "WITH RECURSIVE keys" in each["sql"]]
 
 
@@ -139,7 +139,7 @@ def test_a_single_task_is_claimed_without_the_query_for_fair_tasks():
             now[0] += 60.0
             tasks.nothing.enqueue()
             assert tenants(claims.claim(5)) == [None]
-    assert not looks_for_turns(queries)
+    assert not fair_queries(queries)
 
 
 def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
@@ -165,7 +165,7 @@ def test_the_query_for_fair_tasks_is_rare_while_only_other_tasks_are_ready(is_fa
     now[0] = 60.0
     with CaptureQueriesContext(connection) as queries:
         assert tenants(claims.claim(1) + claims.claim(1)) == [None, None], "as after a long sleep"
-    assert not looks_for_turns(queries)
+    assert not fair_queries(queries)
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
     now[0] += 0.9 * pause
     assert tenants(claims.claim(1)) == [None]

@@ -22,7 +22,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ends(result, eventually):
+def wait_for_end(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
     return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
@@ -32,7 +32,7 @@ def progress_of(result):
 
 
 @pytest.fixture
-def notes(monkeypatch):
+def progress_statements(monkeypatch):
     """The statements that write progress."""
     written = []
 
@@ -55,37 +55,37 @@ def test_progress_shows_while_the_task_runs(worker, eventually, function):
     told = {"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2}
     eventually(lambda: progress_of(result) == told, why="it was not told")
     assert Task.objects.get(pk=result.id).status == "RUNNING"
-    assert ends(result, eventually).status == "SUCCESSFUL"
+    assert wait_for_end(result, eventually).status == "SUCCESSFUL"
 
 
 @pytest.mark.parametrize("function", ["tell", "tell_atomically"])
 def test_the_last_progress_of_a_successful_task_is_stored(worker, eventually, function):
     worker()
     result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
-    row = ends(result, eventually)
+    row = wait_for_end(result, eventually)
     assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
 
 
 def test_the_last_progress_of_a_failed_task_is_stored(worker, eventually):
     worker()
-    row = ends(running.tell_and_fail.enqueue(7.5), eventually)
+    row = wait_for_end(running.tell_and_fail.enqueue(7.5), eventually)
     assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
 
 
-def test_progress_sends_one_statement_a_heartbeat_and_one_at_the_end(worker, eventually, notes):
+def test_progress_sends_one_statement_a_heartbeat_and_one_at_the_end(worker, eventually, progress_statements):
     worker()
     began = time.monotonic()
-    ends(running.tell.enqueue(10_000), eventually)
+    wait_for_end(running.tell.enqueue(10_000), eventually)
     heartbeats = (time.monotonic() - began) / get_settings().HEARTBEAT_INTERVAL
-    assert 1 <= len(notes) <= 2 + heartbeats
-    assert notes[-1] == ['{"done":10000,"total":10000}']
+    assert 1 <= len(progress_statements) <= 2 + heartbeats
+    assert progress_statements[-1] == ['{"done":10000,"total":10000}']
 
 
-def test_tasks_without_progress_send_no_statement_for_it(worker, eventually, notes):
+def test_tasks_without_progress_send_no_statement_for_it(worker, eventually, progress_statements):
     worker()
     for result in [tasks.nothing.enqueue(), tasks.record_atomically.enqueue("x"), tasks.fail.enqueue()]:
-        ends(result, eventually)
-    assert notes == []
+        wait_for_end(result, eventually)
+    assert progress_statements == []
 
 
 @pytest.mark.parametrize("is_last", [False, True])

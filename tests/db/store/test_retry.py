@@ -297,7 +297,7 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(cla
         with transaction.atomic():
             keyed.rebuild.enqueue(1)
             has_a_key.set()
-            eventually(is_somebody_waiting, why="the retry does not wait for the key")
+            eventually(is_session_waiting, why="the retry does not wait for the key")
             keyed.rebuild.enqueue(2)
         return None
 
@@ -305,7 +305,7 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(cla
     assert statuses() == ["FAILED", "FAILED", "READY", "READY"]
 
 
-def is_somebody_waiting():
+def is_session_waiting():
     with connection.cursor() as cursor:
         # Otherwise the transaction would keep its first snapshot.
         cursor.execute("SELECT pg_stat_clear_snapshot()")

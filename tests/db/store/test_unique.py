@@ -325,7 +325,7 @@ def test_a_retry_does_not_duplicate_a_unique_task_that_is_being_enqueued(in_thre
         with transaction.atomic():
             keyed.refresh.enqueue(1)
             is_enqueued.set()
-            eventually(somebody_waits)
+            eventually(waiting_sessions)
 
     assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
     assert Task.objects.filter(status="READY").count() == 1
@@ -345,7 +345,7 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_a_concurrent_enqueue(in_th
         with transaction.atomic():
             keyed.rebuild.enqueue(1)
             is_enqueued.set()
-            eventually(somebody_waits)
+            eventually(waiting_sessions)
             keyed.rebuild.enqueue(2)
 
     assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
@@ -364,7 +364,7 @@ def test_retry_locks_unique_keys_in_the_order_of_enqueue():
     assert sum(order in each["sql"] for each in queries) == 1
 
 
-def somebody_waits():
+def waiting_sessions():
     with connection.cursor() as cursor:
         # Not pg_stat_activity, which does not change within a transaction.
         cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")

@@ -18,7 +18,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def heard():
+def notifications():
     raw = connection.connection
     raw.execute("SELECT")
     return [(note.channel, note.payload) for note in raw.notifies(timeout=0.2, stop_after=9)]
@@ -30,10 +30,10 @@ def test_wake_others_notifies_only_queues_with_ready_tasks():
     tasks.nothing.enqueue()
     tasks.nothing.using(queue_name="mail").enqueue()
     assert wake_others("default", ["default", "empty"])
-    assert heard() == [(OTHERS_CHANNEL, "default")]
+    assert notifications() == [(OTHERS_CHANNEL, "default")]
     Task.objects.all().delete()
     assert not wake_others("default", ["default", "mail"])
-    assert heard() == []
+    assert notifications() == []
 
 
 def test_wake_others_notifies_queues_with_fair_tasks():
@@ -53,7 +53,7 @@ def clock(monkeypatch):
     return now
 
 
-def let_one_sleep():
+def add_sleeping_worker():
     sleeper = uuid4()
     beat("default", sleeper, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     note_sleep("default", sleeper, is_sleeping=True)
@@ -65,20 +65,24 @@ def listen():
 
 
 def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
-    let_one_sleep()
+    add_sleeping_worker()
     listen()
     with transaction.atomic():
         wake("default", ["mail", "default", "mail"])
         wake("default", ["mail"])
         wake("default", ["later"], SCHEDULED_CHANNEL)
-        assert heard() == []
-    assert sorted(heard()) == [(READY_CHANNEL, "default"), (READY_CHANNEL, "mail"), (SCHEDULED_CHANNEL, "later")]
+        assert notifications() == []
+    assert sorted(notifications()) == [
+        (READY_CHANNEL, "default"),
+        (READY_CHANNEL, "mail"),
+        (SCHEDULED_CHANNEL, "later"),
+    ]
     wake("default", ["other"])
-    assert heard() == [(READY_CHANNEL, "other")], "those before are not woken again"
+    assert notifications() == [(READY_CHANNEL, "other")], "those before are not woken again"
 
 
 def test_the_session_keeps_its_synchronous_commit():
-    let_one_sleep()
+    add_sleeping_worker()
     tasks.nothing.enqueue()
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
@@ -102,7 +106,7 @@ def test_the_answer_that_no_worker_sleeps_is_cached_for_a_moment(clock):
     clock[0] = 0.05
     assert count_statements() == 1
     clock[0] = 1.0
-    let_one_sleep()
+    add_sleeping_worker()
     assert [count_statements() for _ in range(2)] == [1, 1], "somebody sleeps, so each call wakes"
 
 
@@ -111,6 +115,6 @@ def test_a_worker_that_falls_asleep_before_the_commit_is_woken(clock):
     assert count_statements() == 1
     with transaction.atomic():
         wake("default", ["mail"])
-        let_one_sleep()
+        add_sleeping_worker()
         clock[0] = 1.0
-    assert heard() == [(READY_CHANNEL, "mail")]
+    assert notifications() == [(READY_CHANNEL, "mail")]

@@ -14,7 +14,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ends(result, eventually, seconds=15.0):
+def wait_for_end(result, eventually, seconds=15.0):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
     return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
 
@@ -54,8 +54,8 @@ def test_meta_refuses_the_names_that_the_package_uses(name):
 
 def test_the_context_of_a_running_task_has_its_meta_and_token(worker, eventually):
     worker()
-    assert ends(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
-    assert ends(running.tell_atomically.enqueue(), eventually).result == 1
+    assert wait_for_end(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
+    assert wait_for_end(running.tell_atomically.enqueue(), eventually).result == 1
 
 
 def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually):
@@ -63,6 +63,6 @@ def test_the_context_has_earlier_errors_after_a_retry_by_hand(worker, eventually
     worker()
     result = running.errors_so_far.enqueue(2)
     for _ in range(2):
-        assert ends(result, eventually).status == "FAILED"
+        assert wait_for_end(result, eventually).status == "FAILED"
         assert Task.objects.filter(pk=result.id).retry() == 1
-    assert ends(result, eventually).result == [2, 3]
+    assert wait_for_end(result, eventually).result == [2, 3]

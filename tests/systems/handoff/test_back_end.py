@@ -133,7 +133,7 @@ def test_an_older_request_that_is_committed_later_waits_for_the_run_of_its_sheet
 
     def go_on_when_somebody_waits():
         try:
-            eventually(somebody_waits)
+            eventually(waiting_sessions)
         finally:
             may_go_on.set()
             connection.close()
@@ -162,7 +162,7 @@ class LateFrontEnd:
         self.connection.close()
 
 
-def somebody_waits():
+def waiting_sessions():
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('tuple', 'transactionid')")
         return cursor.fetchone()[0]

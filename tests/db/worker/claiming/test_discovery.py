@@ -26,7 +26,7 @@ PATH = "tests.sample.mail.deliver"
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_imported(monkeypatch):
+def modules_are_not_imported(monkeypatch):
     """Forget the modules of these tests, before and after each."""
     monkeypatch.setattr(registry, "_definitions", {k: v for k, v in registry._definitions.items() if k != PATH})
     monkeypatch.setattr(importing, "_tried", set())
@@ -41,7 +41,7 @@ def nobody_has_imported(monkeypatch):
     forget()
 
 
-def wait_for_somebody(path=PATH, **fields):
+def enqueue_unknown(path=PATH, **fields):
     values = {"queue": "default", "backend": "default", "task_path": path, "args": ["a letter"], **fields}
     return Task.objects.create(**values)
 
@@ -52,7 +52,7 @@ def succeeded(*rows):
 
 def test_a_worker_imports_the_module_of_a_task_enqueued_before_its_start(worker, eventually, caplog):
     caplog.set_level(logging.INFO, logger="django_pglock.tasks")
-    row = wait_for_somebody()
+    row = enqueue_unknown()
     worker()
     eventually(succeeded(row))
     assert Effect.objects.get().name == "delivered a letter"
@@ -71,7 +71,7 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
     # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
     eventually(succeeded(Task.objects.get(task_path=PATH)))
     del sys.modules["tests.sample.mail"], registry._definitions[PATH]
-    second = wait_for_somebody()
+    second = enqueue_unknown()
     wake("default", ["default"])
     eventually(succeeded(second))
 
@@ -79,11 +79,11 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
 def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, eventually, settings, monkeypatch):
     """The task comes after the check for another one, and before the worker listens, so no notification comes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
-    wait_for_somebody("tests.evil.anything")
+    enqueue_unknown("tests.evil.anything")
     rows = []
 
     def note_sleep_late(*args, **options):
-        rows.append(wait_for_somebody())
+        rows.append(enqueue_unknown())
         monkeypatch.setattr(sleep, "note_sleep", note_sleep)
         note_sleep(*args, **options)
 
@@ -93,7 +93,7 @@ def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, ev
 
 
 def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):
-    rows = [wait_for_somebody(), wait_for_somebody(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
+    rows = [enqueue_unknown(), enqueue_unknown(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
     running = worker(drain=True)
     assert running._stop_requested.wait(60)
     running.shutdown()
@@ -116,8 +116,8 @@ NEVER = [
 
 
 def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, caplog):
-    rows = [wait_for_somebody(path) for path in NEVER]
-    known = wait_for_somebody()
+    rows = [enqueue_unknown(path) for path in NEVER]
+    known = enqueue_unknown()
     modules = set(sys.modules)
     worker()
     eventually(succeeded(known))
@@ -142,7 +142,7 @@ def test_a_module_that_cannot_be_imported_is_tried_once(monkeypatch):
 
 
 def test_functions_are_imported_only_for_served_queues():
-    wait_for_somebody(queue="mail")
+    enqueue_unknown(queue="mail")
     assert Discovery("default", Queues(["other"])).check() is False
     assert "tests.sample.mail" not in sys.modules
     assert Discovery("default", Queues(["ma*"])).check() is True

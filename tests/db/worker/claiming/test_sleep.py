@@ -34,20 +34,20 @@ def two(worker, eventually, settings):
     return make
 
 
-def looks_of(running, monkeypatch):
-    looks = []
+def polls_of(running, monkeypatch):
+    polls = []
     claim = running.fetcher._claim
-    monkeypatch.setattr(running.fetcher, "_claim", lambda rooms: (looks.append(rooms), claim(rooms))[1])
-    return looks
+    monkeypatch.setattr(running.fetcher, "_claim", lambda rooms: (polls.append(rooms), claim(rooms))[1])
+    return polls
 
 
 def test_a_task_taken_by_the_worker_woken_first_causes_no_other_poll(two, monkeypatch, finished):
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     _, other = two(threads=4)
-    looks = looks_of(other, monkeypatch)
+    polls = polls_of(other, monkeypatch)
     for _ in range(5):
         finished(tasks.nothing.enqueue())
-    assert not looks
+    assert not polls
 
 
 def test_a_worker_woken_first_without_a_free_thread_wakes_the_others(two, monkeypatch, finished, eventually):
@@ -87,13 +87,13 @@ def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkey
     monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
     first, other = two(threads=1)
     monkeypatch.setattr(first.heartbeat.listener, "ready", lambda queue, is_woken_first: None)
-    looks = looks_of(other, monkeypatch)
+    polls = polls_of(other, monkeypatch)
     results = [tasks.nothing.enqueue() for _ in range(3)]
     for result in results:
         finished(result)
     assert set(Task.objects.values_list("worker", flat=True)) == {other.identity.id}
     # The poll that takes the tasks, and the polls before the worker sleeps again.
-    assert len(looks) <= 6
+    assert len(polls) <= 6
 
 
 def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):

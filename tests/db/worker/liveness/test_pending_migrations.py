@@ -21,7 +21,7 @@ def execute(sql, *values):
 
 
 @pytest.fixture
-def away():
+def renamed_table():
     """Rename the table of tasks, as a migration that makes it anew, and rename it back."""
     execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
     back = [lambda: execute("ALTER TABLE elsewhere RENAME TO django_pglock_task")]
@@ -35,7 +35,7 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     running = worker()
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
-    bring_back = request.getfixturevalue("away")
+    bring_back = request.getfixturevalue("renamed_table")
     running_tasks.note("go on")
     for part in (running.settler, running.fetcher):
         eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023

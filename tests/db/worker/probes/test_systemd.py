@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.fixture(params=["file", "abstract"])
-def heard(request, tmp_path, monkeypatch):
+def messages(request, tmp_path, monkeypatch):
     """Replace systemd; return a function that returns the messages since its last call."""
     if request.param == "abstract" and sys.platform != "linux":
         pytest.skip("abstract sockets are Linux's")
@@ -56,14 +56,14 @@ def heard(request, tmp_path, monkeypatch):
         listener.join(60)
 
 
-def test_systemd_is_notified_of_start_heartbeats_and_end(heard, worker, eventually, monkeypatch):
+def test_systemd_is_notified_of_start_heartbeats_and_end(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     running = worker()
     lines = []
 
     def has_heard(*wanted):
-        lines.extend(heard())
+        lines.extend(messages())
         return all(line in lines for line in wanted)
 
     wanted = ("READY=1", "WATCHDOG=1", "STATUS=0 tasks running, 0 succeeded, 0 failed")
@@ -75,36 +75,36 @@ def test_systemd_is_notified_of_start_heartbeats_and_end(heard, worker, eventual
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
-def test_a_worker_with_a_part_that_has_ended_keeps_silent(heard, worker, eventually, monkeypatch):
+@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
+def test_a_worker_with_a_part_that_has_ended_keeps_silent(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     running = worker()
-    eventually(lambda: "WATCHDOG=1" in heard())
+    eventually(lambda: "WATCHDOG=1" in messages())
     monkeypatch.setattr(running.upkeep, "_run_once_or_back_off", lambda: exec("raise SystemExit"))
     running.upkeep.wake()
-    eventually(lambda: "STATUS=The upkeep has ended." in heard())
+    eventually(lambda: "STATUS=The upkeep has ended." in messages())
     lines = []
-    eventually(lambda: lines.extend(heard()) or len(lines) > 3)
+    eventually(lambda: lines.extend(messages()) or len(lines) > 3)
     assert "WATCHDOG=1" not in lines
 
 
-@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
-def test_a_worker_without_database_still_lives_for_systemd(heard, worker, eventually, monkeypatch):
+@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
+def test_a_worker_without_database_still_lives_for_systemd(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     running = worker()
     monkeypatch.setattr(running.heartbeat, "beat", lambda: 1 / 0)
-    eventually(lambda: "STATUS=The worker has no connection to the database." in heard())
+    eventually(lambda: "STATUS=The worker has no connection to the database." in messages())
     lines = []
-    eventually(lambda: lines.extend(heard()) or len(lines) > 3)
+    eventually(lambda: lines.extend(messages()) or len(lines) > 3)
     assert "WATCHDOG=1" in lines
 
 
-@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
-def test_one_process_of_several_does_not_say_that_the_service_stops(heard, worker):
+@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
+def test_one_process_of_several_does_not_say_that_the_service_stops(messages, worker):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker(supervisor=SupervisorSockets(1, theirs)).shutdown()
-    lines = heard()
+    lines = messages()
     assert "READY=1" in lines
     assert "STOPPING=1" not in lines
 

@@ -110,7 +110,7 @@ def both(name):
 
 
 @pytest.fixture
-def ends(worker, eventually):
+def run_to_end(worker, eventually):
     """Run tasks to their end; return their rows."""
 
     def run(*results):
@@ -122,9 +122,9 @@ def ends(worker, eventually):
     return run
 
 
-def test_the_log_of_each_kind_of_success_is_in_the_row_of_its_task(ends, eventually):
+def test_the_log_of_each_kind_of_success_is_in_the_row_of_its_task(run_to_end, eventually):
     grouped = [together.enqueue(name="g"), together.enqueue(name="g")]
-    rows = ends(
+    rows = run_to_end(
         *(each.enqueue(name) for name, each in enumerate((succeed, succeed_atomically, succeed_in_coroutine))),
         *(succeed_from_info_on.enqueue("i"), silent.enqueue("s"), nothing.enqueue(), *grouped),
     )
@@ -140,16 +140,16 @@ def test_the_log_of_each_kind_of_success_is_in_the_row_of_its_task(ends, eventua
     assert {each.status for each in rows} == {"SUCCESSFUL"}
 
 
-def test_the_log_of_a_failed_attempt_is_in_its_row(ends):
-    failed, rolled_back = ends(fail.enqueue("a"), fail_atomically.enqueue("b"))
+def test_the_log_of_a_failed_attempt_is_in_its_row(run_to_end):
+    failed, rolled_back = run_to_end(fail.enqueue("a"), fail_atomically.enqueue("b"))
     assert [lines_of(each.log) for each in (failed, rolled_back)] == [both("a"), both("b")]
     attempts = Attempt.objects.filter(task=failed).order_by("number")
     assert [lines_of(each.log) for each in attempts] == [both("a")] * 2
     assert not Effect.objects.exists()
 
 
-def test_a_success_that_logs_nothing_does_not_show_the_log_of_the_failure_before(ends):
-    [row] = ends(fail_once_then_say_nothing.enqueue())
+def test_a_success_that_logs_nothing_does_not_show_the_log_of_the_failure_before(run_to_end):
+    [row] = run_to_end(fail_once_then_say_nothing.enqueue())
     assert (row.status, row.log) == ("SUCCESSFUL", None)
     assert lines_of(Attempt.objects.get().log) == both("first")
 

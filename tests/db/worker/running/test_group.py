@@ -180,7 +180,7 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
 
 
 @pytest.fixture
-def group_under_way(claim):
+def group_in_flight(claim):
     """A worker that has claimed the first task of a group, and the function that claims the other two."""
     under_test = WorkerUnderTest()
     for number in range(3):
@@ -195,9 +195,9 @@ def running():
     return Task.objects.filter(status="RUNNING").count()
 
 
-def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
+def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(group_in_flight, monkeypatch):
     """Between the claim in the table and its entry in the list of tasks in flight."""
-    under_test, claim_others = group_under_way
+    under_test, claim_others = group_in_flight
     add = under_test.in_flight.add
     monkeypatch.setattr(under_test.in_flight, "add", lambda claims: under_test.fetcher.connected() or add(claims))
     claim_others()
@@ -208,9 +208,9 @@ def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(gro
     assert running() == 0, "the thread is through, so from now on they are given back as all others"
 
 
-def test_a_reconnecting_fetcher_keeps_a_group_claimed_during_its_comparison(group_under_way, monkeypatch):
+def test_a_reconnecting_fetcher_keeps_a_group_claimed_during_its_comparison(group_in_flight, monkeypatch):
     """After the fetcher has read the list of tasks in flight."""
-    under_test, claim_others = group_under_way
+    under_test, claim_others = group_in_flight
     task_ids = under_test.in_flight.task_ids
 
     def look_and_go_on():
@@ -223,8 +223,8 @@ def test_a_reconnecting_fetcher_keeps_a_group_claimed_during_its_comparison(grou
     assert running() == 3
 
 
-def test_a_lost_answer_to_the_claim_of_group_members_causes_a_comparison(group_under_way, monkeypatch):
-    under_test, claim_others = group_under_way
+def test_a_lost_answer_to_the_claim_of_group_members_causes_a_comparison(group_in_flight, monkeypatch):
+    under_test, claim_others = group_in_flight
 
     def cut_off(*_, **__):
         raise OperationalError("the connection is lost")

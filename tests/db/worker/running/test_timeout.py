@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TIMEOUT = "django_pglock.errors.TaskTimeout"
 
 
-def ends(result, eventually):
+def wait_for_end(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
     return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
@@ -29,7 +29,7 @@ def ends(result, eventually):
 def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventually, kind):
     worker()
     result = running.too_long_once.enqueue(kind)
-    row = ends(result, eventually)
+    row = wait_for_end(result, eventually)
     assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.exception_path) == ("FAILED", TIMEOUT)
@@ -41,7 +41,7 @@ def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventua
 def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
     worker()
     result = running.wait_too_long_once.enqueue()
-    row = ends(result, eventually)
+    row = wait_for_end(result, eventually)
     assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
     attempt = Attempt.objects.get()
     assert attempt.exception_path == TIMEOUT
@@ -50,7 +50,7 @@ def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
 
 def test_the_timeout_of_an_atomic_task_rolls_back(worker, eventually):
     worker()
-    row = ends(running.write_too_long.enqueue(), eventually)
+    row = wait_for_end(running.write_too_long.enqueue(), eventually)
     assert row.status == "FAILED"
     assert not Effect.objects.exists()
 
@@ -62,14 +62,14 @@ def test_a_function_that_catches_the_database_error_gets_the_timeout_next(
     """The exception is raised once: a function that catches it may continue."""
     monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
     worker()
-    row = ends(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
+    row = wait_for_end(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
     assert row.status == status
     assert [each.exception_path for each in Attempt.objects.all()] == ([TIMEOUT] if kind == "sql" else [])
 
 
 def test_a_function_that_blocks_in_c_times_out_when_it_returns(worker, eventually):
     worker()
-    row = ends(running.sleep_in_c.enqueue(0.6), eventually)
+    row = wait_for_end(running.sleep_in_c.enqueue(0.6), eventually)
     attempt = Attempt.objects.get()
     assert (row.status, attempt.exception_path) == ("FAILED", TIMEOUT)
     assert (attempt.finished_at - attempt.started_at).total_seconds() >= 0.6
@@ -119,8 +119,8 @@ def test_a_single_call_may_have_its_own_timeout(worker, eventually):
     worker()
     patient = running.sleep_in_c.using(timeout=300).enqueue(0.3)
     hasty = running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER)
-    assert ends(patient, eventually).result == "asleep"
-    assert ends(hasty, eventually).status == "FAILED"
+    assert wait_for_end(patient, eventually).result == "asleep"
+    assert wait_for_end(hasty, eventually).status == "FAILED"
     assert Attempt.objects.get().exception_path == TIMEOUT
     for impossible in (-1, 0):
         with pytest.raises(TaskOptionError):
@@ -146,16 +146,16 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
 def test_a_timeout_replaces_the_sessions_of_the_thread(worker, eventually):
     """The thread may have been interrupted in the middle of a statement."""
     worker(threads=1)
-    before = ends(tasks.connection_pid.enqueue(), eventually).result
-    assert ends(tasks.connection_pid.enqueue(), eventually).result == before
-    ends(running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER), eventually)
-    assert ends(tasks.connection_pid.enqueue(), eventually).result != before
+    before = wait_for_end(tasks.connection_pid.enqueue(), eventually).result
+    assert wait_for_end(tasks.connection_pid.enqueue(), eventually).result == before
+    wait_for_end(running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER), eventually)
+    assert wait_for_end(tasks.connection_pid.enqueue(), eventually).result != before
 
 
 def test_a_task_that_ends_before_its_timeout_succeeds(worker, eventually):
     process = worker()
     result = running.keep_busy.using(timeout=300).enqueue(0.01)
-    assert ends(result, eventually).status == "SUCCESSFUL"
+    assert wait_for_end(result, eventually).status == "SUCCESSFUL"
     eventually(lambda: all(thread.attempt is None for thread in process.executor.watchdog.task_threads))
     result.refresh()
     assert result.status == TaskResultStatus.SUCCESSFUL

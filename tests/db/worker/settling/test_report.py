@@ -148,40 +148,42 @@ def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
 
 
 @pytest.fixture
-def heard():
+def received():
     """Record, for each ``task_finished``, the status of the result and the exception that is being handled."""
     found = []
 
-    def hear(sender, task_result, **kwargs):
+    def receive(sender, task_result, **kwargs):
         found.append((str(task_result.status), sys.exc_info()[1]))
 
-    task_finished.connect(hear)
+    task_finished.connect(receive)
     yield found
-    task_finished.disconnect(hear)
+    task_finished.disconnect(receive)
 
 
 @pytest.mark.parametrize("function", [sample.fail_deep, sample.fail_in_coroutine], ids=lambda each: each.name)
-def test_task_finished_of_a_failure_is_sent_while_its_exception_is_handled(ended, heard, eventually, caplog, function):
+def test_task_finished_of_a_failure_is_sent_while_its_exception_is_handled(
+    ended, received, eventually, caplog, function
+):
     """Django's log of tasks uses the exception that is being handled for its traceback."""
     ended(function.enqueue(7), "FAILED")
-    [(status, error)] = heard
+    [(status, error)] = received
     assert (status, type(error), str(error)) == ("FAILED", LookupError, "there is no order 7")
     [record] = [each for each in caplog.records if each.name == DJANGOS and each.levelno == logging.ERROR]
     assert record.exc_info[1] is error
     assert [each.name for each in traceback.extract_tb(record.exc_info[2])] == [function.name, "look_up"]
 
 
-def test_task_finished_of_a_success_is_sent_while_no_exception_is_handled(ended, heard):
+def test_task_finished_of_a_success_is_sent_while_no_exception_is_handled(ended, received):
     ended(tasks.echo.enqueue(5), "SUCCESSFUL")
-    assert heard == [("SUCCESSFUL", None)]
+    assert received == [("SUCCESSFUL", None)]
 
 
-def test_task_finished_of_a_cancelled_running_task_has_task_cancelled_as_error(ended, heard, eventually):
+def test_task_finished_of_a_cancelled_running_task_has_task_cancelled_as_error(ended, received, eventually):
     result = running_tasks.ask.enqueue()
     eventually(lambda: Task.objects.filter(pk=result.id, status="RUNNING").exists())
     assert Task.objects.filter(pk=result.id).cancel() == 1
     ended(result, "CANCELLED")
-    assert [(status, type(error)) for status, error in heard] == [("FAILED", TaskCancelled)]
+    assert [(status, type(error)) for status, error in received] == [("FAILED", TaskCancelled)]
 
 
 def test_a_receiver_that_raises_is_logged(ended, caplog):

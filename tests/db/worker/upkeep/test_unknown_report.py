@@ -42,7 +42,7 @@ def always_look(monkeypatch):
     monkeypatch.setattr(unknown, "CHECK_INTERVAL", 0.0)
 
 
-def wait_for_somebody(count=1, path=PATH, **fields):
+def enqueue_unknown(count=1, path=PATH, **fields):
     values = {"queue": "default", "backend": "default", "task_path": path, "args": ["ran"], **fields}
     return [Task.objects.create(**values) for _ in range(count)]
 
@@ -65,7 +65,7 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
     looks = []
     look = unknown.unknown
     monkeypatch.setattr(unknown, "unknown", lambda using: looks.append(using) or look(using))
-    rows = wait_for_somebody(2)
+    rows = enqueue_unknown(2)
     old = worker()
     known = tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(pk=known.id, status="SUCCESSFUL").exists())
@@ -85,10 +85,10 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
 
 
 def test_the_longest_waiting_function_is_first_with_count_and_date():
-    later = wait_for_somebody(3, "shop.later")[0]
-    first = wait_for_somebody(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
-    wait_for_somebody(1, "shop.known")
-    wait_for_somebody(1, "shop.later", status="SCHEDULED", run_after=Now() + timedelta(days=1))
+    later = enqueue_unknown(3, "shop.later")[0]
+    first = enqueue_unknown(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
+    enqueue_unknown(1, "shop.known")
+    enqueue_unknown(1, "shop.later", status="SCHEDULED", run_after=Now() + timedelta(days=1))
     beat_of("shop.known", "shop.other")
     for row in (first, later):
         row.refresh_from_db()
@@ -100,7 +100,7 @@ def test_the_longest_waiting_function_is_first_with_count_and_date():
 
 
 def test_a_function_that_only_dead_workers_knew_is_unknown():
-    wait_for_somebody(1, "shop.gone")
+    enqueue_unknown(1, "shop.gone")
     worker = beat_of("shop.gone")
     assert Task.objects.all().unknown() == []
     Worker.objects.filter(pk=worker).update(heartbeat_at=F("heartbeat_at") - timedelta(minutes=5))
@@ -109,23 +109,23 @@ def test_a_function_that_only_dead_workers_knew_is_unknown():
 
 def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):
     report = unknown.UnknownReport("default", beat_of("shop.known"))
-    rows = wait_for_somebody()
-    wait_for_somebody(2, "shop.other", queue="mail")
-    wait_for_somebody(1, "shop.other", queue="post")
+    rows = enqueue_unknown()
+    enqueue_unknown(2, "shop.other", queue="mail")
+    enqueue_unknown(1, "shop.other", queue="post")
     for _ in range(2):
         report.run_if_due()
     assert len(warnings(caplog)) == 2, "one for each function"
     assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH!r}, which")
     Task.objects.filter(pk=rows[0].pk).cancel()
     report.run_if_due()
-    wait_for_somebody()
+    enqueue_unknown()
     report.run_if_due()
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
 def test_only_the_oldest_worker_reports_unknown_functions(always_look, caplog):
     first, second = beat_of(), beat_of()
-    wait_for_somebody()
+    enqueue_unknown()
     unknown.UnknownReport("default", second).run_if_due()
     assert warnings(caplog) == []
     unknown.UnknownReport("default", first).run_if_due()
@@ -133,7 +133,7 @@ def test_only_the_oldest_worker_reports_unknown_functions(always_look, caplog):
 
 
 def test_the_first_check_waits_for_all_workers_that_start_together(caplog):
-    wait_for_somebody()
+    enqueue_unknown()
     unknown.UnknownReport("default", beat_of()).run_if_due()
     assert warnings(caplog) == []
 
