@@ -233,7 +233,7 @@ class WorkerProcess:
         if url is None:
             # The same server as ours, but the database that the tests have made in it.
             url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-        # The autoreloader starts the process again, and looks at how it was started.
+        # The autoreloader starts the process again, with its original command line.
         self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
             env=environment_at(url, **environment),

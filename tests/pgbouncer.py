@@ -34,7 +34,7 @@ logfile = {folder}/log
 pidfile = {folder}/pid
 """
 
-# The end of the pipe is our end, whatever it was: then PgBouncer and its folder go, too. It may be stopped.
+# The pipe ends with this process. Then PgBouncer is killed and its folder removed. PgBouncer may be stopped by SIGSTOP.
 RUN = '"$1" -q "$2/ini" & read -r end; kill -9 $!; wait; rm -rf "$2"'
 
 

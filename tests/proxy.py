@@ -1,4 +1,4 @@
-"""A TCP proxy before a PostgreSQL server, for tests: a network that can be cut, slow or mute.
+"""A TCP proxy before a PostgreSQL server, for tests: a network that can be cut, slow or silent.
 
 Its kernel still acknowledges what nobody reads any more, as load balancers do. So neither keepalives nor
 ``tcp_user_timeout`` notice a mute connection, only a time limit of the client does.

@@ -68,7 +68,7 @@ def test_services_close_connections_on_which_the_server_does_not_answer(
     proxy.black_hole(new=False)
     tasks.nothing.enqueue()
     eventually(done, why="the worker hangs")
-    # The first to find its session mute closes the idle ones, so not each of the others has to wait as well.
+    # The first service that finds its session half open closes the idle sessions, so not all others have to wait.
     for names in (("heartbeat",), ("fetcher", "settler", "upkeep")):
         eventually(
             lambda names=names: any(f"The {name} works again" in caplog.text for name in names), why=f"{names} hang"

@@ -129,7 +129,7 @@ def test_a_sweep_ends_only_the_server_whose_data_is_in_the_folder(left_behind):
 
 
 def test_a_sweep_does_not_remove_the_folders_of_other_users(left_behind, monkeypatch):
-    """Everybody may make a folder of that name in /tmp, with whatever in it."""
+    """Any user may make a folder of that name in /tmp, with any contents."""
     folder, _innocent = left_behind
     somebody_else = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: somebody_else)

@@ -183,7 +183,7 @@ class Charge:
 
 @pytest.fixture
 def charge(worker):
-    """Start a heartbeat process for the row of a worker that is not there, so that nobody else beats for it."""
+    """Start a heartbeat process for the row of a worker that does not exist, so no other process beats for it."""
     started = []
 
     def start(interval=0.1):

@@ -29,7 +29,7 @@ def test_a_redrive_whose_worker_is_killed_half_way_continues_elsewhere(worker_pr
 
 
 def test_a_worker_knows_the_function_of_a_redrive_from_its_start(worker_process, eventually):
-    """A busy worker looks only every half minute for functions that it does not know."""
+    """A busy worker checks only every half minute for functions that it does not know."""
     worker_process("default")
     [known] = eventually(lambda: list(Worker.objects.values_list("task_paths", flat=True)), why="it did not start")
     assert redrive_tasks.module_path in known

@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do in its own protocol: JSON over two pipes, each message ended by a zero byte."""
+"""A headless Chromium, controlled by its own protocol: JSON over two pipes, each message ended by a zero byte."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def browser(chromium):
 
 @pytest.fixture(scope="session")
 def server(django_db_setup):
-    """The address of the shop's server with a strict policy, and somebody already logged in."""
+    """The address of the shop's server with a strict policy, on which a user is logged in."""
     port = free_port()
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     process = start(

@@ -43,7 +43,7 @@ def own_server():
 
 @pytest.fixture
 def server(own_server):
-    """A server to which faults are applied. It runs when a test begins, whatever the test before did to it."""
+    """A server to which faults are applied. It runs when a test begins, also after a fault of the test before."""
     with contextlib.suppress(psycopg.OperationalError), closing(connect(own_server)):
         return own_server
     own_server.restart("immediate")

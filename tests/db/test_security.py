@@ -85,7 +85,7 @@ def nothing_runs(monkeypatch, tmp_path):
 
 
 def write_row(path, argument="x", **fields):
-    """A row as anybody with the right to write the table can make it."""
+    """A row that any role with the right to write the table can make."""
     columns = {"status": "READY", "queue": "default", "backend": "default", "task_path": path, **fields}
     columns["args"] = json.dumps([argument])
     with connection.cursor() as cursor:

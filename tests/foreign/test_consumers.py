@@ -54,7 +54,7 @@ def test_a_backfill_runs_to_its_end_in_several_tasks(drain):
 
 
 def test_a_worker_that_has_imported_nothing_runs_a_backfill():
-    """Its task function stands in ``maintenance_tasks.runner``, which nobody imports when Django starts."""
+    """Its task function is in ``maintenance_tasks.runner``, which Django does not import at its start."""
     run = runner.start(Capitalise.name)
     said = drain_elsewhere()
     assert "Imported maintenance_tasks.runner, the module of a task." in said

@@ -100,7 +100,7 @@ def test_a_request_has_the_spans_of_its_locks_and_calls():
 
 
 def test_a_task_that_fails_is_an_event(drain):
-    """Sentry's logging integration makes one event of it, although the worker's log and Django's both tell it.
+    """Sentry's logging integration makes one event of it, although the worker and Django both log it.
 
     The event has the exception, by whose frames Sentry groups: the function's, and none of the worker's.
     """

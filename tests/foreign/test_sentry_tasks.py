@@ -191,7 +191,7 @@ def test_a_timeout_is_reported_with_its_cause(drain):
 
 
 def test_an_error_outside_of_the_function_is_still_an_event(drain):
-    """The log tells it, and the logging integration of Sentry makes an event of the record."""
+    """The worker logs the error, and the logging integration of Sentry makes an event of the record."""
     from django_pglock.models import Task
 
     Task.objects.filter(pk=nothing.enqueue().id).update(args={"no": "list"})

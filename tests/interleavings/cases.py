@@ -78,7 +78,7 @@ class Company:
         self.world = world
         self.actors = new_actors()
         self.blocked = 0
-        #: The queues of which sleeping workers were told in this case.
+        #: The queues in the notifications of this case.
         self.told: set[str] = set()
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {wake.READY_CHANNEL}")

@@ -47,7 +47,7 @@ class Turn:
     level: str = READ_COMMITTED
     #: The number of the statement at which it stops; 0: nowhere.
     stop_at: int = 0
-    #: Only for a look at the verb alone: note of each statement whether its transaction has written.
+    #: Only for a run of the verb alone: record for each statement whether its transaction has written.
     is_rehearsal: bool = False
     statements: list[str] = field(default_factory=list)
     writes: list[bool] = field(default_factory=list)

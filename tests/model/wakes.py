@@ -51,7 +51,7 @@ DROP FUNCTION model_note_inserted, model_note_claimed, model_note_worker;
 DROP TABLE model_wakes;
 """
 READ = "SELECT kind, producer, worker::text FROM model_wakes ORDER BY number"
-#: What a producer tells: the kind of the event, and its number.
+#: What a producer records: the kind of the event, and its number.
 TELL = "INSERT INTO model_wakes (kind, producer) VALUES (%s, %s)"
 
 

@@ -81,7 +81,7 @@ def indexes(plan):
 
 
 def rows_read(plan):
-    """Return how many rows of the task table were looked at, those included that a filter threw away."""
+    """Return how many rows of the task table were read, including those that a filter removed."""
     return sum(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in nodes(plan)
@@ -90,7 +90,7 @@ def rows_read(plan):
 
 
 def pages_read(plan):
-    """Return how many pages were looked at, those of indexes included."""
+    """Return how many pages were read, including those of indexes."""
     return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
 
 

@@ -19,11 +19,11 @@ from random import Random
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-#: One line in so many is followed by a turn of somebody else.
+#: After one line in so many, another thread gets a turn.
 ONE_IN = 3
-#: After so many turns without a wait, somebody looks again and again at something that only time changes.
+#: After so many turns without a wait, a thread polls a condition that only time changes.
 MOST_TURNS_AT_ONCE = 20_000
-#: The seconds, by the clock of the schedule, after which somebody waits for something that never comes.
+#: The seconds, by the clock of the schedule, after which a wait counts as endless.
 LONGEST = 3600.0
 
 
@@ -54,7 +54,7 @@ class Schedule:
         self._threads: list[threading.Thread] = []
         self._here = threading.local()
         self._is_over = threading.Event()
-        # While the next thread is looked for, the present one looks at what the watched modules say.
+        # While the next thread is chosen, the present one evaluates conditions of the watched modules.
         self._is_choosing = False
         self._failure: BaseException | None = None
 
@@ -65,7 +65,7 @@ class Schedule:
         self._threads.append(threading.Thread(target=self._run, args=(turn, function), name=name, daemon=True))
 
     def run(self) -> None:
-        """Run all threads until somebody calls ``end()``; raises what one of them or a check has raised."""
+        """Run all threads until one calls ``end()``; raises the exception of a thread or of a check."""
         for thread in self._threads:
             thread.start()
         self._turns[0].may_run.release()
@@ -203,7 +203,7 @@ class Queue:
 
 
 class Lock:
-    """As ``threading.Lock`` and ``threading.Condition``, for ``with`` and to tell others."""
+    """As ``threading.Lock`` and ``threading.Condition``, for ``with`` and for notifications."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._is_taken = schedule, False

@@ -11,7 +11,7 @@ from django_pglock.tasks.states import FINISHED, MOVES, WAITING
 
 
 class Laws:
-    """A law looks at the tasks as they are ``now``, as they were ``before`` the step, and at what the step said."""
+    """A law gets the tasks as they are ``now``, as they were ``before`` the step, and the result of the step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def alone(path: str) -> Iterator[None]:
 
 
 def _is_locked(file: IO[str]) -> bool:
-    """Lock a file, if nobody else has locked it. Return whether."""
+    """Lock a file if it is not locked. Return whether it was locked by this call."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

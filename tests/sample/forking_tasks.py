@@ -126,7 +126,7 @@ async def fork_in_coroutine(how):
 
 @task
 def terminate_a_child(number):
-    """End a child as one does, by a signal that means something else to the worker."""
+    """End a child by a signal that has another meaning for the worker."""
     read, write = os.pipe()
     if pid := fork():
         os.read(read, 1)  # CPython forgets a signal that comes while it forks

@@ -1,4 +1,4 @@
-"""Task functions that run long enough to be cancelled, to run out of time, and to tell how far they are."""
+"""Task functions that run long enough to be cancelled, to exceed a timeout, and to report progress."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_sql_atomically(seconds=FOREVER):
 
 @task(takes_context=True, max_attempts=5, backoff=0)
 def ask(context: TaskContext):
-    """Run until somebody wants it to end."""
+    """Run until a cancel is requested."""
     note("begun")
     while True:
         context.check()
@@ -91,7 +91,7 @@ async def wait_in_pool(seconds):
 
 
 def note_and_close(name):
-    """Leave a note in a thread that nobody joins, and return how many there are."""
+    """Write a row in a thread that is not joined, and return how many rows there are."""
     note(name)
     count = Effect.objects.filter(name=name).count()
     connection.close()

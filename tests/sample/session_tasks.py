@@ -260,7 +260,7 @@ def write_read_only(alias):
 
 @task
 async def forbid_writes_in_coroutine(alias):
-    """Fail, and leave a session in which nobody can write."""
+    """Fail, and leave a read-only session."""
     await sync_to_async(forbid_writes)(alias)
 
 

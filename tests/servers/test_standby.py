@@ -1,4 +1,4 @@
-"""A primary and a hot standby: locks belong to the primary, and only there do they exclude anybody."""
+"""A primary and a hot standby: locks are taken on the primary, and exclude other sessions only there."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_check_warns_of_a_standby_only(two, settings, used, expected):
 
 
 def test_a_restart_ends_advisory_locks_and_no_lease(add_database):
-    """Also an immediate one, which looks like a crash."""
+    """Also an immediate restart, which is like a crash."""
     with PrivatePostgres(durable=True) as server:
         add_database("restarted", server)
         with pytest.raises(LockLost), lock("a", using="restarted"), Lease("a", ttl=60, using="restarted") as lease:

@@ -110,14 +110,14 @@ def wait_for_request(control: socket.socket) -> dict[str, Any]:
 
 
 class Child(NamedTuple):
-    """A child, the socket that is told its end, and the process that has started it, if that is a child, too."""
+    """A child, the socket for its exit status, and the process that has started it, if that is a child, too."""
 
     told: int
     starter: int | None
 
 
 def tell_ends(children: dict[int, Child]) -> None:
-    """Tell of each child that has ended, with its status as ``os.waitpid`` returns it."""
+    """Report each child that has ended, with its status as ``os.waitpid`` returns it."""
     for pid, child in list(children.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -148,7 +148,7 @@ class WarmProcess(subprocess.Popen[Any]):
         )
 
     def _read(self, flags: int = 0) -> int:
-        """Return the next number that the parent tells. Raises ``BlockingIOError`` if flags say so and it has none."""
+        """Return the next number from the parent. Raises ``BlockingIOError`` if flags say so and it has none."""
         answer = self._told.recv(12, flags)
         if not answer:
             raise RuntimeError("The warm parent has ended. What it has printed says why.")

@@ -30,7 +30,7 @@ def test_thirty_clients_that_vanish_leave_nothing(visit, observer, site):
 
     def has_few_sessions() -> bool:
         # Under ASGI, Django runs each request's sync code in a thread of its own. A persistent connection that was used
-        # there is a part of a reference cycle, so it stays open after its thread until Python looks for cycles.
+        # there is a part of a reference cycle, so it stays open after its thread until Python collects cycles.
         assert last.get("collect").status == 200
         return observer.sessions_of(site.name) <= MOST_SESSIONS
 

@@ -9,7 +9,8 @@ from tests.web.cases import IS_SHORT, on_servers_with
 from tests.web.sites import ALL
 
 CASES = [("plain", "view"), ("stream", "middle"), ("stream_async", "middle")]
-#: Each way to the database: PostgreSQL or the pooler ends the session of a process that is gone, whatever its program.
+#: Each way to the database: PostgreSQL or the pooler ends the session of a process that has ended, whatever its
+#: program.
 #: To start a server again after a kill takes as much CPU time as fifty other tests.
 WAYS = ("gunicorn_gthread", "uvicorn_pool", "pgbouncer_session", "pgbouncer_transaction", "standby")
 

@@ -131,7 +131,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 
 
 def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monkeypatch):
-    """A request that retries a hundred thousand tasks would be cut off by a proxy, and nobody could stop it."""
+    """A request that retries a hundred thousand tasks would be cut off by a proxy, and no user could stop it."""
     monkeypatch.setattr(actions, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
     rows = [make("READY") for _ in range(3)]

@@ -54,7 +54,7 @@ def test_a_port_that_refuses_is_named_without_the_password(listener):
 
 
 def test_the_wait_for_a_server_that_does_not_answer_is_limited(listener, monkeypatch):
-    """The kernel accepts the connection, and nobody answers. Without a limit libpq would wait forever."""
+    """The kernel accepts the connection, and no server answers. Without a limit, libpq would wait forever."""
     monkeypatch.setattr(database_url, "PATIENCE", 2)
     assert "no PostgreSQL answers there: " in refusal(f"postgres://u@127.0.0.1:{listener.getsockname()[1]}/n")
 

@@ -64,8 +64,8 @@ def hold_lock(session):
         (200.0, True, False),  # beats are missing, but its session lives: the server was busy
         (200.0, False, True),  # killed
         (320.0, True, False),
-        (370.0, True, True),  # the next look would be too late for its tasks to run elsewhere within the limit
-        (500.0, True, True),  # frozen: the session lives, nobody is at home
+        (370.0, True, True),  # with a later check, its tasks would not run elsewhere within the limit
+        (500.0, True, True),  # frozen: the session lives, and no thread runs
         (500.0, False, True),
     ],
 )

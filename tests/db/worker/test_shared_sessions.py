@@ -144,7 +144,7 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
 
 
 def test_after_the_session_of_a_claim_was_lost_the_worker_compares(worker, eventually):
-    """The claim may be committed later than the next session looks for it."""
+    """The claim may be committed after the comparison in the next session."""
     running = worker()
     running.fetcher.connected()
     assert running.in_flight.answer_lost_at < 0, "it had no session before"

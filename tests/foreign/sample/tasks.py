@@ -31,7 +31,7 @@ def session_settings(*names: str) -> list[str]:
 
 @task
 def hold_the_gil(path: str) -> None:
-    """Hold the GIL until somebody writes to a pipe, as a long call into C may."""
+    """Hold the GIL until another process writes to a pipe, as a long call into C may."""
     descriptor = os.open(path, os.O_RDONLY)
     ctypes.PyDLL(None).read(descriptor, ctypes.create_string_buffer(1), 1)
     os.close(descriptor)

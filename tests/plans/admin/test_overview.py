@@ -22,7 +22,7 @@ MOST = 200
 
 @pytest.fixture
 def incident(new_table, admin_client, monkeypatch):
-    """A long history, and thousands of tasks in each status that the page looks at."""
+    """A long history, and thousands of tasks in each status that the page reads."""
     monkeypatch.setattr(overview_facts, "MOST_RUNNING", MOST)
     monkeypatch.setattr(overview_facts, "MOST_IN_QUEUE", MOST)
     monkeypatch.setattr("django_pglock.admin.overview_attention.MOST_COUNTED", MOST)

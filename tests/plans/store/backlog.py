@@ -80,7 +80,7 @@ class Plans(dict[str, Any]):
         assert self, "no statement was executed"
         read = {name: (rows_read(plan), pages_read(plan)) for name, plan in self.items()}
         assert {name: counts for name, counts in read.items() if counts[0] > rows or counts[1] > pages} == {}
-        # A sort that is forbidden and has to be looks so expensive to servers before 18 that they would compile it.
+        # Servers before 18 give a disabled sort such a high cost that they would compile the statement.
         assert [name for name, plan in self.items() if "JIT" in plan[0]] == []
 
 

@@ -1,4 +1,4 @@
-"""Admission reads the first tasks of a key, beside whatever backlog."""
+"""Admission reads only the first tasks of a key, beside any backlog."""
 
 from __future__ import annotations
 

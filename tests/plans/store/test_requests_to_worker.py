@@ -1,4 +1,4 @@
-"""Requests to a worker are looked for among the tasks that it runs."""
+"""Requests to a worker are searched among the tasks that it runs."""
 
 from __future__ import annotations
 

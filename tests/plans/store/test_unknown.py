@@ -1,4 +1,4 @@
-"""Unknown tasks are looked for among the first of each queue."""
+"""Unknown tasks are searched among the first tasks of each queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client process: it enqueues tasks of each kind and writes down, in a file, what it was told about each commit.
+"""A client process: it enqueues tasks of each kind and records, in a file, the result of each commit.
 
 ``python -m tests.servers.switch_over.client JOURNAL`` runs until SIGTERM.
 """

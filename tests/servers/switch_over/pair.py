@@ -71,7 +71,7 @@ class Pair:
             os.kill(int(pid), signal.SIGKILL)
         process.kill()
         process.wait()
-        # Nobody else would remove the small segment by which PostgreSQL notices a second start.
+        # No other process would remove the small shared memory segment by which PostgreSQL notices a second start.
         subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)
 
 

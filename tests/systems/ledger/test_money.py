@@ -1,4 +1,4 @@
-"""Credits for money: the provider charges once and pays back once, whatever happens to the process that asks it."""
+"""Credits for money: the provider charges once and pays back once, also if the process that calls it is killed."""
 
 from __future__ import annotations
 

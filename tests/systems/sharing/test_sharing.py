@@ -1,4 +1,4 @@
-"""Rows that nodes share: each row is processed by one node, whatever becomes of rows and nodes."""
+"""Rows that nodes share: each row is processed by one node, also if nodes are killed and rows fail."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from django.views.generic import TemplateView
 from django_pglock import lock_view
 from tests.web.project.gates import achunks, aquery, astop, chunks, query, stop
 
-#: More than the sockets of client and server take in while nobody reads.
+#: More than the buffers of the sockets of client and server take while the client does not read.
 FILE_SIZE = 8 * 1024 * 1024
 LOCK = "web:{name}"
 # Not the beginning of the epoch: Django takes that for no date at all.

@@ -93,7 +93,7 @@ async def wait_in_orm():
 )
 @pytest.mark.parametrize("listens", [True, False])
 def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, function, arguments, lines, listens):
-    """Also where the function computes without a pause, and where the worker hears no notification."""
+    """Also where the function computes without a pause, and where the worker gets no notification."""
     worker(listens=listens)
     made = function.enqueue(*arguments)
     eventually(lambda: Effect.objects.filter(name="begun").exists(), why="it did not begin")

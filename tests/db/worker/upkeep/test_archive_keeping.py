@@ -43,7 +43,7 @@ def test_a_worker_moves_tasks_once_the_archive_is_on(worker, eventually, at_once
 
 
 def test_no_task_moves_before_each_process_has_read_that_the_archive_is_on():
-    """A process that believes the archive to be empty does not look for a result there."""
+    """A process that has cached that the archive is empty does not search a result there."""
     make(days=TWO_HOURS)
     turn_on("default")
     ArchiveKeeping("default").run_if_due()
