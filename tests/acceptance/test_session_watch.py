@@ -69,7 +69,7 @@ def member(proxy, quick, worker, eventually):
     return member
 
 
-def test_a_statement_on_a_half_open_connection(member, proxy, eventually, caplog):
+def test_a_statement_on_a_half_open_connection_ends_with_an_error(member, proxy, eventually, caplog):
     begin(tasks.ask_twice)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
@@ -79,7 +79,7 @@ def test_a_statement_on_a_half_open_connection(member, proxy, eventually, caplog
     assert "the session is idle at the server" in caplog.text
 
 
-def test_the_commit_of_an_atomic_task(member, proxy, eventually, caplog):
+def test_the_commit_of_an_atomic_task_on_a_half_open_connection_ends(member, proxy, eventually, caplog):
     begin(tasks.write_and_pause)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
@@ -89,7 +89,9 @@ def test_the_commit_of_an_atomic_task(member, proxy, eventually, caplog):
 
 
 @pytest.mark.parametrize("has_health_checks", [False, True])
-def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, monkeypatch, has_health_checks):
+def test_a_begin_and_a_health_check_on_a_half_open_connection_end(
+    proxy, quick, worker, eventually, caplog, monkeypatch, has_health_checks
+):
     monkeypatch.setitem(connections.settings["default"], "CONN_HEALTH_CHECKS", has_health_checks)
     worker(threads=1)
     tasks.write.enqueue()
@@ -101,7 +103,7 @@ def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, mo
     assert Effect.objects.count() == 2
 
 
-def test_the_connection_check_of_a_pool_on_a_half_open_connection(
+def test_the_connection_check_of_a_pool_on_a_half_open_connection_ends(
     proxy, quick, worker, eventually, caplog, monkeypatch
 ):
     """The pool checks a connection that belongs to no Django connection yet."""

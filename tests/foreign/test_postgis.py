@@ -47,7 +47,7 @@ def test_a_worker_writes_and_reads_geometries(drain):
     assert [*Shop.objects.order_by("name").values_list("place", flat=True)][4].coords == (13.0, 56.0)
 
 
-def test_sessions_of_their_own():
+def test_locks_of_coroutines_and_leases_work_on_postgis():
     async def take() -> None:
         async with lock("asynchronous"):
             pass

@@ -90,7 +90,7 @@ def test_locks_keep_the_setting_of_the_session():
     assert callers() == ["anna"]
 
 
-def test_a_setting_of_the_transaction():
+def test_a_user_set_for_a_transaction_enqueues_inside_of_it_only():
     with transaction.atomic(), lock("letters"):
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('app.user', 'carla', true)")
@@ -100,7 +100,7 @@ def test_a_setting_of_the_transaction():
     assert callers() == ["carla"]
 
 
-def test_requests():
+def test_requests_with_row_security_lock_and_enqueue():
     for number, user in enumerate(["dora", "emil", "dora"]):
         client = Client(headers={"user": user})
         assert client.get("/post/", {"text": f"{user} {number}"}).status_code == 200

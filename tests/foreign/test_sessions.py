@@ -140,7 +140,7 @@ def on(using: str, function: Any = nothing) -> Any:
     return function.using(backend=using)
 
 
-def test_locks_of_the_threads_own_session(using):
+def test_locks_of_the_session_of_the_thread_work(using):
     with lock("plain", using=using), lock_all("a", "b", using=using):
         with seen(using):
             pass
@@ -170,7 +170,7 @@ def test_settings_of_the_session_are_left_as_they_were(using):
     assert settings() == before
 
 
-def test_locks_of_coroutines(using):
+def test_locks_of_coroutines_open_sessions_as_django_does(using):
     def look() -> None:
         with seen(using):
             pass
@@ -186,7 +186,7 @@ def test_locks_of_coroutines(using):
     asyncio.run(work())
 
 
-def test_leases(using):
+def test_leases_open_sessions_as_django_does(using):
     with Lease("nightly", ttl=60, using=using) as lease, seen(using):
         lease.extend(60)
         lease.assert_held()
@@ -195,7 +195,7 @@ def test_leases(using):
         leadership.assert_held()
 
 
-def test_a_worker_with_all_its_sessions(using, drain):
+def test_a_worker_opens_all_its_sessions_as_django_does(using, drain):
     release.clear()
     started.clear()
     on(using, wait_for_release).enqueue()
@@ -216,7 +216,7 @@ def test_a_worker_with_all_its_sessions(using, drain):
     assert {*Task.objects.using(using).values_list("status", flat=True)} == {"SUCCESSFUL"}
 
 
-def test_waiting_for_a_result(using):
+def test_a_wait_for_a_result_opens_a_session_as_django_does(using):
     release.clear()
     started.clear()
     result = on(using, wait_for_release).enqueue()

@@ -160,7 +160,7 @@ def page(monkeypatch):
     return shop
 
 
-def test_the_code_of_the_page(page, drain):
+def test_the_code_of_the_page_about_tenants_works(page, drain):
     for name in ("SHARED_APPS", "TENANT_APPS"):
         assert ("django_pglock" in getattr(page.settings, name)) == ("django_pglock" in getattr(settings, name))
     assert page.settings.DATABASE_ROUTERS == settings.DATABASE_ROUTERS
@@ -177,7 +177,7 @@ def test_the_code_of_the_page(page, drain):
     assert letters("public") == []
 
 
-def test_requests_of_tenants(limit_set_calls):
+def test_requests_of_tenants_write_into_their_schema(limit_set_calls):
     for schema in ("alpha", "beta", "alpha"):
         before = letters(schema)
         client = Client(headers={"host": f"{schema}.test"})

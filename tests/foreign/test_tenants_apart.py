@@ -70,7 +70,7 @@ def test_a_call_is_written_into_the_schema_of_its_tenant():
     assert counts() == {"alpha": 0, "beta": 1, "public": 0}
 
 
-def test_each_way_to_enqueue():
+def test_each_way_to_enqueue_writes_into_the_schema_of_the_tenant():
     for schema in SCHEMAS:
         with schema_context(schema):
             Letter.objects.count() if schema != "public" else None
@@ -85,7 +85,7 @@ def test_each_way_to_enqueue():
     assert counts() == {"alpha": 11, "beta": 11, "public": 11}
 
 
-def test_switching_inside_a_transaction():
+def test_calls_follow_a_switch_of_the_schema_inside_a_transaction():
     with transaction.atomic():
         for schema in SCHEMAS:
             with schema_context(schema), lock("order", 1):

@@ -78,7 +78,7 @@ def test_an_audit_inside_a_lock_ends_with_its_block(wrappers):
     assert connection.execute_wrappers == wrappers
 
 
-def test_a_lock_that_outlasts_the_audit_in_which_it_was_taken(wrappers):
+def test_a_lock_may_outlast_the_audit_in_which_it_was_taken(wrappers):
     audit = Audit()
     with connection.execute_wrapper(audit):
         handle = lock("longer").acquire()
@@ -92,7 +92,7 @@ def test_a_lock_that_outlasts_the_audit_in_which_it_was_taken(wrappers):
     assert connection.execute_wrappers == wrappers
 
 
-def test_an_audit_that_outlasts_the_lock_in_which_it_began(wrappers):
+def test_an_audit_may_outlast_the_lock_in_which_it_began(wrappers):
     audit, block = Audit(), ExitStack()
     handle = lock("shorter").acquire()
     block.enter_context(connection.execute_wrapper(audit))
@@ -107,7 +107,7 @@ def test_an_audit_that_outlasts_the_lock_in_which_it_began(wrappers):
 
 
 @pytest.mark.parametrize("order", ["lock audit lock", "audit lock audit", "lock lock audit", "audit audit lock"])
-def test_blocks_in_blocks(wrappers, order):
+def test_nested_locks_and_audits_end_in_any_order(wrappers, order):
     audits: list[Audit] = []
     with ExitStack() as blocks:
         for number, kind in enumerate(order.split()):
@@ -137,7 +137,7 @@ def test_an_audit_continues_when_the_connection_is_closed_below_a_lock(wrappers)
     assert connection.execute_wrappers == wrappers
 
 
-def test_an_audit_in_which_the_connection_is_opened():
+def test_an_audit_works_if_the_connection_is_opened_inside_of_it():
     audit = Audit()
 
     def work() -> list[Any]:
@@ -183,7 +183,7 @@ def test_a_wrapper_may_change_what_is_sent(wrappers):
     assert connection.execute_wrappers == wrappers
 
 
-def test_calls_in_a_pipeline_of_psycopg():
+def test_calls_and_locks_work_in_a_pipeline_of_psycopg():
     """In a pipeline libpq takes one statement a message, and psycopg reads the answers."""
     connection.ensure_connection()
     with connection.connection.pipeline():
@@ -196,7 +196,7 @@ def test_calls_in_a_pipeline_of_psycopg():
     assert result.args == ["piped"]
 
 
-def test_two_thousand_requests_with_locks_inside_an_audit(wrappers):
+def test_two_thousand_requests_with_locks_leave_no_wrapper(wrappers):
     client, audit = Client(), Audit()
     for _ in range(2_000):
         with connection.execute_wrapper(audit):

@@ -28,7 +28,7 @@ def vanish(visit, click, view):
 
 
 @on_servers_with("case", [*PLAIN, *TEMPLATES, *STREAMS, *FILES])
-def test_a_client_that_vanishes(visit, case):
+def test_a_client_that_disconnects_at_a_given_place_frees_the_lock(visit, case):
     view, place = case
     visit = visit()
     click = visit.click(view, f"stop={place}")
@@ -37,7 +37,7 @@ def test_a_client_that_vanishes(visit, case):
 
 
 @on_servers_with("case", [(view, place) for view in ("stream", "stream_async") for place in ("after", *IN_STREAMS)])
-def test_a_client_of_a_compressed_stream_that_vanishes(visit, case):
+def test_a_client_that_disconnects_from_a_compressed_stream_frees_the_lock(visit, case):
     view, place = case
     visit = visit()
     click = visit.click(view, f"stop={place}", **GZIP)
@@ -46,7 +46,7 @@ def test_a_client_of_a_compressed_stream_that_vanishes(visit, case):
 
 
 @on_servers_with("view", ["plain", "plain_async", "stream", "stream_async"])
-def test_a_client_that_vanishes_before_it_has_sent_everything(visit, view):
+def test_a_client_that_disconnects_before_its_request_is_complete_frees_the_lock(visit, view):
     visit = visit()
     visit.click(view, method="POST", body_missing=1000).vanish()
     visit.expect_free()
@@ -54,7 +54,7 @@ def test_a_client_that_vanishes_before_it_has_sent_everything(visit, view):
 
 
 @on_servers_with("view", ["plain", "plain_async", "stream", "stream_async", "file"])
-def test_a_client_that_vanishes_at_some_moment(visit, view):
+def test_clients_that_disconnect_at_random_moments_free_the_lock(visit, view):
     """Without synchronization, the request is at a different place each time."""
     visit = visit()
     for _ in range(5):
@@ -64,7 +64,7 @@ def test_a_client_that_vanishes_at_some_moment(visit, view):
 
 
 @on_servers_with("view", ["file"])
-def test_a_client_that_vanishes_in_the_middle_of_a_file(visit, view):
+def test_a_client_that_disconnects_in_the_middle_of_a_file_frees_the_lock(visit, view):
     visit = visit()
     click = visit.click(view)
     assert click.status == 200
@@ -72,7 +72,7 @@ def test_a_client_that_vanishes_in_the_middle_of_a_file(visit, view):
 
 
 @on_servers_with("view", ["stream", "stream_async"])
-def test_a_client_that_vanishes_when_it_has_everything(visit, view):
+def test_a_client_that_disconnects_after_the_whole_response_frees_the_lock(visit, view):
     visit = visit()
     click = visit.click(view)
     assert click.read().status == 200
@@ -80,7 +80,7 @@ def test_a_client_that_vanishes_when_it_has_everything(visit, view):
 
 
 @on_servers_with("view", ["waits", "waits_async"])
-def test_a_client_that_vanishes_while_it_waits_for_the_lock(visit, observer, view):
+def test_a_client_that_disconnects_while_its_view_waits_takes_no_lock(visit, observer, view):
     """A coroutine must stop waiting. A thread continues, and releases the lock when it gets it."""
     visit = visit()
     observer.take(visit.lock)

@@ -17,7 +17,7 @@ def expect_all_well(visit, view):
 
 
 @on_servers_with("view", STREAMS)
-def test_a_stream_that_has_not_changed(visit, view):
+def test_a_stream_answered_with_304_frees_its_lock(visit, view):
     """ConditionalGetMiddleware puts a response without content in its place and does not close the stream."""
     visit = visit()
     answer = visit.get(view, headers={"If-Modified-Since": "Sun, 06 Nov 2044 08:49:37 GMT"})
@@ -27,14 +27,14 @@ def test_a_stream_that_has_not_changed(visit, view):
 
 @pytest.mark.parametrize(("how", "status"), [("raise", 403), ("replace", 202)])
 @on_servers_with("view", RESPONSES)
-def test_a_response_that_middleware_drops(visit, view, how, status):
+def test_a_response_that_middleware_drops_frees_its_lock(visit, view, how, status):
     visit = visit()
     assert visit.get(view, f"drop={how}").status == status
     expect_all_well(visit, view)
 
 
 @on_servers_with("view", STREAMS)
-def test_a_stream_that_is_compressed(visit, view):
+def test_a_compressed_stream_frees_its_lock_at_its_end(visit, view):
     """GZipMiddleware puts a generator of its own around the stream."""
     visit = visit()
     click = visit.click(view, "stop=middle", headers={"Accept-Encoding": "gzip"})
@@ -47,7 +47,7 @@ def test_a_stream_that_is_compressed(visit, view):
 
 
 @on_servers_with("view", [*STREAMS, "file"])
-def test_a_head_request_for_a_stream(visit, view):
+def test_a_head_request_for_a_stream_frees_its_lock(visit, view):
     visit = visit()
     assert visit.get(view, method="HEAD").status == 200
     expect_all_well(visit, view)

@@ -18,7 +18,7 @@ WAYS = (
 
 
 @on_servers()
-def test_thirty_clients_that_vanish_leave_nothing(visit, observer, site):
+def test_thirty_disconnected_clients_leave_no_lock_and_no_session(visit, observer, site):
     ways, last = ways_to(site.name, WAYS), visit()
     for view, place in itertools.islice(itertools.cycle(ways), 30):
         each = visit()
