@@ -93,7 +93,7 @@ def test_a_queue_of_any_valid_name_is_paused_and_resumed(name, claim):
 
 
 @harmless
-def test_a_queue_at_the_command_line(name):
+def test_commands_take_a_queue_of_any_valid_name(name):
     sample.nothing.using(queue_name=name).enqueue()
     out = io.StringIO()
     call_command("locktasks", "pause", f"--reason={name}", "--", name, stdout=out)
@@ -185,7 +185,7 @@ def test_a_lock_shows_its_name_to_holders_and_waiters(name):
 
 
 @harmless
-def test_a_lock_whose_holder_runs_statements(name):
+def test_a_lock_of_any_name_does_not_change_statements_of_its_holder(name):
     """Its name stands before each of them."""
     with lock(name), connection.cursor() as cursor:
         cursor.execute("SELECT %s, '%%'", [name])
@@ -205,7 +205,7 @@ def test_invalid_names_of_locks_are_refused(name):
 
 
 @pytest.mark.parametrize("name", [*HARMLESS.values(), LONG], ids=[*HARMLESS, "long"])
-def test_a_lease_and_its_owner(name):
+def test_a_lease_takes_any_valid_name_and_owner(name):
     with Lease(name, ttl=60, owner=name) as lease:
         assert lease.name == name
         row = LeaseRow.objects.get()
@@ -237,7 +237,7 @@ KEYED = {
 
 
 @pytest.mark.parametrize("kind", KEYED)
-def test_a_key_that_is_made_of_an_argument(kind, claim):
+def test_each_argument_makes_its_own_key(kind, claim):
     enqueue, column = KEYED[kind]
     names = [*HARMLESS.values(), *(f"{name}2" for name in HARMLESS.values()), LONG, f"{LONG}2"]
     for name in names:

@@ -100,7 +100,7 @@ def test_a_context_that_begins_in_a_lock_and_ends_after_it(account):
     assert last_metadata(account) is None
 
 
-def test_locks_of_every_kind_in_a_context():
+def test_every_kind_of_lock_works_in_a_context_of_pghistory():
     with pghistory.context(kind="all"):
         with lock("100%"), lock("%s and %(name)s", timeout=1), lock_all("a%", "b"):
             pass
@@ -110,7 +110,7 @@ def test_locks_of_every_kind_in_a_context():
             assert Account.objects.count() >= 0
 
 
-def test_calls_of_every_kind_in_a_context(drain):
+def test_every_kind_of_call_works_in_a_context_of_pghistory(drain):
     text = "100% of %s, %(name)s and 'quoted'"
     with pghistory.context(kind="calls"), lock("50%"):
         results = [nothing.enqueue(text, text=text), nothing.using(priority=5).enqueue(text)]
@@ -148,7 +148,7 @@ def test_statements_that_pghistory_ignores_are_ignored_under_a_lock(order, state
 
 
 @pytest.mark.parametrize("order", ["context lock", "lock context"])
-def test_the_first_statement_of_a_transaction_under_both(order):
+def test_set_transaction_is_the_first_statement_under_context_and_lock(order):
     """PostgreSQL takes an isolation level only before any other statement of the transaction."""
     with ExitStack() as blocks:
         for kind in order.split():
@@ -160,7 +160,7 @@ def test_the_first_statement_of_a_transaction_under_both(order):
 
 
 @pytest.mark.parametrize("order", ["context lock", "lock context"])
-def test_a_server_side_cursor_under_both(account, order):
+def test_a_server_side_cursor_works_under_context_and_lock(account, order):
     for _ in range(5):
         Account.objects.create()
     with ExitStack() as blocks:
@@ -170,7 +170,7 @@ def test_a_server_side_cursor_under_both(account, order):
     assert read == [*Account.objects.order_by("pk").values_list("pk", flat=True)]
 
 
-def test_requests_through_the_middleware(account):
+def test_requests_through_the_middleware_of_pghistory_keep_their_context(account):
     client = Client()
     for number in range(1, 4):
         assert client.post(f"/pay/{account.pk}/").status_code == 200

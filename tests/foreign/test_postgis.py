@@ -24,7 +24,7 @@ def test_postgis_is_installed_as_an_extension():
     assert connection.settings_dict["ENGINE"].endswith("postgis")
 
 
-def test_geometries_under_locks():
+def test_geometries_are_written_under_locks():
     with lock("shops"):
         assert AdvisoryLock.objects.for_name("shops").held().exists()
         Shop.objects.create(name="first", place=Point(13.4, 52.5, srid=4326))

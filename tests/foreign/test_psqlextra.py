@@ -50,13 +50,13 @@ def test_locks_and_calls_are_counted_by_the_backend_below():
     assert Task.objects.count() == 3
 
 
-def test_inserts_of_psqlextra_under_a_lock():
+def test_inserts_of_psqlextra_work_under_a_lock():
     with lock("letters", timeout=1):
         first = Extra.objects.insert_and_get(text="100%")
     assert Letter.objects.get(pk=first.pk).text == "100%"
 
 
-def test_a_worker_and_a_lease(drain):
+def test_a_worker_and_a_lease_work_on_psqlextra(drain):
     result = write.enqueue("by the worker")
     drain()
     result.refresh()

@@ -31,7 +31,7 @@ def test_the_plan_is_asked_for_while_the_lock_is_held():
     assert not AdvisoryLock.objects.held().exists()
 
 
-def test_a_stream_under_a_lock():
+def test_a_stream_under_a_lock_works_with_silk():
     Letter.objects.create(text="streamed")
     response = Client().get("/export/")
     assert b"".join(response.streaming_content).endswith(b"streamed\n")

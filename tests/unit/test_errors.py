@@ -52,7 +52,7 @@ def test_every_error_can_be_pickled_and_copied(kind, way):
     assert (str(got), got.args, vars(got)) == (str(error), error.args, vars(error))
 
 
-def test_a_deep_copy_shares_nothing():
+def test_a_deep_copy_of_an_error_shares_no_list():
     error = make(LockNotAvailable)
     copied = copy.deepcopy(error)
     copied.keys.append(7)
@@ -68,12 +68,12 @@ class Refused(DuplicateTask):
         self.order = order
 
 
-def test_a_subclass_with_other_arguments_travels_too():
+def test_an_error_subclass_with_other_arguments_can_be_pickled():
     got = pickle.loads(pickle.dumps(Refused(5)))
     assert (type(got), str(got), got.order, got.result_id) == (Refused, "Order 5 is on its way.", 5, "17")
 
 
-def test_notes_travel_and_the_cause_stays():
+def test_a_pickled_error_keeps_its_notes_and_not_its_cause():
     """A cause may be anything, such as a database error with its connection. The notes are text."""
     try:
         raise make(LockNotAvailable) from ValueError("why")

@@ -51,7 +51,7 @@ def test_the_package_and_its_modules_list_the_same_public_names():
     assert {name: set(names) for name, names in django_pglock._NAMES.items()} == listed
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_a_help_text():
     for option in fields(Settings):
         assert option.metadata["help"].endswith("."), option.name
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LONG_AGO = Now() - timedelta(days=1000)
 
 
-def test_a_task_that_another_one_begins_to_wait_for_meanwhile_stays(in_threads, eventually):
+def test_prune_keeps_a_task_that_gets_a_dependent_meanwhile(in_threads, eventually):
     """The waiter is committed after the snapshot of the statement that locks, and before it locks. Its process is slow
     to look whether the task has ended."""
     old = Task.objects.create(

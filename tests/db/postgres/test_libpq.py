@@ -23,7 +23,7 @@ connection = connections["default"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_the_first_row_of_the_last_answer():
+def test_send_returns_the_first_row_of_the_last_result():
     assert send(connection, "SELECT 1;SELECT true, 2::bigint, 'x', NULL UNION ALL SELECT false, 3, 'y', 'z'") == [
         *(True, 2, "x", None)
     ]
@@ -50,7 +50,7 @@ def test_errors_are_djangos_with_all_that_psycopg_knows():
             send(connection, "SELECT true")
 
 
-def test_a_session_that_has_ended(somebody):
+def test_a_statement_in_an_ended_session_raises_an_operational_error(somebody):
     pid = my_pid()
     somebody.ends_session(pid)
     with pytest.raises(OperationalError):

@@ -127,7 +127,7 @@ def test_no_percent_sign_is_added_to_a_statement():
     assert all("%" not in statement for statement in seen)
 
 
-def test_locks_inside_a_pipeline_of_psycopg(somebody):
+def test_locks_work_inside_a_pipeline_of_psycopg(somebody):
     connection = connections["default"]
     connection.ensure_connection()
     somebody.holds("busy")

@@ -51,7 +51,7 @@ def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
     assert Task.objects.get(status="READY").queue == "mail"
 
 
-def test_tasks_of_a_paused_queue_and_tasks_that_take_turns_are_left_out():
+def test_tasks_of_a_paused_queue_and_fair_tasks_are_not_claimed():
     """Another statement claims fair tasks."""
     tasks.nothing.enqueue()
     Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.nothing", fair_key="shop")

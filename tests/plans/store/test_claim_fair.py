@@ -20,5 +20,5 @@ def calls(backlog):
     }
 
 
-def test_a_claim_in_turns_reads_the_first_of_each_tenant(plans):
+def test_a_fair_claim_reads_only_the_first_task_of_each_tenant(plans):
     plans.check()

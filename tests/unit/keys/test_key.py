@@ -43,7 +43,7 @@ class Kind(models.TextChoices):
     MAIL = "mail:%"
 
 
-def test_golden_values():
+def test_the_key_of_a_name_has_its_recorded_value():
     """A key must never change: half of a fleet would lock another number during a deploy.
 
     Computed with coreutils: ``printf %s checkout:42 | sha256sum``.
@@ -81,7 +81,7 @@ def test_every_key_fits_a_bigint(name):
         ((Kind.MAIL,), "mail:%"),
     ],
 )
-def test_names_of_parts(parts, name):
+def test_the_parts_of_a_name_are_joined_with_colons_and_escaped(parts, name):
     assert make_key(*parts).name == name
     assert make_key(*parts).number == sha256_key(name)
 

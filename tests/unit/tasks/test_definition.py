@@ -141,7 +141,7 @@ def test_after_takes_results_and_ids_alone_and_as_a_list(after, ids):
         tasks.echo.using(after=1.5)
 
 
-def test_only_what_differs_from_the_definition_is_carried_by_a_call():
+def test_a_call_carries_only_options_that_differ_from_the_definition():
     definition = task(timeout=5, max_snoozes=2)(another)
     assert definition.carried == {}
     assert definition.using(priority=1).carried == {}
@@ -162,7 +162,7 @@ def test_a_copy_is_made_in_a_process_that_has_not_imported_the_function(monkeypa
     assert (made.func, made.priority) == (tasks.echo.func, 5)
 
 
-def test_a_wait_becomes_a_date_for_a_backend_that_knows_only_dates(settings):
+def test_run_after_as_timedelta_becomes_a_date_for_other_backends(settings):
     settings.TASKS = {**settings.TASKS, "dummy": {"BACKEND": DUMMY}}
     before = timezone.now()
     call = tasks.echo.using(backend="dummy", run_after=timedelta(hours=1))

@@ -21,7 +21,7 @@ def locktasks(*arguments):
     return process.returncode, out, err
 
 
-def test_exit_codes_and_streams():
+def test_locktasks_has_exit_codes_and_separate_output_and_errors():
     row = make("FAILED", days=0)
     code, out, err = locktasks("status", "--json", "--settings", "tests.settings")
     assert (code, err) == (0, "")

@@ -48,7 +48,7 @@ def test_of_several_candidates_one_at_a_time_is_the_leader(in_threads, eventuall
     eventually(lambda: sessions_of_leases() == 0, why="nobody has a lease, and sessions stay open")
 
 
-def test_a_wait_that_times_out(monkeypatch):
+def test_a_candidate_without_success_raises_at_its_timeout(monkeypatch):
     monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     with Lease("a", ttl=300):
         began = time.monotonic()
