@@ -133,7 +133,7 @@ class House:
             return
         places_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
         assert self.in_flight.coroutines.running == places_in_use + (places["async starter"] != "coroutines")
-        # A claim for the loop alone is postponed for a while, lest it keeps threads waiting; but no longer.
+        # A claim for the loop alone is postponed for a while, so that it does not keep threads waiting, but no longer.
         is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
         has_place = self.in_flight.coroutines.room() > 0 and not is_put_off
         claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]

@@ -1,4 +1,4 @@
-"""How many tasks a process asks for: enough for its threads, few claims for many tasks, nothing that is hoarded."""
+"""How many tasks a process claims: enough for its threads, in few claims, and not more than its threads begin soon."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def filled(count, *, threads=4, cost=QUICK):
     return in_flight
 
 
-def begun(in_flight, count):
+def begin_claims(in_flight, count):
     """Let so many threads begin something, and return their slots with what they have begun."""
     return [(slot, in_flight.threads.next(slot)) for slot in in_flight.threads.slots[:count]]
 
 
-def test_each_free_thread_gets_a_claim_and_long_ones_hoard_nothing():
+def test_each_free_thread_gets_one_claim_and_long_tasks_are_not_prefetched():
     assert filled(0, cost=SLOW).threads.room() == 4
     assert filled(3, cost=SLOW).threads.room() == 1
     assert filled(4, cost=SLOW).threads.room() == 0
     in_flight = filled(4, cost=SLOW)
-    begun(in_flight, 4)
+    begin_claims(in_flight, 4)
     assert in_flight.threads.room() == 0
 
 
-def test_before_a_cost_is_known_nothing_waits_for_a_thread():
+def test_nothing_is_prefetched_before_a_run_time_is_known():
     threads = InFlight(2).threads
     assert threads.room() == 2
     threads.slots[0].began_at = time.monotonic()
@@ -46,7 +46,7 @@ def test_before_a_cost_is_known_nothing_waits_for_a_thread():
     assert threads.next_change_in(0.0) == math.inf
 
 
-def test_quick_tasks_are_claimed_in_few_large_bites():
+def test_quick_tasks_are_claimed_in_few_large_batches():
     assert filled(0).threads.room() == MOST_AT_ONCE
     assert filled(2 + MOST_PREFETCHED // 2).threads.room() == MOST_AT_ONCE
     assert filled(3 + MOST_PREFETCHED // 2).threads.room() == 0
@@ -59,7 +59,7 @@ def test_quick_tasks_are_claimed_in_few_large_bites():
 def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
     """And not for a task that takes longer than was expected: it may take any time."""
     in_flight = filled(1, threads=1, cost=0.4)
-    [(slot, _)] = begun(in_flight, 1)
+    [(slot, _)] = begin_claims(in_flight, 1)
     monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: slot.began_at + running_for))
     assert in_flight.threads.room() == room
     in_flight.begin_all([SimpleNamespace(id=2, attempt=1, task_path="call")])
@@ -73,7 +73,7 @@ def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running
 
 def test_a_thread_requests_more_tasks_when_half_are_done():
     in_flight = filled(MOST_PREFETCHED // 2 + 3)
-    (first, _), (second, _) = begun(in_flight, 2)
+    (first, _), (second, _) = begin_claims(in_flight, 2)
     assert not in_flight.fetcher_wakeup.is_set()
     in_flight.threads.free(first, cost=QUICK)
     assert not in_flight.fetcher_wakeup.is_set()
@@ -82,9 +82,9 @@ def test_a_thread_requests_more_tasks_when_half_are_done():
     assert in_flight.fetcher_wakeup.is_set()
 
 
-def test_a_long_task_among_quick_ones_is_felt_at_once():
+def test_a_long_task_among_quick_ones_reduces_prefetching_at_once():
     in_flight = filled(1)
-    [(slot, _)] = begun(in_flight, 1)
+    [(slot, _)] = begin_claims(in_flight, 1)
     in_flight.threads.free(slot, cost=SLOW)
     assert in_flight.threads._prefetch_limit < MOST_PREFETCHED / 100
     for _ in range(1000):
@@ -102,7 +102,7 @@ def end(in_flight, *costs):
         in_flight.threads.free(slots[number % len(slots)], cost=cost)
 
 
-def test_quick_tasks_whose_threads_had_to_wait_make_no_claim_smaller_or_later():
+def test_waits_of_threads_do_not_reduce_or_delay_claims_of_quick_tasks():
     """Threads wait for the interpreter and for processors, several of them at the same time."""
     in_flight = filled(MOST_PREFETCHED // 2)
     end(in_flight, QUICK, PREFETCH_TIME * 0.9, PREFETCH_TIME * 0.8, PREFETCH_TIME, QUICK, PREFETCH_TIME * 0.9)
@@ -113,7 +113,7 @@ def test_quick_tasks_whose_threads_had_to_wait_make_no_claim_smaller_or_later():
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("cost", [PREFETCH_TIME / 10, PREFETCH_TIME / 2, PREFETCH_TIME])
-def test_tasks_that_are_a_little_long_count_once_they_have_kept_the_threads_for_as_long_as_claims_wait(threads, cost):
+def test_slightly_long_tasks_count_after_they_occupied_the_threads_for_the_prefetch_time(threads, cost):
     in_flight = filled(0, threads=threads)
     needed = int(threads * PREFETCH_TIME / cost)
     end(in_flight, *[cost] * (needed - 1))
@@ -122,7 +122,7 @@ def test_tasks_that_are_a_little_long_count_once_they_have_kept_the_threads_for_
     assert in_flight.threads.room() <= 8 * threads * PREFETCH_TIME / cost
 
 
-def test_tasks_that_are_a_little_long_count_among_quick_ones_if_they_are_frequent():
+def test_frequent_slightly_long_tasks_count_among_quick_ones():
     in_flight = filled(0)
     end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [PREFETCH_TIME]) * 5)
     assert in_flight.threads.room() < MOST_AT_ONCE / 10
@@ -137,21 +137,21 @@ def test_the_first_waiting_claim_has_waited_longest(monkeypatch):
     threads.put([SimpleNamespace(id=2, attempt=1, task_path="call")])
     clock.now += 0.1
     assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.4), pytest.approx(3 * 0.5))
-    begun(in_flight, 1)
+    begin_claims(in_flight, 1)
     assert threads.longest_wait() == pytest.approx(0.4)
-    begun(in_flight, 1)
+    begin_claims(in_flight, 1)
     assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.1), pytest.approx(0.5))
     assert len(list(threads.take_back())) == 1
     assert (threads.longest_wait(), threads.expected_wait()) == (0.0, 0.0)
 
 
-def test_before_a_cost_is_known_no_claim_is_expected_to_wait():
+def test_no_claim_is_expected_to_wait_before_a_run_time_is_known():
     threads = InFlight(2).threads
     threads.put([SimpleNamespace(id=0, attempt=1, task_path="call")])
     assert threads.expected_wait() == 0.0
 
 
-def test_coroutines_have_places_of_their_own(monkeypatch):
+def test_coroutines_have_a_separate_capacity(monkeypatch):
     monkeypatch.setattr(module.registry, "is_async", lambda path: path == "coroutine")
     in_flight = InFlight(1)
     in_flight.begin_all([SimpleNamespace(id=number, attempt=1, task_path="coroutine") for number in range(MOST_ASYNC)])

@@ -40,7 +40,7 @@ def test_higher_priorities_run_first(worker, finished):
     assert found == [1, 3, 0, 2][: len(found)]
 
 
-def test_a_worker_serves_the_queues_it_is_told_to(worker, finished):
+def test_a_worker_serves_only_the_queues_of_its_option(worker, finished):
     other = tasks.nothing.using(queue_name="other").enqueue()
     worker(queues=["default", "mail"])
     finished(tasks.nothing.using(queue_name="mail").enqueue())
@@ -141,7 +141,7 @@ def run_exclusively(fetcher):
 
 
 @pytest.mark.parametrize("prevent", [hold_back, silence, run_exclusively])
-def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypatch):
+def test_a_fetcher_that_may_not_claim_sleeps_between_polls(prevent, monkeypatch):
     """A thread may be nearly free since its last poll, and the pause of a kind of functions may be over."""
     fetcher, waited = Worker(threads=1).fetcher, []
     monkeypatch.setattr(fetcher.in_flight.fetcher_wakeup, "wait", waited.append)
@@ -160,7 +160,7 @@ def test_a_fetcher_that_may_not_claim_sleeps_between_its_turns(prevent, monkeypa
     assert min(waited) > 0
 
 
-def test_a_task_for_later_is_not_late(worker, finished, eventually, settings):
+def test_a_scheduled_task_runs_when_it_is_due_without_a_poll(worker, finished, eventually, settings):
     """Without the timer of the next due task it would be ten minutes late."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     worker()
@@ -262,7 +262,7 @@ def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothin
     assert poll(fetcher) == ["a"], "a notification of it may have been missed"
 
 
-def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
+def test_claims_whose_answer_took_long_are_run(worker, finished, monkeypatch):
     """They have not waited for a thread yet, so they are not given back for having waited."""
     claim = QueueCursor.claim
 
@@ -279,7 +279,7 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
 
 
 @pytest.mark.parametrize(("is_listening", "count"), [(False, 1), (True, LISTENING_FACTOR)])
-def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch, is_listening, count):
+def test_a_worker_with_certain_notifications_polls_rarely(settings, monkeypatch, is_listening, count):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.01}
     fetcher, pauses = Worker().fetcher, []
     fetcher.liveness = SimpleNamespace(is_listening=lambda: is_listening, is_resting=lambda: False)
@@ -288,7 +288,7 @@ def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch
     assert len(pauses) == count
 
 
-def test_news_end_a_long_sleep(monkeypatch):
+def test_a_notification_ends_a_long_sleep(monkeypatch):
     fetcher, pauses = Worker().fetcher, []
     monkeypatch.setattr(fetcher, "_pause", pauses.append)
     fetcher.liveness = SimpleNamespace(is_listening=lambda: True)
