@@ -32,6 +32,8 @@ def connection_for(using: str) -> DatabaseWrapper:
     Raises ``ConfigurationError`` if the alias is not in ``DATABASES``, or is not PostgreSQL with psycopg 3.
     """
     try:
+        if not isinstance(using, str):
+            raise ConnectionDoesNotExist  # noqa: TRY301 - Django's own error would not name the alias
         connection = cast("DatabaseWrapper", connections[using])
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
