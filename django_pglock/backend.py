@@ -15,12 +15,12 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, require_queues, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.archived import find_archived
 from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.call import Call, batches, meta_of
@@ -139,7 +139,7 @@ class PostgresBackend(BaseTaskBackend):
             # All calls at once, so that all callers lock the keys in the same order.
             all_calls = list(prepared)
             return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)] if all_calls else []
-        with transaction.atomic(using=using):
+        with transaction_block(using):
             for batch in batches(prepared):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from django.db import Error as DatabaseFailure
-from django.db import models, router, transaction
+from django.db import models, router
 from django.db.models.base import ModelBase
 from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockNotAvailable, LockScopeError
 from django_pglock.locks.options import Timeout, to_seconds
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, transaction_block
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -100,7 +100,7 @@ def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None
     alias = using or get_settings().USING
     connection = connection_for(alias)
     # Inside a transaction it is a savepoint, so that an error that is caught outside the block also restores the limit.
-    with transaction.atomic(using=alias):
+    with transaction_block(alias):
         before = _set(connection, "0" if seconds is None else str(max(1, round(seconds * 1000))))
         yield
         # After an error, the rollback to the savepoint, or of the transaction, restores the limit.

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from django.db import connections
+from django.db import connections, transaction
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import Error as PsycopgError
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
@@ -32,6 +32,8 @@ def connection_for(using: str) -> DatabaseWrapper:
     Raises ``ConfigurationError`` if the alias is not in ``DATABASES``, or is not PostgreSQL with psycopg 3.
     """
     try:
+        if not isinstance(using, str):
+            raise ConnectionDoesNotExist  # noqa: TRY301 - Django's own error would not name the alias
         connection = cast("DatabaseWrapper", connections[using])
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
@@ -87,6 +89,30 @@ def has_manual_transaction(connection: Any) -> bool:
     if connection.vendor != "postgresql":
         return not connection.get_autocommit()
     return transaction_status(connection) in _IN_TRANSACTION
+
+
+@contextlib.contextmanager
+def transaction_block(using: str) -> Iterator[None]:
+    """Execute the block as one transaction, or as a savepoint in the open one, also after a BEGIN of the caller.
+
+    Django does not know of such a BEGIN: ``atomic()`` would send another one, and psycopg refuses this.
+    """
+    connection: Any = connections[using]
+    is_unknown = not connection.in_atomic_block and connection.autocommit and has_manual_transaction(connection)
+    if not is_unknown:
+        with transaction.atomic(using=using):
+            yield
+        return
+    # With autocommit off, a block of atomic() is a savepoint, and Django does not commit at its end. Only Django's note
+    # is changed, not the session.
+    connection.autocommit = False
+    try:
+        with transaction.atomic(using=using):
+            yield
+    finally:
+        connection.autocommit = True
+        # If the savepoint fails, or if the session has ended, Django would stay in the block.
+        connection.in_atomic_block = False
 
 
 def transaction_status(connection: DatabaseWrapper) -> TransactionStatus:

@@ -17,10 +17,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from django.db import DatabaseError, InterfaceError, close_old_connections
 from psycopg import sql
 
 from django_pglock.conf import get_settings
+from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def notify(channel: str, payload: str = "", *, using: str | None = None) -> None
     """
     _check_text("channel", channel, range(1, MOST_CHANNEL + 1))
     _check_text("payload", payload, range(MOST_PAYLOAD + 1))
-    with connections[using or get_settings().USING].cursor() as cursor:
+    with connection_for(using or get_settings().USING).cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.marking import check_changes, checked_limit, mark_rows
 from django_pglock.store.transition import transition
 
@@ -36,16 +38,18 @@ class ClaimedRows(Sequence[Row]):
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
         self._queryset = queryset
-        self._atomic = atomic(using=queryset.db)
+        self._blocks: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
-        self._atomic.__enter__()
+        block = transaction_block(self._queryset.db)
+        block.__enter__()
+        self._blocks.append(block)
         try:
             # A copy has no rows yet. The rows of an earlier block are no longer locked.
             self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
-            self._atomic.__exit__(type(error), error, error.__traceback__)
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -55,7 +59,7 @@ class ClaimedRows(Sequence[Row]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._atomic.__exit__(kind, error, trace)
+        self._blocks.pop().__exit__(kind, error, trace)
 
     def _rows(self) -> list[Row]:
         # The queryset is evaluated once and keeps its rows. Django refuses FOR UPDATE outside of a transaction.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.prune import delete_free, unneeded
 from django_pglock.store.refusals import Refusals
 from django_pglock.store.windows import Progress, by_windows
@@ -31,5 +32,6 @@ def delete_archived(rows: Any, progress: Progress | None = None) -> int:
 
 
 def _delete_archived(rows: Any) -> int:
-    count, _by_model = rows.delete()
+    with transaction_block(rows.db):
+        count, _by_model = rows.delete()
     return int(count)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from django.db import transaction
-
 from django_pglock.errors import TaskOptionError
-from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit, admit_own, admit_own_at_rate
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
@@ -58,7 +56,7 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
         )
     if not task.after:
         return _enqueue_many(using, task, calls, meta)
-    with transaction.atomic(using=using):
+    with transaction_block(using):
         missing = lock_awaited(using, task.after)
         # Tasks in the archive have succeeded, so there is nothing to wait for.
         succeeded = archived_among(using, missing)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from django.db.models import CharField, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Now
 
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.fingerprint import fingerprint_of
@@ -223,7 +224,8 @@ def without_fingerprint(tasks: Any, group: FailureGroupId) -> Any:
 def mute(using: str, fingerprint: int, *, by: str = "") -> bool:
     """Mute a group: it is last in the list, and not in overviews. Return whether it was not muted before."""
     rows = rows_of("FailureGroup", using)
-    rows.bulk_create([rows.model(fingerprint=fingerprint)], ignore_conflicts=True)
+    with transaction_block(using):
+        rows.bulk_create([rows.model(fingerprint=fingerprint)], ignore_conflicts=True)
     return bool(rows.filter(pk=fingerprint, muted_at=None).update(muted_at=Now(), muted_by=by))
 
 

@@ -11,8 +11,10 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models.sql import UpdateQuery
+
+from django_pglock.postgres.connections import transaction_block
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -139,7 +141,7 @@ def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, .
     # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so no transaction begins on the server.
     # An atomic() inside of another one would send a savepoint.
     is_inside = connections[selection.db].in_atomic_block
-    with nullcontext() if is_inside else transaction.atomic(using=selection.db):
+    with nullcontext() if is_inside else transaction_block(selection.db):
         sql: tuple[str, Sequence[Any]] = selection.query.get_compiler(selection.db).as_sql()
     return sql[0], tuple(sql[1])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models.functions import Now
 
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.statements import rows_of
 from django_pglock.store.wake import wake
 from django_pglock.tasks.compat import task_backends
@@ -35,7 +36,8 @@ def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
     check_pausable(using, name)
     check_text(reason, "The reason")
     queues = rows_of("Queue", using)
-    queues.get_or_create(name=name)
+    with transaction_block(using):
+        queues.get_or_create(name=name)
     values = {
         "paused_at": Now(),
         "paused_by": by if len(by) <= LONGEST_BY else f"{by[: LONGEST_BY - 1]}…",

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, transaction
+from django.db import IntegrityError, OperationalError
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Collate, Length, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.after import wait_again
 from django_pglock.store.move_to_status import BETWEEN_TRIES, DUE_STATUS, TRIES, movable, move
 from django_pglock.store.statements import rows_of, run
@@ -55,9 +56,9 @@ def _retry_free(tasks: Any) -> int:
     for _ in range(CONFLICT_TRIES):
         # Another task with the same unique key may be committed between our query and our UPDATE. The next query finds
         # it.
-        with suppress(IntegrityError), transaction.atomic(using=tasks.db):
+        with suppress(IntegrityError), transaction_block(tasks.db):
             return _retry_once(tasks)
-    with transaction.atomic(using=tasks.db):
+    with transaction_block(tasks.db):
         return _retry_once(tasks)
 
 
@@ -86,7 +87,7 @@ def _retry_once(tasks: Any) -> int:
         return _move(tasks.db, [chosen], changes)
     # An UPDATE of many rows takes the unique keys in the order of the ids. Another transaction may take the same keys
     # in another order. So this one gives up before the server detects a deadlock, which could end the other one.
-    with suppress(_Waited), transaction.atomic(using=tasks.db), _short_waits(tasks.db):
+    with suppress(_Waited), transaction_block(tasks.db), _short_waits(tasks.db):
         return _move(tasks.db, [chosen], changes)
     # Then the tasks are moved one by one, in the order in which enqueue_many takes the keys.
     rows = rows_of("Task", tasks.db)

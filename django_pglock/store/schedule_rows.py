@@ -10,9 +10,8 @@ import logging
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.db import transaction
-
 from django_pglock.errors import DuplicateTask
+from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.statements import run
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import Timing, timing_of
@@ -69,7 +68,7 @@ def read_rows(using: str, paths: Iterable[str]) -> list[Row]:
 def enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
     """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
     try:
-        with transaction.atomic(using=using):
+        with transaction_block(using):
             return int(task.using(meta={**task.meta, **meta}).enqueue().id)
     except DuplicateTask as error:
         logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Q
 
 from django_pglock.errors import DuplicateTask
-from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.call import Call, Enqueued, batches, due_of, seconds_kept
 from django_pglock.store.insert_tasks import insert_calls
@@ -107,7 +107,7 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
     # Checked before our own transaction begins. Without a transaction of the caller, its changes are already committed,
     # so any run sees them.
     find = FIND_AND_LOCK_UNIQUE if in_transaction(connection_for(using)) else FIND_UNIQUE
-    with nullcontext() if len(calls) == 1 else transaction.atomic(using=using):
+    with nullcontext() if len(calls) == 1 else transaction_block(using):
         return _insert_or_find(using, task, calls, meta, find)
 
 

@@ -125,8 +125,11 @@ class PostgresTask(TaskFields):
         name, priority = self.queue_name, self.priority
         if not isinstance(name, str):
             raise TaskOptionError(f"{where}: queue_name is {name!r}; give a text.")
-        if isinstance(priority, bool) or not isinstance(priority, (int, float)):
+        # Only NaN differs from itself.
+        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or priority != priority:
             raise TaskOptionError(f"{where}: priority is {priority!r}; give a whole number from -100 to 100.")
+        if not isinstance(self.backend, str):
+            raise TaskOptionError(f"{where}: backend is {self.backend!r}; give the text of an alias in TASKS.")
 
     def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
 from django_pglock.postgres.connections import (
     has_session_ended,
@@ -44,6 +45,13 @@ STATEMENT_TIMEOUT = 30.0
 #: resources, and an operator's intervention. Not 57014, the cancel of a statement.
 CONNECTION_ERRORS = ("08", "53", "57P")
 
+#: The errors of a session in which another client of a pooler has prepared statements, or in which ours are missing.
+POOLER_ERRORS = {DuplicatePreparedStatement.sqlstate, InvalidSqlStatementName.sqlstate}
+POOLER_HINT = (
+    "A pooler in transaction mode, such as PgBouncer, gives this worker another session for each transaction. Start "
+    "the worker with --no-listen, or connect it to the server directly."
+)
+
 #: The server's limits for a statement, and for a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 #: Limits that are switched off, because they would end a service's session in normal operation.
@@ -61,6 +69,7 @@ class Service:
         self._failures = 0
         #: The error of the last pass; None if it had none.
         self.last_error: BaseException | None = None
+        self._has_named_pooler = False
         #: The moment, of time.monotonic(), until which the service reports again if it is not stuck.
         self.next_report_by = math.inf
 
@@ -68,6 +77,11 @@ class Service:
     def longest_pause(self) -> float:
         """The longest time in seconds between two tries after an error."""
         return LONGEST_PAUSE
+
+    @property
+    def has_connected(self) -> bool:
+        """Whether the service has had a database session."""
+        return True
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -156,14 +170,23 @@ class Service:
         self._failures += 1
         self.last_error = error
         if self._failures == 1:
-            what = "has lost its database connection" if _is_about_connection(error) else "cannot do its work"
-            logger.warning("The %s %s and tries again: %s", self.name, what, str(error).strip())
+            self._log_trouble(error)
         self.close()
         if is_forbidden(error):
             self.forbidden(error)
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.report_alive(bound)
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
+
+    def _log_trouble(self, error: BaseException) -> None:
+        what = "cannot do its work"
+        if _is_about_connection(error):
+            what = "has lost its database connection" if self.has_connected else "cannot reach the database"
+        text = str(error).strip()
+        if not self._has_named_pooler and POOLER_ERRORS.intersection(sqlstates_of(error)):
+            self._has_named_pooler = True
+            text = f"{text}. {POOLER_HINT}"
+        logger.warning("The %s %s and tries again: %s", self.name, what, text)
 
 
 def _is_about_connection(error: BaseException) -> bool:
@@ -212,6 +235,10 @@ class ConnectedService(Service):
     def is_connected(self) -> bool:
         """Whether the service has a session, as far as it knows."""
         return self._connection is not None
+
+    @property
+    def has_connected(self) -> bool:
+        return self._connects > 0
 
     @property
     def reconnects(self) -> int:

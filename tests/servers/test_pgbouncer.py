@@ -283,6 +283,14 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
     assert sorted(Attempt.objects.values_list("outcome", flat=True)) == [*["FAILED"] * 6, "LOST"]
 
 
+def test_a_worker_without_no_listen_names_this_option(pgbouncer, alias, worker, eventually, caplog):
+    """Two workers prepare statements of the same names, in sessions that are anybody's."""
+    alias("pooled", NAME="one", **pgbouncer)
+    for _ in range(2):
+        worker(using="pooled", threads=1)
+    eventually(lambda: "Start the worker with --no-listen" in caplog.text)
+
+
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
     """All clients share its sessions, and no notification arrives."""
     alias("pooled", NAME="two", **pgbouncer)

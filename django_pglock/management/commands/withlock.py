@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.translation import gettext as _
@@ -63,11 +63,17 @@ class Command(BaseCommand):
         parser.usage = "%(prog)s [options] KEY -- COMMAND [ARGUMENT ...]"
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remove the arguments after ``--``, in which the parser would look for options of withlock."""
+        """Remove the arguments after ``--``, in which the parser would look for options of withlock.
+
+        Ctrl-C during the wait for the lock ends this process without a traceback.
+        """
         if "--" in argv:
             at = argv.index("--")
             argv, self.command = argv[:at], argv[at + 1 :]
-        super().run_from_argv(argv)
+        try:
+            super().run_from_argv(argv)
+        except KeyboardInterrupt:
+            end_by_interrupt()
 
     @plain_refusals()
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
@@ -127,6 +133,14 @@ def end(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def end_by_interrupt() -> NoReturn:
+    """End this process by SIGINT. From an exit code, a shell would not know that it has to end its script, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
+    # Only if the signal is blocked.
+    sys.exit(128 + signal.SIGINT)
 
 
 def end_with_parent() -> Callable[[], None] | None:

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
 #: Seconds without a task after which a thread closes its connections, and the least seconds before it closes a
-#: connection whose CONN_MAX_AGE is over. The next task would get a new one in any case.
+#: connection whose CONN_MAX_AGE is over.
 IDLE_TIMEOUT, LEAST_IDLE_TIMEOUT = 60.0, 1.0
+#: Seconds for which a busy thread keeps a connection, also if CONN_MAX_AGE is less. With 0, Django's default, each
+#: check would close the connection. To open the next one takes as long as a small task.
+LEAST_AGE = 10.0
 
 
 def prepare_connections() -> None:
@@ -54,7 +57,17 @@ def renew_connections(using: str) -> None:
         elif connection.alias == using and is_idle(connection) and is_on_standby(connection):
             end_session(connection)
         else:
-            connection.close_if_unusable_or_obsolete()
+            _close_if_unusable_or_old(connection)
+
+
+def _close_if_unusable_or_old(connection: Any) -> None:
+    """Do what Django does at the end of a request, but keep the connection for ``LEAST_AGE`` seconds."""
+    due = connection.close_at
+    if due is not None:
+        connection.close_at = due + max(0.0, LEAST_AGE - connection.settings_dict["CONN_MAX_AGE"])
+    connection.close_if_unusable_or_obsolete()
+    # A function of the project may call close_old_connections().
+    connection.close_at = due
 
 
 def leave_read_only_sessions(using: str) -> bool:

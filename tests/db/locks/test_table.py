@@ -79,6 +79,17 @@ def test_a_limit_on_waits_is_in_force_in_the_block_and_then_as_it_was():
     assert setting("lock_timeout") == "0"
 
 
+def test_after_a_begin_of_ones_own_the_limit_ends_with_the_block():
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        Effect.objects.create(name="a")
+        with lock_timeout(2):
+            assert setting("lock_timeout") == "2s"
+        assert setting("lock_timeout") == "0"
+        cursor.execute("ROLLBACK")
+    assert not Effect.objects.exists()
+
+
 def test_lock_timeout_limits_the_waits_of_statements_in_its_block(somebody):
     occupy(somebody)
     with pytest.raises(OperationalError, match="lock timeout"), lock_timeout(0.05):

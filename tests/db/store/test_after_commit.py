@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import DataError, InternalError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import enqueue_many
-from django_pglock.models import Task
+from django_pglock import DuplicateTask, Unique, enqueue_many
+from django_pglock.models import ArchivedTask, FailureGroup, Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit, after_commit, release, wake
+from django_pglock.store.delete import delete_archived
+from django_pglock.store.failures import mute
+from django_pglock.tasks.states import TaskStatus
+from tests.db.admin.visits import make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -74,42 +78,37 @@ VERBS = {
     "retry": lambda: Task.objects.all().retry(),
     "cancel": lambda: Task.objects.all().cancel(),
 }
-#: Verbs that need a block of ``atomic()``, which Django refuses after a BEGIN.
-NEED_ATOMIC = ("plain, many", "after", "retry", "cancel")
 
 
 @pytest.fixture(params=["autocommit off", "BEGIN"])
 def manual(request):
-    """Begin such a transaction. Return the verbs that are possible in it, and a function that commits it."""
+    """Begin such a transaction. Return a function that commits it."""
     if request.param == "BEGIN":
         connection.cursor().execute("BEGIN")
-        possible = [verb for name, verb in VERBS.items() if name not in NEED_ATOMIC]
-        yield possible, lambda: connection.cursor().execute("COMMIT")
+        yield lambda: connection.cursor().execute("COMMIT")
     else:
         transaction.set_autocommit(False)
-        yield list(VERBS.values()), transaction.commit
+        yield transaction.commit
     connection.rollback()
     transaction.set_autocommit(True)
 
 
 def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, eventually):
     """The commit itself wakes a sleeping worker. Upkeep admits the tasks with keys."""
-    verbs, commit = manual
     running = worker()
     eventually(lambda: running.sleep.since)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL synchronous_commit = local")
-        for verb in verbs:
+        for verb in VERBS.values():
             verb()
         cursor.execute("SHOW synchronous_commit")
         assert cursor.fetchone() == ("local",), "statements after a commit of ours set this"
-    commit()
+    manual()
     eventually(lambda: Task.objects.exists() and not Task.objects.filter(finished_at=None).exists())
     transaction.commit()
 
 
 def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
-    _, commit = manual
     listener = dedicated_connection("default")
     try:
         with listener.cursor() as cursor:
@@ -118,7 +117,7 @@ def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
             cursor.execute("SELECT 1")
             raw = listener.connection
             assert list(raw.notifies(timeout=0)) == []
-            commit()
+            manual()
             assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == ["default"]
     finally:
         listener.close()
@@ -152,3 +151,90 @@ def test_one_statement_notifies_for_several_queues(manual):
     assert "pg_notify" in sent["sql"]
     assert "mail" in sent["sql"]
     assert "default" in sent["sql"]
+
+
+# After a BEGIN of the caller, Django does not know of the transaction, and cannot open a block of ``atomic()`` in it.
+
+
+def claim_one():
+    with Task.objects.filter(status="READY").claim(1) as rows:
+        assert len(rows) == 1
+
+
+def enqueue_a_duplicate():
+    with pytest.raises(DuplicateTask):
+        enqueue_many(keyed.refresh.using(unique=Unique(on_conflict="raise")), [{"number": 1}] * 2)
+
+
+IN_BLOCKS = {
+    "enqueue_many": lambda: enqueue_many(tasks.nothing, [()] * 3),
+    "enqueue_many, unique": lambda: enqueue_many(keyed.refresh, [{"number": 1}, {"number": 2}]),
+    "enqueue_many, refused": enqueue_a_duplicate,
+    "after": enqueue_after_another,
+    "retry": lambda: Task.objects.all().retry(),
+    "cancel": lambda: Task.objects.all().cancel(),
+    "discard": lambda: Task.objects.all().discard(),
+    "run_now": lambda: Task.objects.all().run_now(),
+    "move_to_queue": lambda: Task.objects.all().move_to_queue("mail"),
+    "reset_stuck": lambda: Task.objects.all().reset_stuck(),
+    "delete_finished": lambda: Task.objects.all().delete_finished(),
+    "prune": lambda: Task.objects.all().prune(older_than=0),
+    "claim": claim_one,
+    "archive": lambda: delete_archived(ArchivedTask.objects.all()),
+    "pause": lambda: Queue.objects.pause("mail"),
+    "schedules": lambda: Schedule.objects.run_now(),
+    "mute": lambda: mute("default", 7),
+}
+
+
+def contents():
+    models = (Task, Queue, FailureGroup)
+    return [sorted(model.objects.values_list("pk", *(["status"] if model is Task else []))) for model in models]
+
+
+@pytest.mark.parametrize("verb", IN_BLOCKS.values(), ids=IN_BLOCKS)
+def test_a_verb_after_a_begin_is_a_part_of_that_transaction(verb):
+    for status in TaskStatus.values:
+        make(status)
+    before = contents()
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        verb()
+        tasks.nothing.enqueue()
+        assert contents() != before
+        assert connection.get_autocommit()
+        assert not connection.in_atomic_block
+        cursor.execute("ROLLBACK")
+    assert contents() == before
+    with transaction.atomic():
+        tasks.nothing.enqueue()
+    assert contents() != before
+
+
+def test_after_an_error_in_such_a_transaction_the_verb_raises_postgresqls_error():
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        with pytest.raises(DataError):
+            cursor.execute("SELECT 1 / 0")
+        with pytest.raises(InternalError, match="current transaction is aborted"):
+            enqueue_many(tasks.nothing, [()] * 3)
+        cursor.execute("ROLLBACK")
+    assert len(enqueue_many(tasks.nothing, [()] * 3)) == 3
+    assert not connection.in_atomic_block
+
+
+def test_after_such_a_transaction_has_lost_its_session_the_next_verb_gets_another_one():
+    def calls():
+        yield ()
+        pid = connection.connection.info.backend_pid
+        other = dedicated_connection("default")
+        other.cursor().execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        other.close()
+        yield ()
+
+    connection.cursor().execute("BEGIN")
+    with pytest.raises(OperationalError):
+        enqueue_many(tasks.nothing, calls())
+    connection.close()
+    assert len(enqueue_many(tasks.nothing, [()] * 3)) == 3
+    assert Task.objects.count() == 3

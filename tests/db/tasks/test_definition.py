@@ -172,6 +172,8 @@ def test_using_refuses_options_of_other_task_queues_and_of_the_decorator(options
         ({"queue_name": 5}, "queue_name is 5; give a text."),
         ({"priority": "hi"}, "priority is 'hi'; give a whole number from -100 to 100."),
         ({"priority": True}, "priority is True; give a whole number from -100 to 100."),
+        ({"priority": float("nan")}, "priority is nan; give a whole number from -100 to 100."),
+        ({"backend": 5}, "backend is 5; give the text of an alias in TASKS."),
         ({"atomic": "yes"}, "atomic is 'yes'; give True or False."),
         ({"advisory": 1, "lock": "a:{value}"}, "advisory is 1; give True or False."),
     ],
@@ -182,7 +184,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_the_decorator(options, said):
     assert str(refused.value).startswith(f"@task on tests.sample.tasks.echo: {said}")
 
 
-@pytest.mark.parametrize("options", [{"queue_name": 5}, {"priority": "hi"}, {"atomic": "yes"}])
+@pytest.mark.parametrize("options", [{"queue_name": 5}, {"priority": "hi"}, {"backend": 5}, {"atomic": "yes"}])
 def test_a_value_of_a_wrong_type_is_refused_by_using(options):
     with pytest.raises(TaskOptionError, match=f"@task on tests.sample.tasks.echo: {next(iter(options))} is "):
         tasks.echo.using(**options)

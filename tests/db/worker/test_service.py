@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import ProgrammingError, connections
 
+from django_pglock.worker.service import ConnectedService
+from tests.conftest import NEVER
+
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
@@ -50,6 +53,46 @@ def test_a_statement_that_is_cancelled_is_not_called_a_lost_connection(
     monkeypatch.setattr(process.upkeep, "run_once", send)
     process.upkeep.wake()
     eventually(lambda: f"The upkeep {said}" in caplog.text)
+
+
+class Waiting(ConnectedService):
+    name = "part"
+
+    def run_once(self):
+        self.stopping.wait()
+
+
+def test_a_service_that_has_never_reached_its_database_has_not_lost_it(eventually, monkeypatch, caplog, tmp_path):
+    service = Waiting("default")
+    with monkeypatch.context() as patch:
+        patch.setitem(connections.settings["default"], "HOST", str(tmp_path))
+        service.start()
+        try:
+            eventually(lambda: "The part cannot reach the database and tries again: connection" in caplog.text)
+        finally:
+            service.stop()
+    assert service.wait(NEVER)
+    assert "has lost" not in caplog.text
+
+
+@pytest.mark.parametrize("statement", ["PREPARE twice AS SELECT 1; PREPARE twice AS SELECT 1", "EXECUTE nothing"])
+def test_a_lost_prepared_statement_names_the_pooler_and_the_option_once(
+    worker, eventually, monkeypatch, caplog, statement
+):
+    """Behind a pooler the session that answers is another one than that of the PREPARE."""
+    passes = []
+
+    def send():
+        passes.append(1)
+        if len(passes) % 2:
+            with connections["default"].cursor() as cursor:
+                cursor.execute(statement)
+
+    process = worker()
+    monkeypatch.setattr(process.upkeep, "run_once", send)
+    process.upkeep.wake()
+    eventually(lambda: caplog.text.count("The upkeep cannot do its work and tries again: prepared statement") > 1)
+    assert caplog.text.count("Start the worker with --no-listen") == 1
 
 
 def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker, eventually, monkeypatch):

@@ -14,9 +14,18 @@ from tests.warm.process import start
 
 def manage(*arguments, **environment):
     """Start the command and return its process."""
+    return _start(str(ROOT / "manage.py"), *arguments, **environment)
+
+
+def django(*arguments, **environment):
+    """Do the same without the ``manage.py`` of this project, which does more than that of a project of users."""
+    return _start("-m", "django", *arguments, **environment)
+
+
+def _start(*arguments, **environment):
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     return start(
-        [sys.executable, str(ROOT / "manage.py"), *arguments],
+        [sys.executable, *arguments],
         env={
             **os.environ,
             "DATABASE_URL": url,

@@ -13,7 +13,7 @@ from django_pglock import LockLost, lock
 from django_pglock.management.commands import withlock as withlock_command
 from django_pglock.models import AdvisoryLock
 from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
-from tests.acceptance.management.commands.processes import manage
+from tests.acceptance.management.commands.processes import django, manage
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
@@ -76,6 +76,20 @@ def test_withlock_takes_a_number_as_a_lock_name():
     with hold(5):
         process = withlock("5", "--skip", "--", *python("print('ran')"))
         assert process.communicate(timeout=120) == ("ran\n", "")
+
+
+@pytest.mark.parametrize("settings", ["tests.settings", "tests.settings_transaction_scope"])
+def test_ctrl_c_during_the_wait_ends_it_without_a_traceback(eventually, settings):
+    """By the signal, as it ends ``flock``: so a shell knows that the user has interrupted the script."""
+    with hold("deploy"):
+        # Not by manage.py of this project, which itself says something about Ctrl-C.
+        arguments = ("withlock", "deploy", "--", *python("print('ran')"))
+        process = django(*arguments, DJANGO_SETTINGS_MODULE=settings)
+        eventually(lambda: AdvisoryLock.objects.filter(waiters__gt=0).exists())
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120) == ("", "")
+        assert process.returncode == -signal.SIGINT
+        eventually(lambda: not AdvisoryLock.objects.filter(waiters__gt=0).exists())
 
 
 @pytest.mark.parametrize("settings", ["tests.settings", "tests.settings_transaction_scope"])

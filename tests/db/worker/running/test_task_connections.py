@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import connection, connections
+from django.db import close_old_connections, connection, connections
 
-from django_pglock import lock
+from django_pglock import enqueue_many, lock
 from django_pglock.models import Task
 from django_pglock.worker.running import executor, task_connections
 from tests.sample import session_tasks as tasks
@@ -48,6 +48,35 @@ def test_a_connection_without_a_transaction_is_reused_by_the_next_task(worker, e
     assert len(set(Task.objects.values_list("result", flat=True))) == 1
 
 
+@pytest.mark.parametrize(("least", "sessions"), [(1e9, 1), (0.0, 3)])
+def test_a_busy_thread_keeps_its_connection_for_a_while_whatever_conn_max_age_is(
+    worker, eventually, monkeypatch, least, sessions
+):
+    """With Django's default, 0, a thread opened a new session for every second task of 50 ms."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+    monkeypatch.setattr(executor, "CHECK_INTERVAL", -1.0)
+    monkeypatch.setattr(task_connections, "LEAST_AGE", least)
+    worker(threads=1)
+    enqueue_many(tasks.tell_backend, [()] * 3)
+    eventually(is_over)
+    assert len(set(Task.objects.values_list("result", flat=True))) == sessions
+
+
+def test_the_least_age_is_not_that_of_djangos_own_checks(in_threads, monkeypatch):
+    """A function that calls ``close_old_connections()`` gets what CONN_MAX_AGE says."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+
+    def renew(_):
+        own = connections["default"]
+        own.ensure_connection()
+        task_connections.renew_connections("default")
+        assert own.connection is not None
+        close_old_connections()
+        assert own.connection is None
+
+    in_threads(renew, 1)
+
+
 def sessions_of_threads():
     with connection.cursor() as cursor:
         cursor.execute(
@@ -76,7 +105,7 @@ def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(work
 
 @pytest.mark.parametrize(("age", "idle"), [(None, 0.1), (0, 1e9)])
 def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch, age, idle):
-    """After a minute, or after a second if CONN_MAX_AGE is over, because the next task would not use the connection."""
+    """After a minute or, if CONN_MAX_AGE is over, after a second."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", age)
     monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", idle)
     monkeypatch.setattr(task_connections, "LEAST_IDLE_TIMEOUT", 0.1)
