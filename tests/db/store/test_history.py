@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -10,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import TaskHistory
 from django_pglock.store.histogram import bucket_of
-from django_pglock.store.history import KEPT, MOST_POINTS, Counts, add_history, prune_history, series, totals
+from django_pglock.store.history import KEPT, MOST_POINTS, OUTCOMES, Counts, add_history, prune_history, series, totals
 
 pytestmark = pytest.mark.django_db
 
@@ -46,6 +47,14 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
     [hour] = series("default", NOON, NOON + timedelta(hours=1), 3600)
     assert (hour.counts.attempts, hour.counts.run_seconds) == (11, pytest.approx(156.3))
     assert set(TaskHistory.objects.values_list("seconds", flat=True)) == {60, 3600}
+
+
+def test_every_number_is_added():
+    numbers = {each.name: number for number, each in enumerate(fields(Counts), 1) if each.type in ("int", "float")}
+    both = Counts(**numbers)
+    both.add(Counts(**numbers))
+    assert {name: getattr(both, name) for name in numbers} == {name: 2 * number for name, number in numbers.items()}
+    assert set(OUTCOMES) < set(numbers)
 
 
 def test_histograms_are_added_element_by_element_whichever_is_longer():
