@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
@@ -24,14 +26,16 @@ def test_a_task_is_ready_since_then():
     assert counted.oldest_ready < 3600
 
 
-def test_only_scheduled_tasks_are_run_now(claim):
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
+def test_only_scheduled_tasks_are_run_now(claim, block):
     later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
     tasks.nothing.enqueue()
     claim()
     tasks.nothing.enqueue()
     waits = tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
-    assert Task.objects.all().run_now() == 1
-    assert Task.objects.all().run_now() == 0
+    with block():
+        assert Task.objects.all().run_now() == 1
+        assert Task.objects.all().run_now() == 0
     assert Task.objects.get(pk=later.id).status == "READY"
     assert Task.objects.get(pk=waits.id).status == "BLOCKED"
 
