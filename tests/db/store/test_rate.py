@@ -138,6 +138,17 @@ def test_the_longer_tasks_are_not_claimed_the_rarer_are_the_polls():
         assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_the_buckets_whose_tokens_have_come_first_are_opened_first():
+    for tenant in range(3):
+        RateLimit.objects.create(
+            key=f"%rate tenant:{tenant}", arrives_at=Now(), opens_at=Now() - timedelta(seconds=tenant)
+        )
+    assert [open_rates("default", limit=1) for _ in range(4)] == [
+        *(["%rate tenant:2"], ["%rate tenant:1"], ["%rate tenant:0"], [])
+    ]
+
+
 def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
     for tenant in range(5):
         keyed.trickle.enqueue(tenant)
