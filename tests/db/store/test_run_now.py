@@ -40,6 +40,15 @@ def test_only_scheduled_tasks_are_run_now(claim, block):
     assert Task.objects.get(pk=waits.id).status == "BLOCKED"
 
 
+def test_windows_have_only_scheduled_tasks():
+    tasks.nothing.enqueue()
+    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.nothing.enqueue()
+    told = []
+    assert Task.objects.all().run_now(progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, int(later.id))]
+
+
 def test_a_task_with_a_lock_key_takes_its_place_in_the_queue_of_the_key():
     later = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
     Task.objects.all().run_now()
