@@ -35,6 +35,14 @@ def test_only_those_of_the_queryset_are_deleted():
     assert list(Task.objects.values_list("pk", flat=True)) == [other.pk]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_windows_have_only_finished_tasks():
+    finished, _ = make("SUCCESSFUL"), make("READY")
+    told = []
+    assert Task.objects.all().delete_finished(progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, finished.pk)]
+
+
 def test_what_is_still_needed_stays():
     awaited = tasks.nothing.enqueue()
     tasks.nothing.using(after=[awaited]).enqueue()
