@@ -18,6 +18,7 @@ from django_pglock.store.statements import (
     array_of_numbers,
     bound,
     filled,
+    message,
     rows_of,
     run,
     run_by_index,
@@ -82,6 +83,21 @@ def test_indexes_are_walked_in_their_order_for_one_message_only():
 def test_values_are_bound_as_the_server_quotes_them():
     connection.ensure_connection()
     assert bound("default", "SELECT {{}} %s, %s", ["a'b", None]) == "SELECT {} 'a''b', NULL"
+
+
+def test_a_message_within_a_transaction_does_not_set_its_isolation_level():
+    """Neither if it is the first of an atomic block, nor in a transaction that the caller commits itself."""
+    select = ("SELECT 1", ())
+    connection.ensure_connection()
+    assert message("default", select) == "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;SELECT 1"
+    with transaction.atomic():
+        assert message("default", select) == "SELECT 1"
+        run("default", "SELECT 1")
+        assert message("default", select) == "SELECT 1"
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        assert message("default", select) == "SELECT 1"
+        cursor.execute("ROLLBACK")
 
 
 def test_numbers_are_an_array():
