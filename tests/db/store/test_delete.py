@@ -9,10 +9,14 @@ import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
-from django_pglock.models import Attempt, Task
+from django_pglock.models import ArchivedTask, Attempt, Task
+from django_pglock.store.archive_state import turn_on
+from django_pglock.store.delete import delete_archived
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.db.admin.visits import make
+from tests.db.store.archiving import TWO_HOURS, walk
 from tests.db.store.test_failures import fail
+from tests.db.store.test_prune import make as make_finished
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -53,6 +57,19 @@ def test_what_is_still_needed_stays():
     assert Task.objects.all().delete_finished() == 1
     assert Task.objects.count() == 3
     assert not Task.objects.filter(pk=over.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own_archive")
+def test_rows_of_the_archive_are_deleted():
+    rows = [make_finished(days=TWO_HOURS) for _ in range(3)]
+    turn_on("default")
+    assert walk() == 3
+    told = []
+    chosen = ArchivedTask.objects.exclude(pk=rows[0].pk).order_by("pk")
+    assert delete_archived(chosen, lambda *values: told.append(values)) == 2
+    assert told == [(2, rows[2].pk)]
+    assert list(ArchivedTask.objects.values_list("pk", flat=True)) == [rows[0].pk]
 
 
 @pytest.mark.django_db(transaction=True)
