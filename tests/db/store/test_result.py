@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
@@ -63,6 +66,13 @@ def test_of_a_group_each_fails(failed):
     for id_ in enqueue_many(sample.return_odd_together, [{"kind": "date"}, {"kind": "date"}]):
         assert "it is a datetime" in failed(Task(id=id_))
     assert Effect.objects.filter(name="outside").count() == 1
+
+
+def test_a_result_has_the_options_with_which_its_task_was_enqueued():
+    later = timezone.now().replace(microsecond=0) + timedelta(days=1)
+    call = tasks.echo.using(priority=7, queue_name="other", run_after=later)
+    found = tasks.echo.get_result(call.enqueue(1).id).task
+    assert (found.priority, found.queue_name, found.run_after) == (7, "other", later)
 
 
 def test_what_cannot_be_stored_is_a_type_error_as_django_says():
