@@ -174,3 +174,18 @@ def test_at_a_lock_key_those_that_gather_are_taken_unless_another_task_came_befo
     [leader] = claim()
     [other] = claim_group("default", leader, limit=10, gather=30)
     assert Task.objects.get(pk=other.id).kwargs["text"] == "b"
+
+
+def test_at_a_lock_key_those_that_gather_for_another_group_function_or_backend_are_left_alone(claim):
+    later = keyed.note.using(run_after=timedelta(seconds=20))
+    enqueue_notes("a")
+    enqueue_notes("of another group", author="ben", task=later)
+    enqueue_notes("of another backend", "of another function", "that was begun", task=later)
+    [leader] = claim()
+    for text, change in (
+        ("of another backend", {"backend": "other"}),
+        ("of another function", {"task_path": "other.task"}),
+        ("that was begun", {"started_at": Now()}),
+    ):
+        Task.objects.filter(kwargs__text=text).update(**change)
+    assert claim_group("default", leader, limit=10, gather=30) == []
