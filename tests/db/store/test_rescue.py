@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import connection, transaction
@@ -259,6 +259,15 @@ def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     found = [("default", count)] if count else []
     assert possibly_lost("default") == possibly_lost("default", backend="default") == found
     assert possibly_lost("default", backend="other") == []
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_tasks_of_each_dead_worker_are_rescued_whatever_the_plan(claim):
+    for number in (3, 1, 4, 2):
+        tasks.nothing.enqueue()
+        claim(worker=UUID(int=number))
+    assert possibly_lost("default") == [("default", 4)]
+    assert sorted(each.worker.int for each in rescue("default")) == [1, 2, 3, 4]
 
 
 def test_a_locked_row_is_rescued_later(claim, locked):
