@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import admit as admit_module
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
@@ -175,6 +176,32 @@ def test_so_many_keys_are_read_at_once_and_the_next_ones_the_next_time(monkeypat
     assert delete_unused_rates("default", keys[3]) == (1, "")
     assert list(RateLimit.objects.values_list("key", flat=True)) == keys[:1]
     assert delete_unused_rates("default", keys[3]) == (0, "")
+
+
+def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes_no_token(
+    session, in_threads, eventually, monkeypatch
+):
+    """Admission waits for the row for a moment. The test lets it wait for as long as it takes."""
+    patient = admit_module.ADMIT_OWN_AT_RATE.replace("100ms", f"{NEVER:.0f}s")
+    monkeypatch.setattr(admit_module, "ADMIT_OWN_AT_RATE", patient)
+    with transaction.atomic():
+        task = int(keyed.trickle.enqueue(1).id)
+        transaction.get_connection().run_on_commit.clear()
+    session.ensure_connection()
+    ask = session.connection.execute
+    ask("BEGIN")
+    ask("UPDATE django_pglock_task SET status = 'CANCELLED', finished_at = now()")
+
+    def act(number):
+        if number == 0:
+            return admit_module.admit_own_at_rate("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
+        eventually(lambda: ask(waiting).fetchone()[0], why="admission does not wait")
+        return ask("COMMIT").statusmessage
+
+    assert in_threads(act, 2) == [None, "COMMIT"]
+    assert Task.objects.get().status == "CANCELLED"
+    assert not RateLimit.objects.exists()
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
