@@ -95,6 +95,17 @@ def test_a_finished_task_is_kept_until_its_dependent_is_committed(claim, in_thre
     assert Task.objects.prune() == 1
 
 
+def test_a_failed_task_is_kept_until_the_retry_of_its_dependent_is_committed(claim, in_threads):
+    first = tasks.echo.using(keep_result=0).enqueue(1)
+    second = tasks.nothing.using(after=[first]).enqueue()
+    settle_one(claim()[0], Failed(FAILURE))
+    with transaction.atomic():
+        assert Task.objects.filter(pk=second.id).retry() == 1
+        assert in_threads(lambda _: Task.objects.prune(), 1) == [0]
+    assert statuses() == ["FAILED", "CANCELLED"], "it waits for a task that has failed"
+    assert Task.objects.filter(pk=first.id).prune() == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"fair": "{value}"}, {"lock": "echo:{value}"}])
 def test_a_predecessor_can_be_claimed_while_successors_are_enqueued(worker, eventually, options):
     first = tasks.echo.using(**options).enqueue(1)
