@@ -121,3 +121,10 @@ def test_two_create_the_same_day(in_threads):
     day = django_timezone.now().date()
     states = in_threads(lambda _: create_days("default", [day]), 4)
     assert {state.days for state in states} == {(day,)}
+
+
+def test_a_new_day_leaves_no_limit_in_the_session():
+    create_days("default", [django_timezone.now().date()])
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
