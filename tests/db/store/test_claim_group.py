@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
@@ -189,3 +189,19 @@ def test_at_a_lock_key_those_that_gather_for_another_group_function_or_backend_a
     ):
         Task.objects.filter(kwargs__text=text).update(**change)
     assert claim_group("default", leader, limit=10, gather=30) == []
+
+
+@alone_and_at_a_lock_key
+def test_a_claim_of_a_group_locks_no_row_of_another_key(claim, in_threads, add):
+    add(*"ab")
+    keyed.step.enqueue("other")
+    other = int(keyed.step.enqueue("other").id)
+    [leader] = claim()
+    with transaction.atomic():
+        assert len(claim_group("default", leader, limit=10, gather=0)) == 1
+
+        def lock_other(_):
+            with transaction.atomic():
+                return Task.objects.select_for_update(nowait=True).get(pk=other).pk
+
+        assert in_threads(lock_other, 1) == [other]
