@@ -28,12 +28,12 @@ def test_counts_stop_where_the_documentation_says(there, counted, has_more):
 
 def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
     for queue in ("mail", "bulk"):
-        for status in ("READY", "FAILED"):
+        for status in ("READY", "FAILED", "BLOCKED"):
             for _ in range(3):
                 make(status, queue=queue)
     for each, queue in zip(queue_counts("default", most=2), ("bulk", "mail"), strict=True):
         assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
-        assert each.at_least == {"READY", "FAILED"}
+        assert each.at_least == {"READY", "FAILED", "BLOCKED"}
 
 
 def test_the_end_of_a_search_is_one_row():
