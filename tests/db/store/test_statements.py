@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.apps import apps
 from django.db import connection, transaction
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ConfigurationError
@@ -119,8 +122,9 @@ def test_a_project_without_the_app_is_told_so(monkeypatch):
 
 
 # The settings of the transaction itself are always there once a statement has set them.
-SET_HERE = """SELECT name, setting FROM pg_settings
-WHERE source = 'session' AND name NOT LIKE 'transaction%' ORDER BY name"""
+# Those of the package are in no view.
+SET_HERE = """SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT LIKE 'transaction%'
+UNION ALL SELECT 'locked', NULLIF(current_setting('django_pglock.locked', true), '') ORDER BY name"""
 
 
 def enqueue_a_key():
@@ -140,6 +144,13 @@ def do_upkeep():
         assert try_upkeep_lock("default")
 
 
+def prune_one():
+    keyed.refresh.enqueue(1)
+    old = Now() - timedelta(days=9)
+    Task.objects.update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
+    assert Task.objects.prune(older_than=1) == 1
+
+
 @pytest.mark.parametrize(
     "verb",
     [
@@ -150,7 +161,7 @@ def do_upkeep():
         lambda: rescue("default"),
         lambda: promote("default"),
         lambda: enqueue_due("default"),
-        lambda: Task.objects.prune(older_than=1),
+        prune_one,
     ],
     ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
 )
