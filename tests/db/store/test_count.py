@@ -31,7 +31,7 @@ def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
         for status in ("READY", "FAILED", "BLOCKED"):
             for _ in range(3):
                 make(status, queue=queue)
-    for each, queue in zip(queue_counts("default", most=2), ("bulk", "mail"), strict=True):
+    for each, queue in zip(Task.objects.queue_counts(most=2), ("bulk", "mail"), strict=True):
         assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
         assert each.at_least == {"READY", "FAILED", "BLOCKED"}
 
