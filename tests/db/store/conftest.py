@@ -22,12 +22,13 @@ def session():
 
 @pytest.fixture
 def without_indexes(db):
-    """Have the server read whole tables, in the order of their rows: an order must not depend on the plan."""
+    """Have the server read whole tables, in the order of their rows: an order must not depend on the plan.
+
+    The settings end with the test, as all settings of its session do.
+    """
     with connection.cursor() as cursor:
         for scan in ("indexscan", "indexonlyscan", "bitmapscan"):
             cursor.execute(f"SET enable_{scan} = off")
-        yield
-        cursor.execute("RESET ALL")
 
 
 @pytest.fixture
