@@ -109,7 +109,7 @@ ADMIT = """
 WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
            COALESCE(first.concurrency, keys.otherwise) AS most, keys.otherwise
-    FROM (SELECT DISTINCT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
+    FROM (SELECT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
           FROM unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
         SELECT task.lock_key AS key, task.id, task.concurrency, task.meta FROM {task} AS task

@@ -10,8 +10,8 @@ from django_pglock.tasks.claim import Claim
 
 # Without ``lock=``: claims the other tasks of the group and backend of a claimed task: those that wait for the group's
 # key, and those that are SCHEDULED only because of ``gather``. All have the same key. So no other worker can claim them
-# at the same time, unless this worker was frozen and has lost its claim. The comment at ADMIT in admit.py says why keys
-# are compared by ranges.
+# at the same time, unless this worker was frozen and has lost its claim. Then ``leader`` has no row, and no task is
+# claimed. The comment at ADMIT in admit.py says why keys are compared by ranges.
 CLAIM_GROUP = """
 WITH leader AS MATERIALIZED (
     SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
@@ -34,7 +34,7 @@ WITH leader AS MATERIALIZED (
 UPDATE {task} AS task
 SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
+WHERE task.id = ANY (ARRAY(SELECT id FROM others))
 RETURNING {claim_columns}
 """
 
@@ -73,7 +73,7 @@ WITH leader AS MATERIALIZED (
 UPDATE {task} AS task
 SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
+WHERE task.id = ANY (ARRAY(SELECT id FROM others))
 RETURNING {claim_columns}
 """
 

@@ -33,4 +33,4 @@ def reset_stuck(tasks: Any) -> int:
         "expires_at": Case(When(_CANCEL_REQUESTED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
         "worker": None,
     }
-    return len(move(stuck(tasks), TaskStatus.READY, changes, among={TaskStatus.RUNNING}))
+    return len(move(stuck(tasks), TaskStatus.READY, changes))

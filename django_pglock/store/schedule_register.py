@@ -9,11 +9,11 @@ from django_pglock.store.schedule_rows import timings, utc
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.schedules import Timing
 
-# Writes schedules that are new or have changed in the code. An ON CONFLICT DO UPDATE would also lock a row that is up
-# to date, so ``register`` leaves such schedules out.
-REGISTER_SCHEDULES = """
+# Writes a schedule that is new or has changed in the code. An ON CONFLICT DO UPDATE would also lock a row that is up to
+# date, so ``register`` leaves such schedules out.
+REGISTER_SCHEDULE = """
 INSERT INTO {schedule} AS schedule (task_path, expression, timezone, next_at)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::timestamptz[]) AS code (task_path) ORDER BY task_path
+VALUES (%s, %s, %s, %s)
 ON CONFLICT (task_path) DO UPDATE
 SET expression = EXCLUDED.expression, timezone = EXCLUDED.timezone, next_at = EXCLUDED.next_at
 WHERE (schedule.expression, schedule.timezone) <> (EXCLUDED.expression, EXCLUDED.timezone)
@@ -43,7 +43,7 @@ def _written(using: str, paths: list[str]) -> Any:
 
 
 def _register(using: str, path: str, timing: Timing, first: datetime) -> bool:
-    return bool(run(using, REGISTER_SCHEDULES, [path], [timing.expression], [timing.zone], [first]))
+    return bool(run(using, REGISTER_SCHEDULE, path, timing.expression, timing.zone, first))
 
 
 def _now(using: str) -> datetime:

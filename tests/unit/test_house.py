@@ -135,7 +135,7 @@ WITHOUT_PLAN = {
             "INVALIDATE_FAILURES",
             "READ_COUNTS",
             "READ_FAILURES",
-            "REGISTER_SCHEDULES",
+            "REGISTER_SCHEDULE",
         ),
         *("SCHEDULES", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
     ),

@@ -160,6 +160,7 @@ IMPOSSIBLE = [
     ((tasks.locked_by_ids, {}), "A list cannot be part"),
     ((tasks.locked_by_id, {"ids": "name"}), "neither a number nor a UUID"),
     ((tasks.reindex.using(after=[1]), {}), "options of a single call"),
+    ((tasks.reindex.using(lock="x" * 400), {}), "one of its keys may become too long"),
     ((tasks.reindex, {"on": "truncate"}), "cannot get an id from TRUNCATE"),
     ((tasks.reindex, {"fields": ["colour"]}), "no field named 'colour'"),
     ((tasks.reindex, {"when": Q(shelf__name="a")}), "Joined field references"),
@@ -169,8 +170,7 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("declaration", "message"), IMPOSSIBLE)
 def test_a_system_check_reports_task_options_that_a_trigger_cannot_apply(declaration, message, monkeypatch):
-    task, options = declaration
-    trigger = CaptureTrigger(Capture(task, **options), "capture_insert", "insert")
+    trigger = CaptureTrigger(Capture(declaration[0], **declaration[1]), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
     [problem] = check_captures()
     assert (problem.id, problem.obj) == ("django_pglock.E008", Product)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
@@ -17,6 +18,17 @@ def session():
     connection = dedicated_connection("default")
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def without_indexes(db):
+    """Have the server read whole tables, in the order of their rows: an order must not depend on the plan.
+
+    The settings end with the test, as all settings of its session do.
+    """
+    with connection.cursor() as cursor:
+        for scan in ("indexscan", "indexonlyscan", "bitmapscan"):
+            cursor.execute(f"SET enable_{scan} = off")
 
 
 @pytest.fixture

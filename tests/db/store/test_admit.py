@@ -10,19 +10,21 @@ import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_pglock import Rate
 from django_pglock.errors import LockKeyError, TaskArgumentsError
-from django_pglock.models import Task, Worker
+from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.admit import LOCK_KEYS, admit
+from django_pglock.store import admit as admit_module
+from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import filled
-from tests.sample import advisory_tasks
+from tests.sample import advisory_tasks, tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -72,6 +74,66 @@ def test_a_task_with_a_key_is_admitted_after_the_commit():
         keyed.step.enqueue(1)
         assert statuses() == ["BLOCKED"]
     assert statuses() == ["READY"]
+
+
+def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch):
+    woken = []
+    monkeypatch.setattr(admit_module, "wake", lambda using, queues: woken.extend(queues))
+    with transaction.atomic():
+        keyed.step.using(queue_name="mail").enqueue(1)
+        keyed.trickle.using(queue_name="rated").enqueue(1)
+    assert (statuses(), woken) == (["READY", "READY"], ["mail", "rated"])
+
+
+def test_a_task_with_something_left_to_wait_for_does_not_keep_those_behind_it_waiting(claim):
+    """One of the two tasks that it waits for has ended, and this is not recorded yet."""
+    keyed.step.enqueue(1)
+    ended, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
+    keyed.step.using(after=[ended, other]).enqueue(1)
+    keyed.step.enqueue(1)
+    claims = claim(2)
+    settle("default", [(each, Succeeded()) for each in claims], claims[0].worker)
+    admit("default", ["order:1"])
+    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY", "BLOCKED", "READY"]
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(9, 0.9), (86_400, 1.0)])
+def test_the_next_look_for_a_task_that_no_worker_begins_is_after_a_tenth_of_its_wait_or_a_second(seconds, pause):
+    def now():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT clock_timestamp()")
+            return cursor.fetchone()[0]
+
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    before = now()
+    RateLimit.objects.update(arrives_at=before - timedelta(seconds=seconds), opens_at=before)
+    admit("default", ["%rate tenant:1"])
+    opens_at = RateLimit.objects.get().opens_at
+    assert before + timedelta(seconds=pause) <= opens_at <= now() + timedelta(seconds=1)
+
+
+def test_no_token_is_taken_for_a_task_that_is_cancelled_meanwhile(session, in_threads, eventually, monkeypatch):
+    """Here admission pauses between its snapshot and the lock on the row."""
+    with transaction.atomic():
+        result = keyed.trickle.enqueue(1)
+        transaction.get_connection().run_on_commit.clear()
+    pause = "CROSS JOIN (SELECT pg_advisory_xact_lock(1)) AS pause"
+    pausing = ADMIT.replace("ARRAY(SELECT id FROM next)", f"ARRAY(SELECT id FROM next {pause})")
+    monkeypatch.setattr(admit_module, "ADMIT", pausing)
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    session.ensure_connection()
+    session.connection.execute("SELECT pg_advisory_lock(1)")
+
+    def act(number):
+        if number == 0:
+            return admit("default", ["%rate tenant:1"])
+        eventually(lambda: session.connection.execute(waiting).fetchone() == (1,), why="admission does not pause")
+        Task.objects.filter(pk=result.id).update(status="CANCELLED", finished_at=Now())
+        session.connection.execute("SELECT pg_advisory_unlock(1)")
+
+    assert in_threads(act, 2) == [0, None]
+    assert RateLimit.objects.get().arrives_at <= timezone.now()
 
 
 def test_tasks_of_different_lock_keys_are_admitted_independently():

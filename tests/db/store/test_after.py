@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
+from django_pglock.store import after
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.release import orphaned_waiters, release
@@ -92,6 +95,17 @@ def test_a_finished_task_is_kept_until_its_dependent_is_committed(claim, in_thre
     assert Task.objects.prune() == 1
 
 
+def test_a_failed_task_is_kept_until_the_retry_of_its_dependent_is_committed(claim, in_threads):
+    first = tasks.echo.using(keep_result=0).enqueue(1)
+    second = tasks.nothing.using(after=[first]).enqueue()
+    settle_one(claim()[0], Failed(FAILURE))
+    with transaction.atomic():
+        assert Task.objects.filter(pk=second.id).retry() == 1
+        assert in_threads(lambda _: Task.objects.prune(), 1) == [0]
+    assert statuses() == ["FAILED", "CANCELLED"], "it waits for a task that has failed"
+    assert Task.objects.filter(pk=first.id).prune() == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"fair": "{value}"}, {"lock": "echo:{value}"}])
 def test_a_predecessor_can_be_claimed_while_successors_are_enqueued(worker, eventually, options):
     first = tasks.echo.using(**options).enqueue(1)
@@ -146,6 +160,19 @@ def test_a_waiting_task_does_not_block_others_of_its_key():
     keyed.step.using(after=[tasks.echo.enqueue(1)]).enqueue("a", 1)
     keyed.step.enqueue("a", 2)
     assert statuses()[1:] == ["BLOCKED", "READY"]
+
+
+def test_so_many_retried_tasks_are_blocked_by_one_statement(monkeypatch, claim):
+    monkeypatch.setattr(after, "BLOCKED_AT_ONCE", 2)
+    first = tasks.echo.enqueue(1)
+    for _ in range(3):
+        tasks.nothing.using(after=[first]).enqueue()
+    settle_one(claim()[0], Failed(FAILURE))
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.all().retry() == 4
+    sent = [each["sql"] for each in queries if "WITH named" in each["sql"]]
+    assert [len(re.search(r"\{([\d, ]+)\}", sql)[1].split(",")) for sql in sent] == [2, 1]
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED", "BLOCKED"]
 
 
 def test_after_refuses_a_task_that_does_not_exist():

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
 from django_pglock.store import archive
 from django_pglock.store.archive import COLUMNS, archive_window
+from django_pglock.store.archive_state import archive_state
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.release import release
 from tests.db.store.archiving import TWO_HOURS, fail, moved, walk
@@ -103,6 +104,16 @@ def test_tasks_that_are_still_needed_stay():
     assert walk() == 2
     assert moved(kept, taken, awaited) == [False, True, True]
     assert Task.objects.get(pk=waiting.pk).status == "READY"
+
+
+def test_no_partition_is_created_for_a_day_of_which_no_task_moves():
+    make(days=3, keep_result=60, expires_at=Now() + timedelta(days=1))
+    make("FAILED", days=3)
+    make(days=8)
+    make(days=0)
+    make(days=TWO_HOURS)
+    assert walk(days=7) == 1
+    assert len(archive_state("default").days) == 1
 
 
 def test_a_task_that_others_wait_for_since_it_was_locked_stays(monkeypatch):

@@ -10,7 +10,7 @@ from django.utils import timezone as django_timezone
 
 from django_pglock.models import ArchivedTask
 from django_pglock.store import archive_days
-from django_pglock.store.archive_days import create_days, drop_days, sizes_of_days
+from django_pglock.store.archive_days import EXPIRED, create_days, drop_days, expired_days, sizes_of_days
 from django_pglock.store.archive_state import archive_state, table_of
 from tests.db.store.archiving import TWO_HOURS, moved, walk
 from tests.db.store.test_prune import make
@@ -40,6 +40,7 @@ def test_old_days_are_dropped_and_others_stay():
         make(days=days)
     assert walk(days=30) == 3
     before = archive_state("default").days
+    assert expired_days("default", 7) == [before[0]]
     assert drop_days("default", 7) == [before[0]]
     assert archive_state("default").days == before[1:]
     assert ArchivedTask.objects.count() == 2
@@ -71,6 +72,20 @@ def test_an_interrupted_drop_is_finished(monkeypatch):
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_class WHERE relname ~ '^django_pglock_archivedtask_2'")
         assert cursor.fetchone() == (0,)
+
+
+def test_an_interrupted_detach_is_finished():
+    """As after a crash of the server in the middle of DETACH PARTITION CONCURRENTLY."""
+    make(days=9)
+    walk(days=30)
+    [day] = archive_state("default").days
+    part = table_of(day)
+    with connection.cursor() as cursor:
+        cursor.execute(f"COMMENT ON TABLE {part} IS '{EXPIRED}'")
+        cursor.execute(f"UPDATE pg_inherits SET inhdetachpending = true WHERE inhrelid = '{part}'::regclass")
+        assert drop_days("default", 7) == [day]
+        cursor.execute("SELECT to_regclass(%s)", [part])
+        assert cursor.fetchone() == (None,)
 
 
 def test_a_partition_that_a_person_has_detached_is_kept():
@@ -106,3 +121,10 @@ def test_concurrent_creations_of_a_partition_make_one_partition(in_threads):
     day = django_timezone.now().date()
     states = in_threads(lambda _: create_days("default", [day]), 4)
     assert {state.days for state in states} == {(day,)}
+
+
+def test_a_new_day_leaves_no_limit_in_the_session():
+    create_days("default", [django_timezone.now().date()])
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)

@@ -57,12 +57,31 @@ def test_only_tables_that_the_package_has_named_are_days():
 
 def test_tables_that_refer_to_tasks_are_named():
     assert references_to_tasks("default") == []
+    names = [f"keeps_task_{number}" for number in range(5)]
     with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id))")
+        # The order must not be that of a plan that sorts anyway.
+        cursor.execute("SET enable_sort = off")
+        for name in reversed(names):
+            cursor.execute(f"CREATE TABLE {name} (task bigint REFERENCES django_pglock_task (id))")
         try:
-            assert references_to_tasks("default") == ["keeps_task"]
+            assert references_to_tasks("default") == names
         finally:
-            cursor.execute("DROP TABLE keeps_task")
+            cursor.execute(f"DROP TABLE {', '.join(names)}")
+
+
+def test_a_partition_of_another_name_is_no_day():
+    """A person may have added it."""
+    today = timezone.now().date()
+    create_days("default", [today])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE all_others PARTITION OF django_pglock_archivedtask"
+            " FOR VALUES FROM ('1970-01-01') TO ('1980-01-01')"
+        )
+        try:
+            assert archive_state("default").days == (today,)
+        finally:
+            cursor.execute("DROP TABLE all_others")
 
 
 def test_the_owner_of_the_archive_may_move_tasks_there():

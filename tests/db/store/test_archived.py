@@ -10,7 +10,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.store import archive_state
 from django_pglock.store.archive_state import turn_on
-from django_pglock.store.archived import archived_among
+from django_pglock.store.archived import archived_among, find_archived
 from django_pglock.tasks.compat import TaskResultDoesNotExist
 from tests.db.store.archiving import TWO_HOURS, fail, walk
 from tests.db.store.test_prune import make
@@ -72,6 +72,14 @@ def test_a_role_that_may_not_read_the_archive_is_not_refused():
             cursor.execute("RESET ROLE")
             cursor.execute("DROP OWNED BY without_archive")
             cursor.execute("DROP ROLE without_archive")
+
+
+def test_a_task_is_found_only_with_the_values_that_are_wanted():
+    row = make(days=TWO_HOURS, backend="second")
+    turn_on("default")
+    assert walk() == 1
+    assert find_archived("default", row.pk, backend="second").pk == row.pk
+    assert find_archived("default", row.pk, backend="default") is None
 
 
 def test_archived_among_returns_only_ids_of_archived_tasks():

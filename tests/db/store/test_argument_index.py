@@ -28,7 +28,7 @@ def nothing_is_known():
 
 def test_an_index_that_was_interrupted_is_created_again_and_dropped():
     assert create_argument_index("default")
-    assert not create_argument_index("default"), "there already"
+    assert create_argument_index("default") is False, "there already"
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'pglock_task_arguments'::regclass")
     argument_index._known.clear()
@@ -47,6 +47,9 @@ def test_tasks_are_found_by_the_index_if_there_is_one_and_if_they_are_not_too_ma
     assert ids_by_arguments(found) is None
     create_argument_index("default")
     assert ids_by_arguments(found) == [second, first]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('enable_seqscan'), current_setting('enable_indexscan')")
+        assert cursor.fetchone() == ("on", "on"), "other statements of the session read as before"
     monkeypatch.setattr(argument_index, "MOST_FOUND", 2)
     assert ids_by_arguments(found) == [second, first]
     assert ids_by_arguments(Task.objects.filter(kwargs__contains={"number": 1})) is None

@@ -186,7 +186,9 @@ def test_a_worker_without_fair_functions_claims_fair_tasks_if_no_others_are_read
     assert len(claims_of(is_fair=False).claim(10)) == 3
 
 
-@pytest.mark.parametrize(("count", "claimed"), [(10, [["z"], []]), (1500, [[], ["z"]])])
+@pytest.mark.parametrize(
+    ("count", "claimed"), [(10, [["z"], []]), (999, [["z"], []]), (1000, [[], ["z"]]), (1500, [[], ["z"]])]
+)
 def test_keys_of_a_removed_function_delay_no_task(count, claimed):
     """Such keys come first, and there are more than one claim takes. Each claim reads a thousand keys at most."""
     enqueue_many(keyed.serve, [{"tenant": f"a{number:04}"} for number in range(count)])
@@ -195,6 +197,25 @@ def test_keys_of_a_removed_function_delay_no_task(count, claimed):
     claims = claims_of()
     assert [tenants(claims.claim(2)) for _ in range(2)] == claimed
     assert Task.objects.filter(status="READY").count() == count
+
+
+def test_of_a_key_only_tasks_of_known_functions_are_claimed():
+    gone, *known = (int(keyed.serve.enqueue("a").id) for _ in range(3))
+    Task.objects.filter(pk=gone).update(task_path="gone.function")
+    assert [claim.id for claim in claims_of().claim(5)] == known
+
+
+def test_a_claim_skips_a_locked_row(locked):
+    first, *others = (int(keyed.serve.enqueue(tenant).id) for tenant in "aab")
+    with locked(first):
+        assert [claim.id for claim in claims_of().claim(5)] == others
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_keys_are_served_in_their_order_whatever_the_plan():
+    for tenant in "cab":
+        keyed.serve.enqueue(tenant)
+    assert tenants(claims_of().claim(5)) == ["a", "b", "c"]
 
 
 def test_the_next_fair_claim_begins_with_the_key_after_the_last_one():

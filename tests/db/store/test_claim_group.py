@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
@@ -18,6 +19,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def enqueue(*texts, task=keyed.digest, user=1):
     return [task.enqueue(text=text, user=user) for text in texts]
+
+
+def enqueue_notes(*texts, author="anna", task=keyed.note):
+    return [task.enqueue(order_id=1, author=author, text=text) for text in texts]
+
+
+#: Each of the two statements.
+alone_and_at_a_lock_key = pytest.mark.parametrize("add", [enqueue, enqueue_notes], ids=["alone", "at a lock key"])
 
 
 def test_the_members_of_a_group_are_claimed_for_its_worker_in_order(claim):
@@ -33,7 +42,7 @@ def test_the_members_of_a_group_are_claimed_for_its_worker_in_order(claim):
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
-@pytest.mark.parametrize("add", [enqueue, lambda *texts: enqueue_notes(*texts)], ids=["alone", "at a lock key"])
+@alone_and_at_a_lock_key
 def test_a_task_with_the_largest_number_of_claims_is_taken_with_the_others(claim, add):
     """A plain INSERT may write this number. If the statement failed, no task of the group would be claimed."""
     ids = [int(result.id) for result in add(*"abc")]
@@ -49,6 +58,25 @@ def test_a_group_takes_its_oldest_members_up_to_the_limit(claim):
     assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]
 
 
+def test_the_oldest_are_taken_whether_they_wait_or_gather(claim):
+    rows = enqueue(*"abc")
+    [leader] = claim()
+    Task.objects.filter(pk=rows[1].id).update(status="SCHEDULED", run_after=Now())
+    assert [str(each.id) for each in claim_group("default", leader, limit=1, gather=30)] == [rows[1].id]
+
+
+@pytest.mark.parametrize("status", ["BLOCKED", "SCHEDULED"])
+@alone_and_at_a_lock_key
+@pytest.mark.usefixtures("without_indexes")
+def test_the_oldest_are_taken_whatever_the_plan(claim, add, status):
+    rows = add(*"abc")
+    [leader] = claim()
+    Task.objects.exclude(pk=leader.id).update(status=status, run_after=Now())
+    # A changed row is behind the others in the table.
+    Task.objects.filter(pk=rows[1].id).update(run_after=Now())
+    assert [str(each.id) for each in claim_group("default", leader, limit=1, gather=30)] == [rows[1].id]
+
+
 def test_a_group_takes_no_tasks_of_other_groups_functions_and_backends(claim):
     enqueue("a")
     enqueue("of another user", user=2)
@@ -61,26 +89,42 @@ def test_a_group_takes_no_tasks_of_other_groups_functions_and_backends(claim):
 
 def test_a_group_takes_gathering_tasks_and_no_tasks_due_later(claim):
     """A task that waits for its retry has begun before. It runs at the date of the retry."""
-    rows = [int(each.id) for each in enqueue(*"abcd")]
+    rows = [int(each.id) for each in enqueue(*"abcde")]
     [leader] = claim()
-    for id_, seconds in zip(rows[1:], (5, 60, 5), strict=True):
+    for id_, seconds in zip(rows[1:], (5, 60, 5, 5), strict=True):
         Task.objects.filter(pk=id_).update(status="SCHEDULED", run_after=Now() + timedelta(seconds=seconds))
     Task.objects.filter(pk=rows[3]).update(started_at=Now())
+    Task.objects.filter(pk=rows[4]).update(backend="other")
     assert [each.id for each in claim_group("default", leader, limit=10, gather=30)] == [rows[1]]
 
 
-def test_a_leader_that_lost_its_claim_takes_no_members(claim):
+@alone_and_at_a_lock_key
+def test_a_leader_that_lost_its_claim_takes_no_members(claim, add):
     """The worker of the leader was frozen, and another worker may be claiming the group now."""
-    enqueue(*"ab")
+    add(*"abc")
     [leader] = claim()
+    Task.objects.filter(kwargs__text="c").update(status="SCHEDULED", run_after=Now())
     assert claim_group("default", replace(leader, attempt=2), limit=10, gather=0) == []
     Task.objects.filter(pk=leader.id).update(status="READY")
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
-def test_a_group_skips_a_locked_row(claim, locked):
+@alone_and_at_a_lock_key
+def test_a_claim_waits_for_a_transaction_that_changes_the_leader(claim, locked, add):
+    """It may take the leader away from this worker. Then the worker must not take the others."""
+    add(*"ab")
+    [leader] = claim()
+    with locked(leader.id), connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            claim_group("default", leader, limit=10, gather=0)
+
+
+@pytest.mark.parametrize("status", ["BLOCKED", "SCHEDULED"])
+def test_a_group_skips_a_locked_row(claim, locked, status):
     rows = enqueue(*"abc")
     [leader] = claim()
+    Task.objects.exclude(pk=leader.id).update(status=status, run_after=Now())
     with locked(rows[1].id):
         assert [str(each.id) for each in claim_group("default", leader, limit=10, gather=0)] == [rows[2].id]
 
@@ -90,10 +134,6 @@ def take_notes(claim, limit=10):
     return [
         Task.objects.get(pk=each.id).kwargs["text"] for each in claim_group("default", leader, limit=limit, gather=0)
     ]
-
-
-def enqueue_notes(*texts, author="anna", task=keyed.note):
-    return [task.enqueue(order_id=1, author=author, text=text) for text in texts]
 
 
 def test_a_group_with_a_lock_key_takes_the_next_tasks_up_to_the_limit(claim):
@@ -134,3 +174,34 @@ def test_a_group_with_a_lock_key_takes_gathering_tasks_up_to_another_task(claim)
     [leader] = claim()
     [other] = claim_group("default", leader, limit=10, gather=30)
     assert Task.objects.get(pk=other.id).kwargs["text"] == "b"
+
+
+def test_at_a_lock_key_those_that_gather_for_another_group_function_or_backend_are_left_alone(claim):
+    later = keyed.note.using(run_after=timedelta(seconds=20))
+    enqueue_notes("a")
+    enqueue_notes("of another group", author="ben", task=later)
+    enqueue_notes("of another backend", "of another function", "that was begun", task=later)
+    [leader] = claim()
+    for text, change in (
+        ("of another backend", {"backend": "other"}),
+        ("of another function", {"task_path": "other.task"}),
+        ("that was begun", {"started_at": Now()}),
+    ):
+        Task.objects.filter(kwargs__text=text).update(**change)
+    assert claim_group("default", leader, limit=10, gather=30) == []
+
+
+@alone_and_at_a_lock_key
+def test_a_claim_of_a_group_locks_no_row_of_another_key(claim, in_threads, add):
+    add(*"ab")
+    keyed.step.enqueue("other")
+    other = int(keyed.step.enqueue("other").id)
+    [leader] = claim()
+    with transaction.atomic():
+        assert len(claim_group("default", leader, limit=10, gather=0)) == 1
+
+        def lock_other(_):
+            with transaction.atomic():
+                return Task.objects.select_for_update(nowait=True).get(pk=other).pk
+
+        assert in_threads(lock_other, 1) == [other]

@@ -6,7 +6,9 @@ import logging
 
 import pytest
 from django.core.exceptions import FieldDoesNotExist
-from django.db import OperationalError, connection, transaction
+from django.db import DataError, OperationalError, connection, transaction
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 
 from tests.sample.models import Express, Letter, Sender
@@ -38,6 +40,15 @@ def test_claimed_rows_are_locked_until_the_block_ends_or_raises(letters, in_thre
         assert len(others) == 6
         1 / 0  # noqa: B018
     assert Letter.objects.filter(status="new").count() == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_query_that_fails_ends_the_transaction_of_the_block(letters):
+    failing = Letter.objects.filter(RawSQL("id / 0 = 1", (), BooleanField()))
+    with pytest.raises(DataError, match="division by zero"), failing.claim(1):
+        pass
+    assert not connection.in_atomic_block
+    assert Letter.objects.count() == len(letters)
 
 
 @pytest.mark.django_db(transaction=True)

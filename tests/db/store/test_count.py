@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
-from django_pglock.store.count import queue_counts
+from django_pglock.models import Task
+from django_pglock.store.count import queue_counts, search_end
+from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
 
@@ -21,3 +24,20 @@ def test_counts_stop_where_the_documentation_says(there, counted, has_more):
         cursor.execute(INSERT, [there])
     [mail] = queue_counts("default")
     assert (mail.queue, mail.counts["READY"], "READY" in mail.at_least) == ("mail", counted, has_more)
+
+
+def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
+    for queue in ("mail", "bulk"):
+        for status in ("READY", "FAILED", "BLOCKED"):
+            for _ in range(3):
+                make(status, queue=queue)
+    for each, queue in zip(Task.objects.queue_counts(most=2), ("bulk", "mail"), strict=True):
+        assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
+        assert each.at_least == {"READY", "FAILED", "BLOCKED"}
+
+
+def test_the_end_of_a_search_is_one_row():
+    rows = [make("READY") for _ in range(4)]
+    with CaptureQueriesContext(connection) as queries:
+        assert search_end(Task.objects.order_by("pk"), most=2) == rows[2].pk
+    assert queries[0]["sql"].endswith("LIMIT 1 OFFSET 2")

@@ -9,10 +9,14 @@ import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
-from django_pglock.models import Attempt, Task
+from django_pglock.models import ArchivedTask, Attempt, Task
+from django_pglock.store.archive_state import turn_on
+from django_pglock.store.delete import delete_archived
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.db.admin.visits import make
+from tests.db.store.archiving import TWO_HOURS, walk
 from tests.db.store.test_failures import fail
+from tests.db.store.test_prune import make as make_finished
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -35,6 +39,14 @@ def test_only_those_of_the_queryset_are_deleted():
     assert list(Task.objects.values_list("pk", flat=True)) == [other.pk]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_windows_have_only_finished_tasks():
+    finished, _ = make("SUCCESSFUL"), make("READY")
+    told = []
+    assert Task.objects.all().delete_finished(progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, finished.pk)]
+
+
 def test_delete_finished_keeps_tasks_that_are_still_needed():
     awaited = tasks.nothing.enqueue()
     tasks.nothing.using(after=[awaited]).enqueue()
@@ -45,6 +57,19 @@ def test_delete_finished_keeps_tasks_that_are_still_needed():
     assert Task.objects.all().delete_finished() == 1
     assert Task.objects.count() == 3
     assert not Task.objects.filter(pk=over.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own_archive")
+def test_rows_of_the_archive_are_deleted():
+    rows = [make_finished(days=TWO_HOURS) for _ in range(3)]
+    turn_on("default")
+    assert walk() == 3
+    told = []
+    chosen = ArchivedTask.objects.exclude(pk=rows[0].pk).order_by("pk")
+    assert delete_archived(chosen, lambda *values: told.append(values)) == 2
+    assert told == [(2, rows[2].pk)]
+    assert list(ArchivedTask.objects.values_list("pk", flat=True)) == [rows[0].pk]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -38,6 +38,14 @@ def test_only_failed_tasks_are_discarded(status, block):
     assert task.status == status
 
 
+@pytest.mark.django_db(transaction=True)
+def test_windows_have_only_failed_tasks():
+    failed, _ = make("FAILED"), make("SUCCESSFUL")
+    told = []
+    assert Task.objects.all().discard(progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, failed.pk)]
+
+
 def test_a_cancel_discards_nothing():
     task = fail(fingerprint=7)
     assert Task.objects.all().cancel() == 0

@@ -97,6 +97,31 @@ def test_counts_of_failures_stop_at_their_limit(monkeypatch):
     assert {each.fingerprint for each in Task.objects.failures()} == {7, 8}
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_a_count_that_stops_is_of_the_newest_whatever_the_plan():
+    oldest, _, _, newest = (fail(fingerprint=7, hours_ago=hours_ago) for hours_ago in (7.5, 5.5, 3.5, 1.5))
+    # A changed row is behind the others in the table.
+    Task.objects.filter(pk=oldest.pk).update(priority=1)
+    [group] = Task.objects.failures(most=2)
+    oldest.refresh_from_db()
+    newest.refresh_from_db()
+    assert (group.first_at, group.last_at, group.newest) == (oldest.finished_at, newest.finished_at, newest.pk)
+    assert group.by_hour == (*[0] * 20, 1, 0, 1, 0)
+
+
+@pytest.mark.parametrize("fingerprint", [7, None])
+def test_the_message_is_that_of_the_last_attempt(fingerprint):
+    task = fail(fingerprint=fingerprint)
+    for number in (3, 2):
+        trace = TRACE.replace("order 7", f"attempt {number}")
+        dates = {"started_at": Now(), "finished_at": Now()}
+        Attempt.objects.create(
+            task=task, number=number, outcome="FAILED", exception_path="bank.Refused", traceback=trace, **dates
+        )
+    [group] = Task.objects.failures()
+    assert group.message == "attempt 3"
+
+
 def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):
     """The tasks failed in an older version, or their worker died."""
     rows = [fail(), fail(hours_ago=1.5), fail("bank.Closed"), fail(task_path="other"), fail(exception=None)]

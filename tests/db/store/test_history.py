@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,8 +10,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import TaskHistory
-from django_pglock.store.histogram import bucket_of
-from django_pglock.store.history import KEPT, MOST_POINTS, Counts, add_history, prune_history, series, totals
+from django_pglock.store.histogram import BUCKETS, bucket_of
+from django_pglock.store.history import (
+    KEPT,
+    MOST_POINTS,
+    OUTCOMES,
+    Counts,
+    add_history,
+    add_rescued,
+    prune_history,
+    series,
+    totals,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -46,6 +57,34 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
     [hour] = series("default", NOON, NOON + timedelta(hours=1), 3600)
     assert (hour.counts.attempts, hour.counts.run_seconds) == (11, pytest.approx(156.3))
     assert set(TaskHistory.objects.values_list("seconds", flat=True)) == {60, 3600}
+
+
+def test_every_number_is_added():
+    numbers = {each.name: number for number, each in enumerate(fields(Counts), 1) if each.type in ("int", "float")}
+    assert set(OUTCOMES) < set(numbers)
+    both = Counts(**numbers)
+    both.add(Counts(**numbers))
+    for _ in range(2):
+        add_history("default", {(MINUTE, "mail", "app.send"): Counts(**numbers)})
+    found = minutes()[0].counts
+    for each in (both, found):
+        assert {name: getattr(each, name) for name in numbers} == {name: 2 * number for name, number in numbers.items()}
+        assert len(each.wait) == len(each.run) == BUCKETS
+
+
+def test_a_row_has_the_buckets_up_to_the_last_that_is_not_empty():
+    found = Counts.of(*[0] * (len(OUTCOMES) + 2), [5, 3], [])
+    assert found.wait == [5, 3, *[0] * (BUCKETS - 2)]
+    assert found.run == [0] * BUCKETS
+
+
+def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now():
+    now = datetime.now(timezone.utc)
+    statuses = ["READY", "BLOCKED", "BLOCKED", "FAILED", "FAILED", "FAILED", "FAILED", "CANCELLED"]
+    add_rescued("default", [("rescued", "app.send", status) for status in statuses])
+    [found] = totals("default", now - timedelta(minutes=5), now + timedelta(minutes=5), queue="rescued")
+    assert (found.counts.lost, found.counts.failed, found.counts.cancelled, found.counts.attempts) == (3, 4, 1, 8)
+    add_rescued("default", [])
 
 
 def test_histograms_are_added_element_by_element_whichever_is_longer():

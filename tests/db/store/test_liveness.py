@@ -19,10 +19,13 @@ from django_pglock.store.liveness import (
     LEAST_OTHERS,
     UPKEEP_WORKERS,
     Beat,
+    alive,
     beat,
     beat_all,
     delete_dead,
     deregister,
+    is_oldest,
+    silent,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
 from django_pglock.worker.liveness import heartbeat
@@ -273,6 +276,18 @@ def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worke
         running.heartbeat.beat_at = now - age
         assert running.heartbeat.is_heartbeat_stale() is is_heartbeat_stale
     running.heartbeat.supervisor = None
+
+
+def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    workers = [uuid4() for _ in range(3)]
+    for worker in workers:
+        register(worker)
+    assert [is_oldest("default", worker) for worker in workers] == [True, False, False]
+    Worker.objects.filter(pk=workers[0]).update(heartbeat_at=Now() - timedelta(seconds=500))
+    assert [is_oldest("default", worker) for worker in workers] == [False, True, False]
+    assert set(alive(Worker.objects.all()).values_list("pk", flat=True)) == set(workers[1:])
+    assert [row.pk for row in silent(Worker.objects.all())] == workers[:1]
 
 
 def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():

@@ -20,3 +20,15 @@ def test_each_log_is_written_into_the_row_of_its_claim_unless_this_was_lost(clai
     Task.objects.filter(pk=lost.id).update(attempts=2, log="of the attempt after")
     note_logs("default", [first, second, lost])
     assert list(Task.objects.order_by("id").values_list("log", flat=True)) == ["a", None, "of the attempt after"]
+
+
+def test_the_log_of_one_claim_is_written_and_a_locked_row_is_skipped(claim, locked):
+    """Another outcome of the same task may be written at this moment."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.log = "a"
+    with locked(mine.id):
+        note_logs("default", [mine])
+    assert Task.objects.get().log is None
+    note_logs("default", [mine])
+    assert Task.objects.get().log == "a"

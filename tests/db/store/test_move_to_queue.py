@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.states import WAITING, TaskStatus
@@ -41,6 +42,25 @@ def test_a_queue_that_the_settings_do_not_list_is_refused(settings):
     with pytest.raises(ValueError, match="lists the queue 'third'"):
         Task.objects.all().move_to_queue("third")
     assert Task.objects.filter(pk=row.pk).move_to_queue("other") == 1
+
+
+def test_backends_of_another_database_do_not_count(settings):
+    name = "django_pglock.backend.PostgresBackend"
+    settings.TASKS = {
+        "default": {"BACKEND": name, "QUEUES": ["default"]},
+        "other": {"BACKEND": name, "QUEUES": ["other"], "OPTIONS": {"database": "replica"}},
+    }
+    with pytest.raises(ValueError, match="lists the queue 'other'"):
+        Task.objects.all().move_to_queue("other")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_is_moved_while_a_task_that_waits_for_it_is_enqueued(in_threads):
+    """Until its commit the other transaction has locked the key of the row."""
+    awaited = tasks.nothing.enqueue()
+    with transaction.atomic():
+        tasks.nothing.using(after=[awaited]).enqueue()
+        assert in_threads(lambda _: Task.objects.filter(pk=awaited.id).move_to_queue("other"), 1) == [1]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from django.db.models.functions import Now
 
 from django_pglock.models import Task
+from django_pglock.store import move_to_status as module
 from django_pglock.store.move_to_status import movable, move
 from django_pglock.tasks.states import FINISHED, TaskStatus
+from tests.db.store.test_prune import make
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,6 +23,23 @@ def test_only_tasks_of_a_status_from_which_they_may_move_are_moved(claim):
     moved = move(Task.objects.all(), TaskStatus.CANCELLED, {"queue": "x"}, among=[TaskStatus.READY])
     assert moved == [(ready, "x", "READY", None)]
     assert Task.objects.get(pk=running).queue == "default"
+
+
+def test_workers_are_woken_for_ready_tasks_and_the_next_of_each_key_is_admitted(monkeypatch):
+    """The task of a key that still runs, whose cancel is only requested, keeps its key."""
+    woken, admitted = [], []
+    monkeypatch.setattr(module, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(module, "admit_on_commit", lambda using, keys: admitted.extend(keys))
+    for number, status in enumerate(("SCHEDULED", "RUNNING", "BLOCKED")):
+        make(status, queue=f"q{number}", lock_key=f"key {number}")
+    ready = {"status": TaskStatus.READY.value}
+    move(Task.objects.all(), TaskStatus.READY, ready, among=[TaskStatus.SCHEDULED])
+    assert (woken, admitted) == (["q0"], ["key 0"])
+    move(Task.objects.all(), TaskStatus.CANCELLED, {"priority": 1}, among=[TaskStatus.RUNNING])
+    assert (woken, admitted) == (["q0"], ["key 0"])
+    cancelled = {"status": TaskStatus.CANCELLED.value, "finished_at": Now()}
+    move(Task.objects.all(), TaskStatus.CANCELLED, cancelled, among=[TaskStatus.BLOCKED])
+    assert (woken, admitted) == (["q0"], ["key 0", "key 2"])
 
 
 def test_move_skips_a_locked_row(locked):

@@ -34,3 +34,10 @@ def test_with_a_number_of_days_only_older_tasks_are_returned():
     make("FAILED", days=0)
     assert {row.pk for row in newest(Task.objects.all(), 10, days=1)} == {old, older}
     assert [row.pk for row in newest(Task.objects.all(), 10, statuses=["FAILED"], days=8)] == [older]
+
+
+def test_with_a_number_of_days_a_young_task_with_a_low_id_is_not_returned():
+    """Ids are only roughly in the order of time."""
+    for id_, days in enumerate((2, 0, 2, 2, 2), 1):
+        make("FAILED", days=days, pk=id_)
+    assert [row.pk for row in newest(Task.objects.all(), 10, days=1)] == [5, 4, 3, 1]

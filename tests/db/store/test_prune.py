@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
+from django_pglock.store import prune
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.store.prune import first_id_since, prune_window
 from django_pglock.store.release import release
@@ -293,6 +294,13 @@ def test_expired_tasks_are_pruned_in_batches():
         make(days=0, keep_result=0, expires_at=ago(0.1))
     assert prune_window("default", 0, {}, batch=2) == (2, 0)
     assert Task.objects.prune(batch=2) == 3
+
+
+def test_a_dry_run_counts_one_more_than_a_limit(monkeypatch):
+    monkeypatch.setattr(prune, "MOST_COUNTED", 2)
+    for _ in range(4):
+        make(keep_result=0, expires_at=Now())
+    assert Task.objects.prune(dry_run=True) == 3
 
 
 def test_a_dry_run_counts_and_deletes_nothing():

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import admit as admit_module
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
@@ -138,6 +139,17 @@ def test_the_polls_of_a_rate_get_rarer_while_its_tasks_are_not_claimed():
         assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_the_buckets_whose_tokens_have_come_first_are_opened_first():
+    for tenant in range(3):
+        RateLimit.objects.create(
+            key=f"%rate tenant:{tenant}", arrives_at=Now(), opens_at=Now() - timedelta(seconds=tenant)
+        )
+    assert [open_rates("default", limit=1) for _ in range(4)] == [
+        *(["%rate tenant:2"], ["%rate tenant:1"], ["%rate tenant:0"], [])
+    ]
+
+
 def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
     for tenant in range(5):
         keyed.trickle.enqueue(tenant)
@@ -164,6 +176,32 @@ def test_unused_rates_are_deleted_in_windows_of_keys(monkeypatch):
     assert delete_unused_rates("default", keys[3]) == (1, "")
     assert list(RateLimit.objects.values_list("key", flat=True)) == keys[:1]
     assert delete_unused_rates("default", keys[3]) == (0, "")
+
+
+def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes_no_token(
+    session, in_threads, eventually, monkeypatch
+):
+    """Admission waits for the row for a moment. The test lets it wait for as long as it takes."""
+    patient = admit_module.ADMIT_OWN_AT_RATE.replace("100ms", f"{NEVER:.0f}s")
+    monkeypatch.setattr(admit_module, "ADMIT_OWN_AT_RATE", patient)
+    with transaction.atomic():
+        task = int(keyed.trickle.enqueue(1).id)
+        transaction.get_connection().run_on_commit.clear()
+    session.ensure_connection()
+    ask = session.connection.execute
+    ask("BEGIN")
+    ask("UPDATE django_pglock_task SET status = 'CANCELLED', finished_at = now()")
+
+    def act(number):
+        if number == 0:
+            return admit_module.admit_own_at_rate("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
+        eventually(lambda: ask(waiting).fetchone()[0], why="admission does not wait")
+        return ask("COMMIT").statusmessage
+
+    assert in_threads(act, 2) == [None, "COMMIT"]
+    assert Task.objects.get().status == "CANCELLED"
+    assert not RateLimit.objects.exists()
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

@@ -14,3 +14,11 @@ def test_ready_queues_are_found_without_reading_every_row():
     for queue in ("b", "a", "b", "c"):
         tasks.nothing.using(queue_name=queue).enqueue()
     assert ready_queues("default") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("fair", [None, "tenant"])
+@pytest.mark.usefixtures("without_indexes")
+def test_no_queue_is_left_out_whatever_the_plan(fair):
+    for queue in ("c", "a", "d", "b"):
+        tasks.nothing.using(queue_name=queue, fair=fair).enqueue()
+    assert ready_queues("default") == ["a", "b", "c", "d"]

@@ -53,6 +53,12 @@ def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
     assert step.own.progress == {"done": 5, "total": 5, "last_id": rows[-1].pk}
 
 
+def test_the_first_task_of_the_table_is_retried(step):
+    first = fail(fingerprint=7, pk=1)
+    assert step() == (1, True)
+    assert statuses([first]) == ["READY"]
+
+
 def test_a_redrive_does_not_retry_a_task_that_has_failed_again(step):
     """Otherwise a redrive of tasks that always fail would never end."""
     rows = [fail(fingerprint=7) for _ in range(3)]

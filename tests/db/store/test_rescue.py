@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import connection, transaction
@@ -17,8 +17,8 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rescue as rescue_module
 from django_pglock.store.liveness import WITNESS_AFTER, beat
-from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rescue import RESCUED_AT_ONCE, possibly_lost, rescue
+from django_pglock.store.outcome import GivenBack, Succeeded
+from django_pglock.store.rescue import RESCUE, RESCUED_AT_ONCE, possibly_lost, rescue
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
@@ -261,6 +261,58 @@ def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     found = [("default", count)] if count else []
     assert possibly_lost("default") == possibly_lost("default", backend="default") == found
     assert possibly_lost("default", backend="other") == []
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_tasks_of_each_dead_worker_are_rescued_whatever_the_plan(claim):
+    for number in (3, 1, 4, 2):
+        tasks.nothing.enqueue()
+        claim(worker=UUID(int=number))
+    assert possibly_lost("default") == [("default", 4)]
+    assert sorted(each.worker.int for each in rescue("default")) == [1, 2, 3, 4]
+
+
+def test_a_locked_row_is_rescued_later(claim, locked):
+    """It may be settled at this moment."""
+    first, second = (int(tasks.nothing.enqueue().id) for _ in range(2))
+    claim(2)
+    with locked(first):
+        assert [each.id for each in rescue("default")] == [second]
+    assert [each.id for each in rescue("default")] == [first]
+
+
+def test_a_task_that_was_claimed_again_since_rescue_read_it_is_not_rescued(
+    claim, session, in_threads, eventually, monkeypatch
+):
+    """Here rescue pauses between its snapshot and the lock on the row."""
+    pause = "CROSS JOIN (SELECT pg_advisory_xact_lock(1)) AS pause"
+    pausing = RESCUE.replace("ARRAY(SELECT id FROM orphan)", f"ARRAY(SELECT id FROM orphan {pause})")
+    monkeypatch.setattr(rescue_module, "RESCUE", pausing)
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    tasks.nothing.enqueue()
+    [lost] = claim()
+    session.ensure_connection()
+    session.connection.execute("SELECT pg_advisory_lock(1)")
+
+    def act(number):
+        if number == 0:
+            return rescue("default")
+        eventually(lambda: session.connection.execute(waiting).fetchone() == (1,), why="rescue does not pause")
+        Task.objects.filter(pk=lost.id).update(attempts=2, worker=uuid4())
+        session.connection.execute("SELECT pg_advisory_unlock(1)")
+
+    assert in_threads(act, 2) == [[], None]
+    assert Task.objects.get().status == "RUNNING"
+
+
+def test_the_lost_attempt_has_the_number_without_the_claims_that_were_given_back(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle("default", [(mine, GivenBack())], mine.worker)
+    claim()
+    assert len(rescue("default")) == 1
+    assert Task.objects.get().attempts == 2
+    assert Attempt.objects.get().number == 1
 
 
 def test_rescue_returns_the_tasks_in_pages(claim):

@@ -10,6 +10,8 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.store.liveness import beat
+from django_pglock.tasks.states import TaskStatus
+from tests.db.store.test_prune import make
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +33,10 @@ def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):
         tasks.nothing.enqueue()
     claim(worker=living)
     [orphan] = claim()
+    for status in set(TaskStatus.values) - {"RUNNING"}:
+        make(status)
     assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
     assert Task.objects.all().reset_stuck() == 1
     assert Task.objects.filter(status="RUNNING").count() == 1
     assert Task.objects.get(pk=orphan.id).status == "READY"
+    assert Task.objects.values("status").distinct().count() == len(TaskStatus.values), "the others are as before"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
@@ -63,6 +66,13 @@ def test_an_invalid_result_fails_each_task_of_a_group(failed):
     for id_ in enqueue_many(sample.return_odd_together, [{"kind": "date"}, {"kind": "date"}]):
         assert "it is a datetime" in failed(Task(id=id_))
     assert Effect.objects.filter(name="outside").count() == 1
+
+
+def test_a_result_has_the_options_with_which_its_task_was_enqueued():
+    later = timezone.now().replace(microsecond=0) + timedelta(days=1)
+    call = tasks.echo.using(priority=7, queue_name="other", run_after=later)
+    found = tasks.echo.get_result(call.enqueue(1).id).task
+    assert (found.priority, found.queue_name, found.run_after) == (7, "other", later)
 
 
 def test_an_argument_that_is_no_json_raises_a_type_error():

@@ -15,6 +15,7 @@ from django.test.utils import override_settings
 
 from django_pglock.models import Waiter
 from django_pglock.store import result_listener
+from django_pglock.store.result_listener import FIRST_PAUSE, LONGEST_PAUSE, ResultListener, WaitingCaller
 from django_pglock.store.result_waiters import ended
 from tests.conftest import NEVER
 from tests.db.store.waiting import listener_threads, results_of, run, sessions, settle, until
@@ -188,6 +189,33 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
 
     in_threads(work, 2)
     eventually(lambda: not listener_threads())
+
+
+@pytest.fixture
+def listener():
+    """A listener whose thread has not been started."""
+    listener = ResultListener("default")
+    yield listener
+    listener._wake_sender.close()
+    listener._wake_receiver.close()
+
+
+def test_the_error_of_the_listener_is_told_to_those_who_have_just_come(listener):
+    told, error = [], RuntimeError()
+    listener.join(WaitingCaller(1, told.append, is_abandoned=lambda: False))
+    listener._give_up(error)
+    assert told == [error]
+
+
+def test_pauses_between_two_sessions_become_longer_up_to_a_limit(listener, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(listener, "_sleep", pauses.append)
+    listener._waiting = {1: {WaitingCaller(1, lambda answer: None, is_abandoned=lambda: False)}}
+    listener._before_loss = {1}
+    for _ in range(12):
+        listener._lose(OperationalError())
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
 
 
 def test_an_error_in_the_listener_is_logged_and_ends_all_waits(monkeypatch, eventually, caplog):

@@ -24,6 +24,7 @@ from django_pglock.worker.settling.history import waited
 from tests.concurrency.store.test_unique import WAITING
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one, statuses
+from tests.db.store.test_prune import make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -208,6 +209,23 @@ def test_a_retried_task_that_was_cancelled_during_its_wait_waits_for_each_once(c
     assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED", "READY"]
     settle_one(two, Succeeded())
     assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY", "READY"]
+
+
+@pytest.mark.parametrize(
+    ("status", "scope", "attempts", "is_retried"),
+    [
+        ("READY", "WAITING", 0, False),
+        ("RUNNING", "WAITING", 1, True),  # it has left its key at its start
+        ("RUNNING", "UNFINISHED", 1, False),
+        ("SUCCESSFUL", "UNFINISHED", 1, True),
+        ("SUCCESSFUL", "PERIOD", 1, False),
+    ],
+)
+def test_a_task_whose_unique_key_another_one_has_is_not_retried(status, scope, attempts, is_retried):
+    row = make("CANCELLED", unique_key="u", unique_scope="WAITING")
+    until = Now() + timedelta(hours=1) if scope == "PERIOD" else None
+    make(status, unique_key="u", unique_scope=scope, unique_until=until, attempts=attempts)
+    assert Task.objects.filter(pk=row.pk).retry() == is_retried
 
 
 def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from django_pglock.models import Schedule
@@ -22,6 +23,17 @@ def test_a_new_schedule_counts_from_its_registration():
     daily = schedule(scheduled.hourly, every=None, cron="0 3 * * *", timezone="Europe/Berlin")
     assert (daily.expression, daily.timezone) == ("0 3 * * *", "Europe/Berlin")
     assert daily.next_at > timezone.now()
+
+
+def test_a_schedule_that_has_not_changed_is_not_locked(session):
+    """A worker starts also while a tick, or a person, holds the row."""
+    schedule(), schedule(scheduled.hourly)
+    session.set_autocommit(False)
+    with session.cursor() as other, connection.cursor() as cursor:
+        other.execute("SELECT FROM django_pglock_schedule FOR UPDATE")
+        cursor.execute("SET lock_timeout = '1s'")
+        assert register("default") == []
+        other.execute("ROLLBACK")
 
 
 def test_registering_a_schedule_again_changes_it_only_with_code_or_settings(settings):

@@ -72,6 +72,21 @@ def test_an_invalid_previous_run_ends_the_list_of_runs(nightly, text):
     assert ids(nightly) == [last, first]
 
 
+def test_an_id_that_is_not_smaller_ends_the_chain(nightly):
+    first, other = tick(), tick()
+    last = tick()
+    Task.objects.filter(pk=last).update(meta={"previous_run": first})
+    Task.objects.filter(pk=first).update(meta={"previous_run": other})
+    assert ids(nightly) == [last, first]
+
+
+def test_the_first_task_of_the_table_is_found(nightly):
+    Task.objects.create(pk=7, queue="default", backend="default", task_path=nightly.pk)
+    last = tick()
+    Task.objects.filter(pk=last).update(meta={"previous_run": 7})
+    assert ids(nightly) == [last, 7]
+
+
 @pytest.mark.usefixtures("own_archive")
 def test_runs_are_found_in_the_archive(nightly, admin_client):
     first, second, third = tick(), tick(), tick()

@@ -34,6 +34,13 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it():
     assert enqueue_due("default").tasks == []
 
 
+def test_ticks_are_refused_within_a_transaction():
+    """A tick that fails would undo the others, and each tick would be kept back until the end."""
+    schedule(due=timedelta(seconds=1))
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+        enqueue_due("default")
+
+
 @pytest.mark.parametrize("options", [{"every": HOUR}, {"every": None, "cron": "0 * * * *"}], ids=["every", "cron"])
 def test_missed_ticks_are_replaced_by_one_run(options):
     schedule(**options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -19,6 +20,15 @@ def test_a_count_that_takes_long_is_made_less_often(monkeypatch):
     shared_counts.shared_counts("default")
     [row] = QueueCount.objects.all()
     assert 39 < (row.count_again_at - row.counted_at).total_seconds() < 41
+
+
+def test_the_pause_between_two_counts_is_a_multiple_of_the_time_that_a_count_takes(monkeypatch):
+    moments = iter([10.0, 10.1])
+    monkeypatch.setattr(shared_counts, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(shared_counts, "PAUSE_FACTOR", 200.0)
+    shared_counts.shared_counts("default")
+    [row] = QueueCount.objects.all()
+    assert 19 < (row.count_again_at - row.counted_at).total_seconds() < 21
 
 
 def test_outdated_counts_are_not_shown(monkeypatch):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.apps import apps
 from django.db import connection, transaction
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ConfigurationError
@@ -18,6 +21,7 @@ from django_pglock.store.statements import (
     array_of_numbers,
     bound,
     filled,
+    message,
     rows_of,
     run,
     run_by_index,
@@ -84,6 +88,21 @@ def test_values_are_bound_as_the_server_quotes_them():
     assert bound("default", "SELECT {{}} %s, %s", ["a'b", None]) == "SELECT {} 'a''b', NULL"
 
 
+def test_a_message_within_a_transaction_does_not_set_its_isolation_level():
+    """Neither if it is the first of an atomic block, nor in a transaction that the caller commits itself."""
+    select = ("SELECT 1", ())
+    connection.ensure_connection()
+    assert message("default", select) == "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;SELECT 1"
+    with transaction.atomic():
+        assert message("default", select) == "SELECT 1"
+        run("default", "SELECT 1")
+        assert message("default", select) == "SELECT 1"
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        assert message("default", select) == "SELECT 1"
+        cursor.execute("ROLLBACK")
+
+
 def test_array_of_numbers_is_one_parameter_of_a_statement():
     ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
     for chosen in (ids, ids[:1], []):
@@ -103,8 +122,9 @@ def test_statements_without_the_app_in_installed_apps_raise_a_configuration_erro
 
 
 # The settings of the transaction itself are always there once a statement has set them.
-SET_HERE = """SELECT name, setting FROM pg_settings
-WHERE source = 'session' AND name NOT LIKE 'transaction%' ORDER BY name"""
+# Those of the package are in no view.
+SET_HERE = """SELECT name, setting FROM pg_settings WHERE source = 'session' AND name NOT LIKE 'transaction%'
+UNION ALL SELECT 'locked', NULLIF(current_setting('django_pglock.locked', true), '') ORDER BY name"""
 
 
 def enqueue_a_key():
@@ -124,6 +144,13 @@ def do_upkeep():
         assert try_upkeep_lock("default")
 
 
+def prune_one():
+    keyed.refresh.enqueue(1)
+    old = Now() - timedelta(days=9)
+    Task.objects.update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
+    assert Task.objects.prune(older_than=1) == 1
+
+
 @pytest.mark.parametrize(
     "verb",
     [
@@ -134,7 +161,7 @@ def do_upkeep():
         lambda: rescue("default"),
         lambda: promote("default"),
         lambda: enqueue_due("default"),
-        lambda: Task.objects.prune(older_than=1),
+        prune_one,
     ],
     ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],
 )

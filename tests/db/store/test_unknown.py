@@ -40,6 +40,14 @@ def test_functions_that_no_living_worker_knows_are_returned_the_oldest_first():
     assert found() == [("a.forgotten", "default", 1), ("a.young", "default", 2)]
 
 
+def test_the_order_is_that_of_the_oldest_task_of_each_function():
+    ages = {"a.e": 3, "a.c": 1, "a.a": 5, "a.d": 2, "a.b": 4, "a.f": 6}
+    for path, hours in ages.items():
+        add(path, hours=hours)
+        add(path)
+    assert [path for path, *_ in found()] == sorted(ages, key=ages.get, reverse=True)
+
+
 def test_unknown_tasks_are_counted_up_to_a_limit_for_each_queue():
     for queue in ("mail", "bulk"):
         for _ in range(3):

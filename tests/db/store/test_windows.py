@@ -35,6 +35,14 @@ def test_an_interrupt_keeps_the_changes_of_finished_windows(monkeypatch):
     assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 
+def test_progress_names_the_last_task_of_each_window(monkeypatch):
+    monkeypatch.setattr(windows, "WINDOW", 3)
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(4)]
+    told = []
+    assert Task.objects.cancel(progress=lambda *values: told.append(values)) == 4
+    assert told == [(3, ids[1]), (4, ids[0])]
+
+
 def test_a_transaction_of_the_caller_changes_all_tasks_or_none(monkeypatch):
     monkeypatch.setattr(windows, "WINDOW", 2)
     for _ in range(5):

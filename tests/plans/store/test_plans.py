@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
@@ -48,6 +49,16 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps
     assert ready_queues("default") == ["default"]
     claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
+
+
+def test_a_kept_plan_is_executed(keeps_plans):
+    plain = claim_statement("default", worker=uuid4(), paths=[PATH])
+    with CaptureQueriesContext(connection) as queries:
+        plain.execute(1, "default")
+        plain.execute(2, "default")
+    prepare, *executes = (each["sql"] for each in queries)
+    assert prepare.startswith("PREPARE pglock_1 AS ")
+    assert executes == ["EXECUTE pglock_1 ('default', 1)", "EXECUTE pglock_1 ('default', 2)"]
 
 
 def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
