@@ -115,7 +115,7 @@ def eventually() -> Callable[..., Any]:
                 return value
             # Most ask the database. What takes long is asked for less and less often.
             time.sleep(pause)
-            pause = min(1.2 * pause, 0.1)
+            pause = min(1.4 * pause, 0.2)
         pytest.fail(why)
 
     return wait
