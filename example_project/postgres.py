@@ -1,9 +1,9 @@
 """A private PostgreSQL that needs no installation and is removed at the end.
 
-``PrivatePostgres`` makes a folder under the temporary directory, runs ``initdb`` and ``postgres`` there and listens on
-a Unix socket in it, never on TCP. Root lends the server to ``nobody``, because PostgreSQL refuses to run as root; no
-user is made and no mode of any other directory is changed. When the owner ends for any reason, the server is stopped
-and the folder is removed: see ``postgres_guard``.
+``PrivatePostgres`` makes a folder in the temporary directory, or in memory (``/dev/shm``) if much is free there. It
+runs ``initdb`` and ``postgres`` in this folder and listens on a Unix socket in it, never on TCP. Root lends the server
+to ``nobody``, because PostgreSQL refuses to run as root; no user is made and no mode of any other directory is changed.
+When the owner ends for any reason, the server is stopped and the folder is removed: see ``postgres_guard``.
 
 Only the standard library is used, because this runs before anything is installed. Linux and macOS; elsewhere set
 DATABASE_URL.
@@ -28,7 +28,8 @@ from example_project import postgres_guard
 
 #: Dynamic shared memory is in the data folder and not in /dev/shm, so that nothing is left after a crash of the server.
 ALWAYS = {"listen_addresses": "", "max_connections": "200", "dynamic_shared_memory_type": "mmap"}
-QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+#: With a limit of what old segments of WAL take: the folder may be in memory.
+QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "256MB"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
@@ -39,9 +40,10 @@ class NoPostgres(RuntimeError):
 class PrivatePostgres:
     """A private server. As a context manager it starts and stops the server.
 
-    ``durable`` turns fsync on, for tests about durability. ``settings`` are more of PostgreSQL's own settings.
-    ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names it, or the first found is.
-    ``standby_of`` is a running server of the same programs, which this one then follows as a hot standby.
+    ``durable`` turns fsync on, for tests about durability, and the data is on a disk. ``settings`` are more of
+    PostgreSQL's own settings. ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names
+    it, or the first found is. ``standby_of`` is a running server of the same programs, which this one then follows as a
+    hot standby.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class PrivatePostgres:
         programs: str | os.PathLike[str] | None = None,
         standby_of: PrivatePostgres | None = None,
     ) -> None:
+        self._is_durable = durable
         chosen = DURABLE if durable else QUICK
         self.settings = {**ALWAYS, **chosen, **(settings or {})}
         self._programs = Path(programs) if programs else None
@@ -79,7 +82,7 @@ class PrivatePostgres:
         """Make the folder, the database cluster and the guard, and start the server."""
         postgres_guard.sweep()
         programs = self._programs or find_programs()
-        self.home, self._lock = postgres_guard.make_folder()
+        self.home, self._lock = postgres_guard.make_folder(in_memory=not self._is_durable)
         self.folder = self.home / postgres_guard.SERVER
         try:
             self._guard = postgres_guard.start_guard(self.home)

@@ -116,7 +116,7 @@ def eventually() -> Callable[..., Any]:
                 return value
             # Most conditions query the database. The pauses between two calls grow.
             time.sleep(pause)
-            pause = min(1.2 * pause, 0.1)
+            pause = min(1.4 * pause, 0.2)
         pytest.fail(why)
 
     return wait

@@ -69,8 +69,27 @@ def test_the_private_server_does_not_listen_on_tcp_and_removes_its_files():
     assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
 
 
+def test_a_server_is_in_memory_if_much_is_free_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(postgres_guard, "TEMPORARY", str(tmp_path / "disk"))
+    monkeypatch.setattr(postgres_guard, "MEMORY", str(tmp_path / "memory"))
+    where = {}
+    for is_there in (False, True):
+        for room in (1, 1 << 62):
+            monkeypatch.setattr(postgres_guard, "ROOM", room)
+            (tmp_path / "disk").mkdir(exist_ok=True)
+            if is_there:
+                (tmp_path / "memory").mkdir(exist_ok=True)
+            folder, lock = postgres_guard.make_folder(in_memory=True)
+            where[is_there, room == 1] = folder.parent.name
+            os.close(lock)
+    assert where == {(False, True): "disk", (False, False): "disk", (True, True): "memory", (True, False): "disk"}
+    sweep()
+    assert [*tmp_path.glob("*/*")] == [], "folders of both places are removed"
+
+
 def test_a_durable_server_keeps_committed_rows_after_a_crash():
     with PrivatePostgres(durable=True) as server:
+        assert server.home.parent == Path(postgres_guard.TEMPORARY), "memory is not durable"
         with connect(server) as connection:
             assert connection.execute("SHOW fsync").fetchone() == ("on",)
             connection.execute("CREATE TABLE kept AS SELECT 1 AS x")

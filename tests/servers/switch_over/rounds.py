@@ -59,7 +59,9 @@ class Rounds:
         self._clients = []
 
     def switch(self, number: int, *, power_off: bool) -> str:
-        """Switch under load, wait until all work on the new primary, and make the old one its standby."""
+        """Make the old primary a standby again, switch under load, and wait until all work on the new primary."""
+        if self._switches:
+            self._pair.rejoin()
         self._wait_until_all_work(time.time())
         began = time.time()
         self._pair.switch(power_off=power_off)
@@ -67,7 +69,6 @@ class Rounds:
         self._switches += 1
         self._wait_until_all_work(promoted)
         working = time.time()
-        self._pair.rejoin()
         how = "power off" if power_off else "in order"
         return (
             f"{number:2} {how:9}  promoted after {promoted - began:4.1f} s, all work {working - promoted:4.1f} s later"
