@@ -157,7 +157,7 @@ def _size_text(days: list[DaySize]) -> str:
     )
     return text % {
         "days": len(days),
-        "rows": f"{sum(each.rows or 0 for each in days):,}",
+        "rows": f"{sum(each.rows for each in days):,}",
         "size": filesizeformat(sum(each.size for each in days)).replace("\xa0", " "),
         "oldest": days[0].day,
     }

@@ -14,12 +14,14 @@ from datetime import date
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, connections, transaction
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.archive_state import ArchiveState, archive_state, bounds_of, day_of, table_of
 from django_pglock.store.prune import DAY
-from django_pglock.store.statements import filled, run
+from django_pglock.store.statements import filled, rows_of, run
 
 #: The limits of a session that drops partitions.
 LIMITS = {"lock_timeout": "1s", "statement_timeout": "20s", "idle_in_transaction_session_timeout": "20s"}
@@ -28,6 +30,8 @@ ALREADY_EXISTS = ("42P07", "23505", "42710")
 #: SQLSTATEs after which a partition is dropped later: a lock timeout, a running transaction, or another worker that
 #: drops the same partition.
 RETRY_LATER = ("55P03", "57014", "55000", "42P01", "40P01")
+#: The number of pages of a partition without statistics that are read to count its rows.
+PAGES_COUNTED = 1000
 #: The comment on a partition that a worker drops. It marks the partition, because a person may detach one to keep it.
 EXPIRED = "django_pglock: dropped because it is older than PRUNE_AFTER allows"
 
@@ -46,10 +50,11 @@ WHERE archive.oid = to_regclass('{archived_task}') AND part.relkind = 'r'
 ORDER BY part.relname
 """
 
-# The partitions, the oldest first: the table, its rows by the last statistics, and its bytes with indexes and TOAST.
+# The partitions, the oldest first: the table, its rows by the last statistics, its pages, and its bytes with indexes
+# and TOAST. The rows are NULL before the first ANALYZE, and 0 if rows have come since an ANALYZE of the empty table.
 SIZES_OF_DAYS = """
 SELECT part.relname::text, CASE WHEN part.reltuples >= 0 THEN part.reltuples::bigint END,
-       pg_total_relation_size(part.oid)
+       pg_relation_size(part.oid) / current_setting('block_size')::int, pg_total_relation_size(part.oid)
 FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
 WHERE inhparent = to_regclass('{archived_task}') AND NOT inhdetachpending
 ORDER BY part.relname
@@ -100,17 +105,30 @@ def expired_days(using: str, older_than: float) -> list[date]:
 
 
 class DaySize(NamedTuple):
-    """A day of the archive: its number of rows by the statistics (None before the first ANALYZE), and its bytes."""
+    """A day of the archive: about how many rows it has, and its bytes."""
 
     day: date
-    rows: int | None
+    rows: int
     size: int
 
 
 def sizes_of_days(using: str) -> list[DaySize]:
-    """Return the days of the archive, the oldest first."""
-    found = ((day_of(name), rows, size) for name, rows, size in run(using, SIZES_OF_DAYS))
-    return [DaySize(day, rows, size) for day, rows, size in found if day is not None]
+    """Return the days of the archive, the oldest first. The rows of a day without statistics are counted."""
+    found = ((day_of(name), *sizes) for name, *sizes in run(using, SIZES_OF_DAYS))
+    return [
+        DaySize(day, rows or _counted(using, day, pages), size) for day, rows, pages, size in found if day is not None
+    ]
+
+
+def _counted(using: str, day: date, pages: int) -> int:
+    """Count the rows of a day in its first pages; estimate the others by them.
+
+    ANALYZE has not seen these rows yet. Autovacuum never analyzes a table that gets fewer than 50 rows.
+    """
+    start, end = bounds_of(day)
+    is_read = RawSQL("ctid < %s::tid", (f"({PAGES_COUNTED},0)",), output_field=BooleanField())
+    rows: int = rows_of("ArchivedTask", using).filter(is_read, finished_at__gte=start, finished_at__lt=end).count()
+    return round(rows * max(1.0, pages / PAGES_COUNTED))
 
 
 class _Part(NamedTuple):

@@ -8,24 +8,26 @@ from django_pglock.store.statements import run_by_index
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 
-# Without ``lock=``: claims the other tasks of the group and backend of a claimed task: those that wait for the group's
-# key, and those that are SCHEDULED only because of ``gather``. All have the same key. So no other worker can claim them
-# at the same time, unless this worker was frozen and has lost its claim. Then ``leader`` has no row, and no task is
-# claimed. The comment at ADMIT in admit.py says why keys are compared by ranges.
+# Without ``lock=``: claims the other tasks of the group, backend and queue of a claimed task: those that wait for the
+# group's key, and those that are SCHEDULED only because of ``gather``. Other queues may be paused, or not served by the
+# worker. All tasks have the same key. So no other worker can claim them at the same time, unless this worker was frozen
+# and has lost its claim. Then ``leader`` has no row, and no task is claimed. The comment at ADMIT in admit.py says why
+# keys are compared by ranges.
 CLAIM_GROUP = """
 WITH leader AS MATERIALIZED (
-    SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+    SELECT id, backend, queue FROM {task}
+    WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-      AND task.backend = (SELECT backend FROM leader)
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM leader)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), gathering AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-      AND task.backend = (SELECT backend FROM leader)
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM leader)
       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), others AS MATERIALIZED (
@@ -38,17 +40,17 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM others))
 RETURNING {claim_columns}
 """
 
-# With ``lock=``: claims the tasks of the same group and backend that are next in the order of the lock key. A task is
-# not claimed if an older task at this key belongs to another group, waits for other tasks (``after=``), or has a locked
-# row. Tasks that are SCHEDULED only because of ``gather`` have no place at the key yet. They are claimed if all older
-# tasks at the key are claimed.
+# With ``lock=``: claims the tasks of the same group, backend and queue that are next in the order of the lock key. A
+# task is not claimed if an older task at this key belongs to another group or queue, waits for other tasks
+# (``after=``), or has a locked row. Tasks that are SCHEDULED only because of ``gather`` have no place at the key yet.
+# They are claimed if all older tasks at the key are claimed.
 CLAIM_GROUP_IN_KEY_ORDER = """
 WITH leader AS MATERIALIZED (
-    SELECT id, task_path, backend, group_key FROM {task}
+    SELECT id, task_path, backend, queue, group_key FROM {task}
     WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), behind AS MATERIALIZED (
-    (SELECT task.id, COALESCE((task.task_path, task.backend, task.group_key, task.waits_for)
-                              = (SELECT task_path, backend, group_key, 0 FROM leader), false) AS is_alike
+    (SELECT task.id, COALESCE((task.task_path, task.backend, task.queue, task.group_key, task.waits_for)
+                              = (SELECT task_path, backend, queue, group_key, 0 FROM leader), false) AS is_alike
      FROM {task} AS task
      WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
        AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
@@ -57,7 +59,8 @@ WITH leader AS MATERIALIZED (
     (SELECT task.id, true FROM {task} AS task
      WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
        AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
-       AND (task.task_path, task.backend, task.group_key) = (SELECT task_path, backend, group_key FROM leader)
+       AND (task.task_path, task.backend, task.queue, task.group_key)
+           = (SELECT task_path, backend, queue, group_key FROM leader)
        AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
      ORDER BY task.lock_key, task.status, task.id LIMIT %s)
 ), locked AS MATERIALIZED (

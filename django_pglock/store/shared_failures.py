@@ -11,17 +11,20 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from django_pglock.conf import get_settings
 from django_pglock.store.failures import FailureCounts, failures
 from django_pglock.store.statements import run
 
-#: Seconds after which counts are too old for a page. Then no worker counts, so the page itself counts.
+#: Seconds after which counts are too old for a page. Then the page itself counts.
 MAX_AGE_FOR_PAGES = 120.0
 #: The fields with dates, which are texts in JSON.
 _DATES = ("first_at", "last_at", "muted_at")
 
+# The stored groups. No row if they are too old, or if no worker is alive: then nobody will count again.
 READ_FAILURES = """
 SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM {queue_count}
 WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - make_interval(secs => %s)
+  AND EXISTS (SELECT FROM {worker} WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s))
 """
 
 # Deletes the stored groups. A count that has begun before does not store its groups, because the row no longer has the
@@ -39,8 +42,11 @@ class SharedFailures(NamedTuple):
 
 
 def shared_failures(using: str) -> SharedFailures:
-    """Return the groups of failed tasks that a worker has counted lately. Count them now if no worker has."""
-    for groups, age in run(using, READ_FAILURES, MAX_AGE_FOR_PAGES):
+    """Return the groups of failed tasks that a worker has counted lately.
+
+    Count them now if no worker is alive, or if none has counted.
+    """
+    for groups, age in run(using, READ_FAILURES, MAX_AGE_FOR_PAGES, get_settings().HEARTBEAT_LIMIT):
         return SharedFailures([_group(each) for each in _loaded(groups)], age)
     return SharedFailures(failures(using), None)
 

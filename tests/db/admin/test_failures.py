@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from functools import partial
+from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
 from django_pglock.admin import failures as page_of_failures
-from django_pglock.models import FailureGroup, Task
+from django_pglock.models import FailureGroup, Task, Worker
 from django_pglock.redrive import enqueue_redrive
 from django_pglock.store import failures as store
 from django_pglock.store import shared_failures
@@ -206,6 +209,7 @@ def test_the_index_of_the_admin_lists_the_page_with_the_right_to_view_tasks(clie
 
 def test_the_page_shows_counts_of_a_worker_until_a_group_is_changed(client, failed):
     person(client, "view_task", "mute_failuregroup")
+    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
     keep_counts("default")
     page = client.get(PAGE)
     assert "A worker has counted the failures" in page.content.decode()
@@ -214,3 +218,10 @@ def test_the_page_shows_counts_of_a_worker_until_a_group_is_changed(client, fail
     page = client.get(PAGE)
     assert "A worker has counted the failures" not in page.content.decode()
     assert [row.group.fingerprint for row in page.context["rows"] if row.group.muted_at] == [number]
+
+
+def test_the_page_counts_itself_when_no_worker_is_alive(client, failed):
+    person(client, "view_task")
+    keep_counts("default")
+    Task.objects.all().delete()
+    assert "No task has failed." in client.get(PAGE).content.decode()

@@ -77,24 +77,27 @@ def test_the_oldest_are_taken_whatever_the_plan(claim, add, status):
     assert [str(each.id) for each in claim_group("default", leader, limit=1, gather=30)] == [rows[1].id]
 
 
-def test_a_group_takes_no_tasks_of_other_groups_functions_and_backends(claim):
+def test_a_group_takes_no_tasks_of_other_groups_functions_backends_and_queues(claim):
+    """No worker may claim a task of a paused queue, and this worker may not serve the other queues."""
     enqueue("a")
     enqueue("of another user", user=2)
-    enqueue("of another backend", "of another function")
+    enqueue("of another backend", "of another function", "of another queue")
     [leader] = claim()
     Task.objects.filter(kwargs__text="of another backend").update(backend="other")
     Task.objects.filter(kwargs__text="of another function").update(task_path="other.task")
+    Task.objects.filter(kwargs__text="of another queue").update(queue="other")
     assert claim_group("default", leader, limit=10, gather=0) == []
 
 
 def test_a_group_takes_gathering_tasks_and_no_tasks_due_later(claim):
     """A task that waits for its retry has begun before. It runs at the date of the retry."""
-    rows = [int(each.id) for each in enqueue(*"abcde")]
+    rows = [int(each.id) for each in enqueue(*"abcdef")]
     [leader] = claim()
-    for id_, seconds in zip(rows[1:], (5, 60, 5, 5), strict=True):
+    for id_, seconds in zip(rows[1:], (5, 60, 5, 5, 5), strict=True):
         Task.objects.filter(pk=id_).update(status="SCHEDULED", run_after=Now() + timedelta(seconds=seconds))
     Task.objects.filter(pk=rows[3]).update(started_at=Now())
     Task.objects.filter(pk=rows[4]).update(backend="other")
+    Task.objects.filter(pk=rows[5]).update(queue="other")
     assert [each.id for each in claim_group("default", leader, limit=10, gather=30)] == [rows[1]]
 
 
@@ -149,6 +152,7 @@ def test_a_group_with_a_lock_key_takes_the_next_tasks_up_to_the_limit(claim):
         lambda: enqueue_notes("of another group", author="ben"),
         lambda: enqueue_notes("that waits for others", task=keyed.note.using(after=Task.objects.earliest("id").pk)),
         lambda: Task.objects.filter(pk=enqueue_notes("of another backend")[0].id).update(backend="other"),
+        lambda: enqueue_notes("of another queue", task=keyed.note.using(queue_name="other")),
     ],
 )
 def test_a_group_takes_no_task_past_another_task_of_its_lock_key(claim, between):
@@ -176,15 +180,16 @@ def test_a_group_with_a_lock_key_takes_gathering_tasks_up_to_another_task(claim)
     assert Task.objects.get(pk=other.id).kwargs["text"] == "b"
 
 
-def test_at_a_lock_key_those_that_gather_for_another_group_function_or_backend_are_left_alone(claim):
+def test_at_a_lock_key_those_that_gather_for_another_group_function_backend_or_queue_are_left_alone(claim):
     later = keyed.note.using(run_after=timedelta(seconds=20))
     enqueue_notes("a")
     enqueue_notes("of another group", author="ben", task=later)
-    enqueue_notes("of another backend", "of another function", "that was begun", task=later)
+    enqueue_notes("of another backend", "of another function", "of another queue", "that was begun", task=later)
     [leader] = claim()
     for text, change in (
         ("of another backend", {"backend": "other"}),
         ("of another function", {"task_path": "other.task"}),
+        ("of another queue", {"queue": "other"}),
         ("that was begun", {"started_at": Now()}),
     ):
         Task.objects.filter(kwargs__text=text).update(**change)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
 
-from django_pglock.models import QueueCount, Task
+from django_pglock.models import QueueCount, Task, Worker
 from django_pglock.store import shared_counts, shared_failures
 from django_pglock.store.failures import mute
 from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def living(db):
+    return Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
 
 
 def count():
@@ -48,6 +54,21 @@ def test_old_or_changed_groups_of_failures_are_counted_again():
     count()
     QueueCount.objects.update(counted_at=Now() - timedelta(seconds=shared_failures.MAX_AGE_FOR_PAGES + 1))
     assert read().age is None
+
+
+def test_counts_are_not_used_when_no_worker_is_alive_to_count_again(settings, living):
+    """A worker that has ended in order has no row."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 400}
+    count()
+    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=300))
+    assert read().age is not None
+    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=500))
+    assert read().age is None
+    Worker.objects.update(heartbeat_at=Now())
+    assert read().age is not None
+    living.delete()
+    fail(fingerprint=7)
+    assert (len(read().groups), read().age) == (1, None)
 
 
 def test_a_count_that_had_begun_before_the_change_is_not_shown(monkeypatch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from uuid import uuid4
+
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.redrive import redrives
 from django_pglock.store.failures import FAILURE_GROUPS, FAILURES_WITHOUT_FINGERPRINT, LAST_TRACEBACKS, FailureGroupId
 from django_pglock.store.redrive import window
@@ -129,6 +132,7 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
         "what a worker has counted; groups; those without a fingerprint, with their tracebacks and mutes; redrives"
     )
     assert len(statements()) == 6, counted_here
+    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
     keep_counts("default")
     assert len(statements()) == 2, "what a worker has counted; redrives"
     Task.objects.filter(fingerprint=None).delete()

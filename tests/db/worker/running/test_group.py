@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_pglock import enqueue_many
-from django_pglock.models import Attempt, Task
+from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.admit import admit
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.claim_group import claim_group
@@ -49,6 +49,19 @@ def test_a_group_runs_up_to_its_limit_and_after_its_gather_time(worker, eventual
     assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]
     task = Task.objects.earliest("id")
     assert (task.started_at - task.enqueued_at).total_seconds() >= 0.19
+
+
+def test_members_in_a_paused_queue_run_in_a_call_of_their_own_after_it_is_resumed(worker, eventually):
+    Queue.objects.pause("other")
+    for text, queue in (("a", "default"), ("b", "other"), ("c", "default")):
+        keyed.digest.using(queue_name=queue).enqueue(user=1, text=text)
+    worker()
+    eventually(lambda: done(2))
+    eventually(lambda: Task.objects.filter(queue="other", status="READY").exists())
+    assert list(Effect.objects.values_list("name", flat=True)) == ["a,c"]
+    Queue.objects.resume("other")
+    eventually(lambda: done(3))
+    assert list(Effect.objects.order_by("pk").values_list("name", flat=True)) == ["a,c", "b"]
 
 
 def test_two_workers_never_run_one_group_at_the_same_time(worker, eventually):
