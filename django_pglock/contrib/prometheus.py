@@ -59,9 +59,7 @@ class TaskCollector(Collector):  # type: ignore[misc]
         oldest = _gauge(
             "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", "queue"
         )
-        others = _gauge(
-            "queue_tasks", "Tasks in the database by queue and status, up to 10000 or more.", "queue", "status"
-        )
+        others = _gauge("tasks", "Tasks in the database by queue and status, up to 10000 or more.", "queue", "status")
         paused = _gauge("queue_paused", "1 while the queue is paused, else 0.", "queue")
         for queue, group in groupby(counts, attrgetter("queue")):
             here = list(group)

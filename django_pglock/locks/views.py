@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -135,7 +135,20 @@ class ViewLock(Lock):
         return naming
 
     def _answer_busy(self, busy: LockNotAvailable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super()._answer_busy(busy, _from_request(args), kwargs)
+        answer = super()._answer_busy(busy, _from_request(args), kwargs)
+        return self._awaited(answer) if inspect.isawaitable(answer) else self._checked(answer)
+
+    async def _awaited(self, answer: Awaitable[Any]) -> Any:
+        return self._checked(await answer)
+
+    def _checked(self, answer: Any) -> Any:
+        """Return the response. Raises ``ConfigurationError`` for None: the caller of the view would fail later."""
+        if answer is None:
+            name = getattr(self._on_busy, "__qualname__", self._on_busy)
+            raise ConfigurationError(
+                f"lock_view: the function {name} of on_busy returned None; let it return the response to the request."
+            )
+        return answer
 
 
 class ViewKey:

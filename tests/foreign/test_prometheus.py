@@ -138,7 +138,7 @@ def metrics_of(text: str, parse: Callable = text_string_to_metric_families) -> d
     return {family.name: family for family in parse(text) if family.name.startswith("django_pglock_")}
 
 
-def test_the_official_parser_reads_the_metrics_of_a_worker():
+def test_the_official_parser_reads_the_metrics_of_a_worker(counted_anew):
     worker = Worker(threads=1, probe_host="127.0.0.1", probe_port=0)
     running = threading.Thread(target=worker.run)
     running.start()
@@ -157,6 +157,10 @@ def test_the_official_parser_reads_the_metrics_of_a_worker():
     # The parser takes a sample whose name is of no family for one of an unknown type.
     assert {family.type for family in families.values()} <= {"counter", "gauge", "histogram"}
     assert all(family.documentation for family in families.values())
+    # One rule of alerts serves both: a web process gives the metrics of queues by the names that a worker gives.
+    of_web = {family.name: family.documentation for family in prometheus.TaskCollector().collect()}
+    del of_web["django_pglock_workers_alive"]
+    assert {name: families[name].documentation for name in of_web} == of_web
     assert [sample.value for sample in families["django_pglock_claims"].samples] == [1]
     outcomes = {sample.labels["outcome"]: sample.value for sample in families["django_pglock_outcomes"].samples}
     assert outcomes["succeeded"] == 1
@@ -176,7 +180,7 @@ def test_django_prometheus_exports_the_metrics_of_tasks(counted_anew):
     [age] = families["django_pglock_oldest_ready_task_age_seconds"].samples
     assert age.value >= 0
     assert [each.value for each in families["django_pglock_workers_alive"].samples] == [0]
-    tasks = {sample.labels["status"]: sample.value for sample in families["django_pglock_queue_tasks"].samples}
+    tasks = {sample.labels["status"]: sample.value for sample in families["django_pglock_tasks"].samples}
     assert tasks == {"ready": 2, "blocked": 0, "scheduled": 1, "running": 0, "failed": 0}
     [paused] = families["django_pglock_queue_paused"].samples
     assert (paused.labels, paused.value) == ({"queue": "letters"}, 1)

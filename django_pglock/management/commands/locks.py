@@ -103,10 +103,12 @@ class Command(BaseCommand):
 
     def _repeat(self, options: dict[str, Any], rows: Any, kind: type[Kind]) -> None:
         """Show the rows, once or again and again."""
-        show = self._show_json if options["json"] else self._show_table
         try:
             while True:
-                show(rows.all(), kind)
+                if options["json"]:
+                    self._show_json(rows.all(), kind)
+                else:
+                    self._show_table(rows.all(), kind, options)
                 # Python buffers some kilobytes when it writes to a pipe.
                 self.stdout.flush()
                 if options["watch"] is None:
@@ -148,10 +150,10 @@ class Command(BaseCommand):
         found = [{name: getattr(row, name) for name in kind.fields} for row in rows]
         self.stdout.write(json.dumps(found, cls=DjangoJSONEncoder, indent=2))
 
-    def _show_table(self, rows: Iterable[Any], kind: type[Kind]) -> None:
+    def _show_table(self, rows: Iterable[Any], kind: type[Kind], options: dict[str, Any]) -> None:
         lines = [kind.line(row) for row in rows]
         if not lines:
-            self.stdout.write(kind.nothing())
+            self.stdout.write(kind.nothing(printable(options["search"] or ""), is_blocked=options["blocked"]))
             return
         for line in aligned(kind.head(), lines):
             self.stdout.write(line)
@@ -173,8 +175,8 @@ class Kind(Protocol):
         ...
 
     @staticmethod
-    def nothing() -> str:
-        """Return the sentence that is printed if there are no rows."""
+    def nothing(search: str, *, is_blocked: bool) -> str:
+        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
         ...
 
 
@@ -205,8 +207,14 @@ class Locks:
         )
 
     @staticmethod
-    def nothing() -> str:
-        """Return the sentence that is printed if there are no rows."""
+    def nothing(search: str, *, is_blocked: bool) -> str:
+        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
+        if is_blocked and search:
+            return _('No session waits for an advisory lock that "%s" selects.') % search
+        if is_blocked:
+            return _("No session waits for an advisory lock.")
+        if search:
+            return _('No advisory lock has a name that begins with "%s", or this key or session.') % search
         return _("No advisory lock is held or awaited.")
 
 
@@ -231,6 +239,8 @@ class Leases:
         )
 
     @staticmethod
-    def nothing() -> str:
-        """Return the sentence that is printed if there are no rows."""
+    def nothing(search: str, *, is_blocked: bool) -> str:
+        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
+        if search:
+            return _("No lease named %r is held.") % search
         return _("No lease is held.")

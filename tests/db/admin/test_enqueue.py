@@ -104,6 +104,8 @@ def test_each_form_needs_its_own_permission(client):
     assert client.get(again).status_code == 403
     assert again not in client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
     assert 'href="enqueue/"' in client.get(LIST).content.decode()
+    person(client, "add_task")
+    assert client.get(PAGE).status_code == 200, "the form shows no task"
 
 
 SECRET = "4111-1111"

@@ -83,6 +83,31 @@ def test_lock_view_takes_a_status_or_a_function_for_the_answer_when_busy(somebod
     assert own(lambda request, number: HttpResponse())(request_of(), number=5).content == b"a 5"
 
 
+def say_nothing(error, request):
+    return None
+
+
+async def say_nothing_later(error, request):
+    return None
+
+
+@pytest.mark.parametrize("on_busy", [say_nothing, say_nothing_later])
+def test_a_function_for_the_answer_that_returns_none_is_named(somebody, on_busy):
+    async def view(request):
+        return HttpResponse()
+
+    somebody.holds("a")
+    with pytest.raises(ConfigurationError, match=f"the function {on_busy.__name__} of on_busy returned None; let it"):
+        async_to_sync(lock_view("a", on_busy=on_busy)(view))(request_of())
+
+
+def test_so_it_is_below_a_view_that_is_no_coroutine(somebody):
+    somebody.holds("a")
+    view = lock_view("a", on_busy=say_nothing)(lambda request: HttpResponse())
+    with pytest.raises(ConfigurationError, match="the function say_nothing of on_busy returned None"):
+        view(request_of())
+
+
 def test_only_the_methods_named_are_locked(somebody):
     somebody.holds("a")
     view = lock_view("a", methods=["POST"])(lambda request: HttpResponse())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from django.core.management import CommandError
@@ -10,7 +11,9 @@ from django.db import connection
 
 from django_pglock.management import archiving
 from django_pglock.models import ArchivedTask, Task
+from django_pglock.store.archive_days import drop_days
 from django_pglock.store.archive_state import archive_state, turn_off, turn_on
+from tests.conftest import ROOT
 from tests.db.management.commands.test_locktasks import locktasks
 from tests.db.store.archiving import TWO_HOURS, fail, walk
 from tests.db.store.test_prune import make
@@ -40,6 +43,23 @@ def test_the_archive_is_turned_on_and_off_and_its_status_is_shown(settings):
     with pytest.raises(CommandError, match="The archive is not on"):
         locktasks("archive", "off")
     assert "It has 1 day with about 2 tasks" in locktasks("archive", "status")
+
+
+def test_an_archive_that_was_turned_off_can_be_emptied_as_the_docs_say():
+    docs = (ROOT / "docs" / "operations.md").read_text()
+    [statement] = re.findall(r"\*\*To go back\*\*.*?`(TRUNCATE .*?)`", docs, re.DOTALL)
+    for days in (9, TWO_HOURS):
+        make(days=days)
+    locktasks("archive", "on")
+    assert walk(days=30) == 2
+    locktasks("archive", "off")
+    assert ArchivedTask.objects.count() == 2
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+    assert not ArchivedTask.objects.exists()
+    [old, day] = archive_state("default").days
+    assert drop_days("default", 7) == [old]
+    assert archive_state("default").days == (day,)
 
 
 @pytest.mark.parametrize(

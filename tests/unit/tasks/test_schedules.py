@@ -50,6 +50,10 @@ def test_a_fixed_time_that_is_skipped_comes_after_the_gap_and_one_that_comes_twi
     assert at_half_past_two == [["03:00+0200"], ["02:30+0200"]]
 
 
+def test_two_fixed_times_that_one_gap_skips_are_one_tick_after_it():
+    assert local(ticks_of_day("15,45 2 * * *", "Europe/Berlin", CHANGES[0][1])) == ["03:00+0200"]
+
+
 def test_every_hour_is_every_hour_that_passes():
     spring, autumn = (ticks_of_day("0 * * * *", "Europe/Berlin", day) for _, day in CHANGES[:2])
     assert (len(spring), len(autumn)) == (23, 25)

@@ -25,7 +25,7 @@ def locks(*arguments):
 
 
 def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
-    assert "No advisory lock" in locks()
+    assert locks() == "No advisory lock is held or awaited.\n"
     with hold("order:5"):
         assert locks("order:5").splitlines()[0].split() == [
             "LOCK",
@@ -37,7 +37,9 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
             "APPLICATION",
         ]
         assert "django_pglock.testing" in locks("order:5")
-        assert "No advisory lock" in locks("--blocked")
+        assert locks("--blocked") == "No session waits for an advisory lock.\n"
+        assert locks("--blocked", "order:5") == 'No session waits for an advisory lock that "order:5" selects.\n'
+        assert locks("x\ty") == 'No advisory lock has a name that begins with "x?y", or this key or session.\n'
 
         def wait_or_look(number):
             if number:
@@ -95,6 +97,7 @@ def test_leases_are_shown_and_revoked():
         table = locks("--leases")
         assert "night?ly" in table
         assert lease.owner in table
+        assert locks("--leases", "x\ty") == "No lease named 'x?y' is held.\n"
         assert table.count("\n") == 3
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)
