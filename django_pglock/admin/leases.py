@@ -35,7 +35,11 @@ class IsHeld(OneChoiceFilter):
 
 
 class LeaseAdmin(ReadOnlyAdmin):
-    """The list of leases, the latest acquired first, and the page of one lease."""
+    """The list of leases, the latest acquired first, and the page of one lease.
+
+    No user may delete a lease: the tokens of its name would start at 1 again, and code that compares tokens would
+    refuse the next holder.
+    """
 
     list_display = ["name", "state", "owner", "token", "ttl", "held", "renewed", "expires"]
     list_filter = [IsHeld]
@@ -53,16 +57,6 @@ class LeaseAdmin(ReadOnlyAdmin):
         """Add the server's time."""
         leases: Any = super().get_queryset(request)
         return leases.with_server_time()
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete this lease: only a lease without a holder.
-
-        After the deletion the tokens of this name start at 1 again, so code that compares tokens refuses the next
-        holder. False without a lease, because Django's action that deletes many rows does not check whether they are
-        held.
-        """
-        is_free = obj is not None and not is_held(obj)
-        return is_free and request.user.has_perm("django_pglock.delete_lease")
 
     def has_free_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may revoke leases."""

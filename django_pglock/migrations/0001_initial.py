@@ -134,7 +134,7 @@ class Migration(migrations.Migration):
                 "permissions": [
                     ("free_lease", "Can take a lease away from its holder"),
                 ],
-                "default_permissions": ("view", "delete"),
+                "default_permissions": ("view",),
                 **POSTGRESQL,
                 "indexes": [
                     models.Index(fields=["-acquired_at"], name="django_pglock_lease_recent"),

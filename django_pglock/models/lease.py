@@ -38,6 +38,7 @@ class _Duration(models.DurationField):  # type: ignore[type-arg]  # Django's cla
 
 class Lease(models.Model):
     """One lease. The row stays after the lease is released, because the next token has to be larger.
+    After ``delete()`` of the row, the tokens of this name start at 1 again.
 
     No other owner can acquire the lease before ``expires_at``; None means never. ``released_at`` is None while the
     lease is held.
@@ -61,7 +62,7 @@ class Lease(models.Model):
         verbose_name = _("lease")
         verbose_name_plural = _("leases")
         ordering = ["name"]
-        default_permissions = ("view", "delete")
+        default_permissions = ("view",)
         indexes = [
             # The first for the list of the admin, the second for the few leases that are held.
             models.Index(fields=["-acquired_at"], name="django_pglock_lease_recent"),

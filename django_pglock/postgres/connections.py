@@ -83,12 +83,29 @@ def has_commit_hooks(connection: Any) -> bool:
 
 
 def has_manual_transaction(connection: Any) -> bool:
-    """Return whether a transaction is open that the caller commits itself: autocommit off, or its own BEGIN."""
-    if has_commit_hooks(connection) or connection.connection is None:
+    """Return whether the caller commits the open transaction itself: autocommit off, or its own BEGIN.
+
+    With autocommit off, the transaction counts as open before its first statement, which begins it on the server.
+    """
+    if has_commit_hooks(connection):
         return False
-    if connection.vendor != "postgresql":
-        return not connection.get_autocommit()
-    return transaction_status(connection) in _IN_TRANSACTION
+    if connection.connection is None:
+        # The next session will have this setting, whatever set_autocommit() has set before.
+        return not connection.settings_dict["AUTOCOMMIT"]
+    if not connection.autocommit:
+        return True
+    return connection.vendor == "postgresql" and transaction_status(connection) in _IN_TRANSACTION
+
+
+def manual_transactions() -> Iterator[str]:
+    """Yield the aliases of the databases with a transaction that this thread commits itself.
+
+    One that this thread has not used yet counts, too, if DATABASES turns its autocommit off.
+    """
+    used = {connection.alias: connection for connection in connections.all(initialized_only=True)}
+    for alias in {**connections.settings, **used}:
+        if has_manual_transaction(used[alias]) if alias in used else not connections.settings[alias]["AUTOCOMMIT"]:
+            yield alias
 
 
 @contextlib.contextmanager
@@ -98,7 +115,9 @@ def transaction_block(using: str) -> Iterator[None]:
     Django does not know of such a BEGIN: ``atomic()`` would send another one, and psycopg refuses this.
     """
     connection: Any = connections[using]
-    is_unknown = not connection.in_atomic_block and connection.autocommit and has_manual_transaction(connection)
+    is_unknown = (
+        not connection.in_atomic_block and connection.autocommit and transaction_status(connection) in _IN_TRANSACTION
+    )
     if not is_unknown:
         with transaction.atomic(using=using):
             yield

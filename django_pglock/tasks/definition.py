@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.postgres.connections import has_commit_hooks, has_manual_transaction
+from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
@@ -188,7 +188,8 @@ class PostgresTask(TaskFields):
         For tasks that are stored in another database than their data. In the same database, ``enqueue()`` is part of
         the transaction. Without a transaction this enqueues at once. Arguments are checked at once. The name is that of
         Django's open proposal. Raises the same errors as ``enqueue()``, except ``DuplicateTask``, and Django's
-        ``TransactionManagementError`` if another database has an open transaction that the caller commits itself.
+        ``TransactionManagementError`` if the caller commits the transaction of another database itself: after its own
+        BEGIN, and always while autocommit is off.
         """
         backend: Any = self.get_backend()
         if hasattr(backend, "check_call"):
@@ -203,12 +204,12 @@ class PostgresTask(TaskFields):
 
 def _refuse_manual_transactions(path: str, *, except_in: str | None) -> None:
     """Raise if a database has a transaction after whose commit Django calls no function."""
-    for connection in connections.all(initialized_only=True):
-        if connection.alias != except_in and has_manual_transaction(connection):
+    for alias in manual_transactions():
+        if alias != except_in:
             raise transaction.TransactionManagementError(
-                f"{path}.enqueue_on_commit() cannot wait for the commit in database {connection.alias!r}, because you "
-                "send this commit yourself, and Django calls no function after it. Use transaction.atomic() there, or "
-                "call enqueue() after your commit."
+                f"{path}.enqueue_on_commit() cannot wait for the commit in database {alias!r}, because you "
+                "send this commit yourself, and Django calls no function after it. Use transaction.atomic() there "
+                "with autocommit on, or call enqueue() after your commit."
             )
 
 

@@ -82,6 +82,34 @@ def database_of(alias: str) -> str:
     return ours[alias]
 
 
+def database_to_serve(using: str | None, backend: str | None) -> str:
+    """Return the database alias of a worker: ``using`` or, if it is None, the one that ``runlockworker`` finds.
+
+    Raises ``ConfigurationError`` for a database without tasks: the worker would find none, and with ``drain`` it would
+    end as if all were done.
+    """
+    if using is None and backend is not None:
+        return database_of(backend)
+    found: list[str] = sorted({each.database for each in our_backends()})
+    if using is None:
+        if len(found) > 1:
+            raise ConfigurationError(
+                f"The backends in TASKS use several databases: {', '.join(found)}. Choose one with using=."
+            )
+        if not found:
+            raise _no_backend("No backend in TASKS stores its tasks in PostgreSQL.")
+        return found[0]
+    connection_for(using)
+    if using not in found:
+        raise _no_backend(f"No backend in TASKS stores its tasks in the database {using!r}.")
+    return using
+
+
+def _no_backend(what: str) -> ConfigurationError:
+    hint = "In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database."
+    return ConfigurationError(f"{what} {hint}")
+
+
 def check_options(
     *, using: str, backend: str | None, probe_host: str | None, heartbeat_file: str | None, **others: Any
 ) -> None:

@@ -26,7 +26,7 @@ from django_pglock.worker.liveness.listener import Listener
 from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.running_tasks import RunningTasks
 from django_pglock.worker.liveness.session_watch import SessionWatch
-from django_pglock.worker.options import check_options
+from django_pglock.worker.options import check_options, database_to_serve
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.probes import Probes
 from django_pglock.worker.running.executor import Executor
@@ -62,20 +62,21 @@ HANDOVER_DELAY = 3.0
 class Worker:
     """Runs tasks of some queues of one database until it is stopped.
 
-    ``using`` is the database alias. ``backend`` is the alias in TASKS of the backend to serve, if several backends
-    share the database (None: all of them). ``queues``, ``exclude`` and ``order`` are the queues to serve and their
-    order, as in ``runlockworker`` (none: all queues). ``threads`` is the number of sync tasks that run at once.
-    ``grace`` is the number of seconds that running tasks get to finish after a stop. With ``drain`` the worker ends
-    when no task that it could claim is left in its queues, nothing is in flight, and no task of these queues runs on a
-    worker that may be dead. Tasks that are scheduled for later do not count. Then ``left_behind`` has the tasks that it
-    could not run.
+    ``using`` is the database alias (None: the one that the backends in TASKS use). ``backend`` is the alias in TASKS of
+    the backend to serve, if several backends share the database (None: all of them). ``queues``, ``exclude`` and
+    ``order`` are the queues to serve and their order, as in ``runlockworker`` (none: all queues). ``threads`` is the
+    number of sync tasks that run at once. ``grace`` is the number of seconds that running tasks get to finish after a
+    stop. With ``drain`` the worker ends when no task that it could claim is left in its queues, nothing is in flight,
+    and no task of these queues runs on a worker that may be dead. Tasks that are scheduled for later do not count. Then
+    ``left_behind`` has the tasks that it could not run.
 
     ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, or after
     ``max_time`` seconds. ``supervisor``: the sockets to the supervisor, if there is one, which then starts another
     process.
 
-    Raises ``ConfigurationError`` for an unknown alias, for invalid queues, for a number that is out of bounds, and for
-    an option that would be ignored, such as a ``probe_host`` without a port.
+    Raises ``ConfigurationError`` for an unknown alias, for a database without tasks, if ``using`` is None and the
+    backends in TASKS use several databases, for invalid queues, for a number that is out of bounds, and for an option
+    that would be ignored, such as a ``probe_host`` without a port.
 
     ``probe_port`` and ``probe_host`` are the address at which the worker answers probes over HTTP. ``heartbeat_file``
     is the path of a file whose mtime is the time of the last beat. ``start()`` raises ``ConfigurationError`` if the
@@ -87,7 +88,7 @@ class Worker:
     def __init__(
         self,
         *,
-        using: str = "default",
+        using: str | None = None,
         backend: str | None = None,
         queues: Sequence[str] = (),
         exclude: Sequence[str] = (),
@@ -104,6 +105,7 @@ class Worker:
         probe_host: str | None = None,
         heartbeat_file: str | None = None,
     ) -> None:
+        using = database_to_serve(using, backend)
         check_options(**locals())  # which are the arguments, here
         self.identity = Identity()
         me = self.identity.id

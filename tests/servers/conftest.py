@@ -25,6 +25,18 @@ def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[
 
 
 @pytest.fixture
+def task_alias(alias: Callable[..., str], settings: Any) -> Callable[..., str]:
+    """Like ``alias``, with a backend in TASKS that stores its tasks there: a worker needs one."""
+
+    def add(name: str, **options: Any) -> str:
+        backend = {**settings.TASKS["default"], "OPTIONS": {"database": name}}
+        settings.TASKS = {**settings.TASKS, name: backend}
+        return alias(name, **options)
+
+    return add
+
+
+@pytest.fixture
 def alias(transactional_db: None) -> Iterator[Callable[..., str]]:
     """Give Django one more database for the length of a test: the tests' own, but for the settings that are given."""
     added: list[str] = []

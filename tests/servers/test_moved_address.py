@@ -101,12 +101,12 @@ def pgbouncer(proxy, request):
 
 
 @pytest.fixture
-def moved(alias, proxy):
+def moved(task_alias, proxy):
     """Make an alias that leads through the proxy, in sessions that threads keep."""
 
     def make(name="moved", **settings):
         ways = {"HOST": "127.0.0.1", "PORT": str(proxy.port), "NAME": "postgres", "USER": "postgres", "PASSWORD": ""}
-        return alias(name, **{**ways, "CONN_MAX_AGE": None, **settings})
+        return task_alias(name, **{**ways, "CONN_MAX_AGE": None, **settings})
 
     return make
 

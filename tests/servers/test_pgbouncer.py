@@ -231,6 +231,7 @@ def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker
         assert warned == page["SILENCED_SYSTEM_CHECKS"], "it cannot know the mode"
         with lock("a"), try_lock("a", using="default") as held:
             assert not held
+        settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "pooled"}}}
         running = worker(using="pooled")
         try:
             eventually(a_worker_sleeps)
@@ -247,9 +248,9 @@ def locks_of_workers():
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, listens):
+def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, task_alias, eventually, listens):
     """The lock would stay in a session of the pool, and a dead worker would seem to be alive."""
-    alias("pooled", NAME="two", **pgbouncer)
+    task_alias("pooled", NAME="two", **pgbouncer)
     heartbeat = Worker(using="pooled", listens=listens).heartbeat
     heartbeat.start()
     try:
@@ -283,17 +284,17 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
     assert sorted(Attempt.objects.values_list("outcome", flat=True)) == [*["FAILED"] * 6, "LOST"]
 
 
-def test_a_worker_without_no_listen_names_this_option(pgbouncer, alias, worker, eventually, caplog):
+def test_a_worker_without_no_listen_names_this_option(pgbouncer, task_alias, worker, eventually, caplog):
     """Two workers prepare statements of the same names, in sessions that are anybody's."""
-    alias("pooled", NAME="one", **pgbouncer)
+    task_alias("pooled", NAME="one", **pgbouncer)
     for _ in range(2):
         worker(using="pooled", threads=1)
     eventually(lambda: "Start the worker with --no-listen" in caplog.text)
 
 
-def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
+def test_a_worker_runs_tasks_behind_it(pgbouncer, task_alias, eventually):
     """All clients share its sessions, and no notification arrives."""
-    alias("pooled", NAME="two", **pgbouncer)
+    task_alias("pooled", NAME="two", **pgbouncer)
     first, later = [tasks.nothing.using(run_after=delay).enqueue() for delay in (None, timedelta(seconds=0.3))]
     keyed = keyed_tasks.step.enqueue(1)
     worker = Worker(using="pooled", threads=2, listens=False)

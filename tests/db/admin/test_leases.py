@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
 
@@ -33,27 +34,38 @@ def test_leases_are_listed_and_revoked_only_with_permission(client):
         assert client.get(reverse("admin:django_pglock_lease_change", args=[row.pk])).status_code == 200
         act(client, "free", row, url=url)
         held.extend()
-        person(client, "view_lease", "free_lease", "delete_lease")
-        assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403
+        person(client, "view_lease", "free_lease")
         assert said(act(client, "free", row, url=url)) == ["1 lease was revoked."]
         assert said(act(client, "free", row, url=url)) == ["0 leases were revoked."]
     assert LogEntry.objects.filter(change_message="free: 1 of nightly").count() == 1
-    page = client.get(url).content.decode()
-    assert "delete_selected" not in page
-    client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk]), {"post": "yes"})
-    assert not LeaseRow.objects.filter(name="nightly").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_user_can_delete_a_lease_because_its_next_token_would_be_smaller(admin_client):
+    """Fences in the rows of users would then refuse the next holder."""
+    url = reverse("admin:django_pglock_lease_changelist")
+    with Lease("nightly", ttl=60) as first:
+        pass
+    row = LeaseRow.objects.get(name="nightly")
+    delete = reverse("admin:django_pglock_lease_delete", args=[row.pk])
+    assert delete not in admin_client.get(reverse("admin:django_pglock_lease_change", args=[row.pk])).content.decode()
+    assert "delete_selected" not in admin_client.get(url).content.decode()
+    assert admin_client.post(delete, {"post": "yes"}).status_code == 403
+    data = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+    admin_client.post(url, data, follow=True)
+    with Lease("nightly", ttl=60) as second:
+        assert second.token == first.token + 1
+    assert not Permission.objects.filter(codename="delete_lease").exists()
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_wrong_clock_of_the_host_changes_nothing(client, monkeypatch, hours):
-    """The server's clock decides: a lease that is held is shown as held, and cannot be deleted."""
+    """The server's clock decides: a lease that is held is shown as held."""
     right = timezone.now
     monkeypatch.setattr(timezone, "now", lambda: right() + timedelta(hours=hours))
-    person(client, "view_lease", "delete_lease")
+    person(client, "view_lease")
     with Lease("nightly", ttl=60):
-        row = LeaseRow.objects.get(name="nightly")
         page = client.get(reverse("admin:django_pglock_lease_changelist")).content.decode()
         assert "held" in re.findall(r'<span class="pglock-status[^>]*>([^<]*)', page)
         assert re.search(r"in (59|60|[1-5]\d) s", page)
-        assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403

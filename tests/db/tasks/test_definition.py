@@ -46,8 +46,30 @@ def test_on_commit_is_refused_while_another_database_has_a_transaction_that_the_
         tasks.echo.enqueue_on_commit(1)
     assert not Task.objects.exists()
     elsewhere.commit()
+    elsewhere.set_autocommit(True)
     tasks.echo.enqueue_on_commit(2)
     assert Task.objects.get().args == [2]
+
+
+def test_on_commit_is_refused_before_the_first_statement_of_such_a_transaction(elsewhere):
+    """Otherwise the task would be enqueued at once, and a rollback of this transaction would not undo it."""
+    with pytest.raises(transaction.TransactionManagementError, match="'elsewhere'"):
+        tasks.echo.enqueue_on_commit(1)
+    # Django closes the session, and the next one has the setting of DATABASES.
+    elsewhere.close()
+    tasks.echo.enqueue_on_commit(2)
+    elsewhere.settings_dict = {**elsewhere.settings_dict, "AUTOCOMMIT": False}
+    with pytest.raises(transaction.TransactionManagementError, match="'elsewhere'"):
+        tasks.echo.enqueue_on_commit(3)
+    assert Task.objects.get().args == [2]
+
+
+def test_on_commit_is_refused_if_a_database_without_a_session_has_autocommit_off(monkeypatch):
+    """Its transaction begins with the first statement of this thread, which has not even made a connection object."""
+    monkeypatch.setitem(connections.settings, "legacy", {**connections.settings["default"], "AUTOCOMMIT": False})
+    with pytest.raises(transaction.TransactionManagementError, match="'legacy'"):
+        tasks.echo.enqueue_on_commit(1)
+    assert not Task.objects.exists()
 
 
 def test_on_commit_is_a_part_of_a_transaction_of_its_own_database_that_the_caller_commits():

@@ -40,7 +40,7 @@ def test_a_worker_serves_only_the_backend_of_its_option(worker, eventually, func
     eventually(lambda: finished() == {"reports"}, why="its own task does not run")
     eventually(lambda: running.sleep.since is not None)
     assert Task.objects.get(pk=theirs.id).status == "READY"
-    worker()
+    worker(using="default")
     eventually(lambda: finished() == {"reports", "default"}, why="a worker without a backend serves all")
     assert Task.objects.get(pk=ours.id).attempts == 1
 
@@ -75,7 +75,7 @@ def test_an_invalid_backend_is_refused(arguments, text):
 
 def test_a_worker_for_a_backend_of_another_database_is_refused():
     with pytest.raises(ConfigurationError, match="Backend 'elsewhere' stores its tasks in database 'other'"):
-        Worker(backend="elsewhere")
+        Worker(using="default", backend="elsewhere")
 
 
 def test_the_command_finds_the_database_by_the_backend(worker_process, eventually):
