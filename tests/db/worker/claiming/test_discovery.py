@@ -68,8 +68,10 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
     eventually(lambda: Task.objects.filter(pk=first.id, status="SUCCESSFUL").exists())
     backend = import_string("tests.sample.mail.TaskBackend")()
     backend.send_messages([mail.EmailMessage("a letter", "Dear reader", "a@example.com", ["b@example.com"])])
-    # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
     eventually(succeeded(Task.objects.get(task_path=PATH)))
+    # A poll that has begun may still claim tasks of this function. Now the worker has polled for the last time.
+    eventually(lambda: asleep.fetcher._are_others_empty)
+    # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
     del sys.modules["tests.sample.mail"], registry._definitions[PATH]
     second = enqueue_unknown()
     wake("default", ["default"])
