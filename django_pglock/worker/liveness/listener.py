@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 #: Seconds after which a worker that is not woken first polls. A fifth more or less, so that not all poll at once.
 POSTPONED_FOR = 1.0
+#: Seconds for which the thread that receives notifications waits after it has woken the fetcher. Python runs one thread
+#: at a time. Without the wait, the fetcher would claim only after this thread has prepared its next wait.
+PAUSE_AFTER_WAKEUP = 0.00005
 
 
 CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
@@ -100,6 +103,7 @@ class Listener:
             self.ready(payload, False)
         elif channel == READY_CHANNEL and self.is_woken_first:
             self.ready(payload, True)
+            time.sleep(PAUSE_AFTER_WAKEUP)
         elif channel == READY_CHANNEL:
             self._postponed.add(payload)
             moment = random.uniform(0.8, 1.2) * POSTPONED_FOR  # noqa: S311
