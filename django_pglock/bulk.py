@@ -14,10 +14,10 @@ from django.db.models import Q
 from django_pglock.errors import ConfigurationError
 from django_pglock.store.statements import rows_of
 from django_pglock.store.windows import WINDOW, is_among
+from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from django_pglock.tasks.decorator import task
 from django_pglock.verbs import TASK_VERBS, Verb
-from django_pglock.worker.options import our_backends
 
 #: The ids that one task takes: a row of about a megabyte.
 MOST_IDS = 100_000

@@ -18,8 +18,8 @@ from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Ta
 from django_pglock.store.count import in_status
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
+from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.worker.options import our_backends
 
 #: The number of sentences of one kind that are shown. One more sentence has the number of the others.
 FEW = 3

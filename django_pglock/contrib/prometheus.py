@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.statements import rows_of
-from django_pglock.worker.options import our_backends
+from django_pglock.tasks.backends import our_backends
 from django_pglock.worker.probes.metrics import STATUSES
 
 logger = logging.getLogger("django_pglock.tasks")

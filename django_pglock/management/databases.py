@@ -10,8 +10,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.postgres.connections import connection_for
-from django_pglock.worker.options import our_backends
+from django_pglock.tasks.backends import database_of_tasks
 
 #: SQLSTATEs of a missing right and of a missing table.
 NO_RIGHT, NO_TABLE = "42501", "42P01"
@@ -43,29 +42,12 @@ def add_database(parser: CommandParser) -> None:
     )
 
 
-def database_of_tasks(alias: str | None) -> str:
-    """Return the given alias or, without one, the alias that the backends in ``TASKS`` use.
+def chosen_database(alias: str | None) -> str:
+    """Return the database alias of the option --database or, without one, the one that the backends in ``TASKS`` use.
 
     Raises ``CommandError`` if the backends use none or several, and for an alias that is not in ``DATABASES``.
     """
-    if alias is None:
-        aliases = sorted({backend.database for backend in our_backends()})
-        if not aliases:
-            raise no_backend(_("No backend in TASKS stores its tasks in PostgreSQL."))
-        if len(aliases) > 1:
-            known = ", ".join(aliases)
-            raise CommandError(
-                _("The backends in TASKS use several databases: %s. Choose one with --database.") % known
-            )
-        [alias] = aliases
     try:
-        connection_for(alias)
+        return database_of_tasks(alias, option="--database")
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
-    return alias
-
-
-def no_backend(what: str) -> CommandError:
-    """Return the error for a database that no backend in ``TASKS`` uses, with a hint."""
-    hint = _("In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database.")
-    return CommandError(f"{what} {hint}")

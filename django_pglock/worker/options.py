@@ -8,7 +8,7 @@ from typing import Any
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
-from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.backends import database_of_backend, database_of_tasks, require_tasks
 
 LAST_PORT = 65535
 
@@ -68,46 +68,12 @@ NUMBERS: dict[str, Callable[[str], float]] = {
 }
 
 
-def our_backends() -> list[Any]:
-    """Return the backends of ``TASKS`` that belong to this package."""
-    return [backend for backend in task_backends.all() if hasattr(backend, "database")]
+def database_to_serve(backend: str | None, *, option: str) -> str:
+    """Return the database alias of a worker of one backend or, if ``backend`` is None, of all backends in ``TASKS``.
 
-
-def database_of(alias: str) -> str:
-    """Return the database alias of a backend of ``TASKS``. Raises ``ConfigurationError`` for a backend of others."""
-    ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
-    if alias not in ours:
-        known = ", ".join(sorted(ours))
-        raise ConfigurationError(f"TASKS has no backend {alias!r} of django_pglock. Its backends: {known}.")
-    return ours[alias]
-
-
-def database_to_serve(using: str | None, backend: str | None) -> str:
-    """Return the database alias of a worker: ``using`` or, if it is None, the one that ``runlockworker`` finds.
-
-    Raises ``ConfigurationError`` for a database without tasks: the worker would find none, and with ``drain`` it would
-    end as if all were done.
+    Raises ``ConfigurationError`` if there is none or if there are several. ``option`` is what chooses one of several.
     """
-    if using is None and backend is not None:
-        return database_of(backend)
-    found: list[str] = sorted({each.database for each in our_backends()})
-    if using is None:
-        if len(found) > 1:
-            raise ConfigurationError(
-                f"The backends in TASKS use several databases: {', '.join(found)}. Choose one with using=."
-            )
-        if not found:
-            raise _no_backend("No backend in TASKS stores its tasks in PostgreSQL.")
-        return found[0]
-    connection_for(using)
-    if using not in found:
-        raise _no_backend(f"No backend in TASKS stores its tasks in the database {using!r}.")
-    return using
-
-
-def _no_backend(what: str) -> ConfigurationError:
-    hint = "In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database."
-    return ConfigurationError(f"{what} {hint}")
+    return database_of_tasks(None, option=option) if backend is None else database_of_backend(backend)
 
 
 def check_options(
@@ -115,8 +81,9 @@ def check_options(
 ) -> None:
     """Raise ``ConfigurationError`` for arguments of ``Worker`` that are invalid or would be ignored."""
     connection_for(using)
-    if backend is not None and (database := database_of(backend)) != using:
+    if backend is not None and (database := database_of_backend(backend)) != using:
         raise ConfigurationError(f"Backend {backend!r} stores its tasks in database {database!r}, not in {using!r}.")
+    require_tasks(using)
     for name, read in NUMBERS.items():
         if others[name] is not None:
             try:

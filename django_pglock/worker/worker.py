@@ -105,7 +105,7 @@ class Worker:
         probe_host: str | None = None,
         heartbeat_file: str | None = None,
     ) -> None:
-        using = database_to_serve(using, backend)
+        using = database_to_serve(backend, option="using=") if using is None else using
         check_options(**locals())  # which are the arguments, here
         self.identity = Identity()
         me = self.identity.id

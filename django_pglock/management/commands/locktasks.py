@@ -29,7 +29,7 @@ from django_pglock.management.choosing import (
     plain_text,
     task_id,
 )
-from django_pglock.management.databases import add_database, database_of_tasks, plain_refusals
+from django_pglock.management.databases import add_database, chosen_database, plain_refusals
 from django_pglock.management.history_output import (
     add_stats_filters,
     chosen_totals,
@@ -203,7 +203,7 @@ class Command(BaseCommand):
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
-        options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
+        options["run"](Task.objects.using(chosen_database(options["database"])), options)
 
     # Subcommands that show
 

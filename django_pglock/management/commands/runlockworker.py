@@ -12,12 +12,12 @@ from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.databases import database_of_tasks, no_backend
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import run_until_signal, show_log
 from django_pglock.management.worker_reload import run_reloading
+from django_pglock.tasks.backends import our_backends
 from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.options import LAST_PORT, check_options, database_of, our_backends
+from django_pglock.worker.options import LAST_PORT, check_options, database_to_serve
 from django_pglock.worker.supervising.channel import to_supervisor
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 from django_pglock.worker.supervising.supervisor import Supervisor
@@ -97,16 +97,13 @@ def chosen_databases(databases: list[str] | str | None, backend: str | None) -> 
     """Return the given databases without duplicates; without any, that of the given backend, or of all backends."""
     if databases:
         # call_command() may be given a single alias.
-        given = [databases] if isinstance(databases, str) else databases
-        return [database_of_tasks(each) for each in dict.fromkeys(given)]
-    return [database_of(backend) if backend else database_of_tasks(None)]
+        return list(dict.fromkeys([databases] if isinstance(databases, str) else databases))
+    return [database_to_serve(backend, option="--database")]
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
-    """Raise ``CommandError`` for a database or a queue that can have no tasks: the worker would idle forever."""
+    """Raise ``CommandError`` for a queue that can have no tasks: the worker would idle forever."""
     backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
-    if not backends:
-        raise no_backend(_("No backend in TASKS stores its tasks in the database %r.") % database)
     # With an empty QUEUES every name is allowed.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}
