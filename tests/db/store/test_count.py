@@ -31,9 +31,13 @@ def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
         for status in ("READY", "FAILED", "BLOCKED"):
             for _ in range(3):
                 make(status, queue=queue)
-    for each, queue in zip(Task.objects.queue_counts(most=2), ("bulk", "mail"), strict=True):
+    make("FAILED", queue="late"), make("RUNNING", queue="late")
+    bulk, late, mail = Task.objects.queue_counts(most=2)
+    for each, queue in ((bulk, "bulk"), (mail, "mail")):
         assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
         assert each.at_least == {"READY", "FAILED", "BLOCKED"}
+    assert (late.counts["READY"], late.counts["FAILED"], late.counts["RUNNING"]) == (0, 1, 1)
+    assert late.at_least == {"BLOCKED"}, "BLOCKED tasks of all queues are counted together"
 
 
 def test_the_end_of_a_search_is_one_row():
