@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.ready import ready_paths, ready_queues
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,3 +22,4 @@ def test_no_queue_is_left_out_whatever_the_plan(fair):
     for queue in ("c", "a", "d", "b"):
         tasks.nothing.using(queue_name=queue, fair=fair).enqueue()
     assert ready_queues("default") == ["a", "b", "c", "d"]
+    assert sorted(ready_paths("default")) == [(queue, tasks.nothing.module_path) for queue in "abcd"]
