@@ -26,6 +26,8 @@ def test_tasks_that_have_succeeded_move_an_hour_after_their_end():
     assert walk() == 1
     assert moved(old) == [True]
     assert not any(moved(young, just_ended, *others))
+    assert archive_window("default", 0, None, age=60.0)[0] == 1
+    assert moved(young, just_ended) == [True, False]
 
 
 def test_each_column_moves_with_its_task():
@@ -149,12 +151,13 @@ def test_locked_tasks_move_later(locked):
 
 
 def test_archiving_moves_window_by_window_and_ends_at_recent_tasks():
-    for status in ("FAILED", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL"):
+    for status in ("FAILED", "FAILED", "FAILED", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL"):
         make(status, days=TWO_HOURS)
     young = [make("READY", days=0).pk for _ in range(6)]
     first = min(Task.objects.values_list("pk", flat=True))
-    assert archive_window("default", 0, 7.0, batch=2) == (1, first + 1)
-    assert archive_window("default", first + 1, 7.0, batch=2) == (2, first + 3)
-    assert archive_window("default", first + 3, 7.0, batch=2) == (1, first + 5)
-    assert archive_window("default", first + 5, 7.0, batch=2) == (0, 0)
-    assert set(Task.objects.values_list("pk", flat=True)) == {first, *young}
+    assert archive_window("default", 0, 7.0, batch=2) == (0, first + 1)
+    assert archive_window("default", first + 3, 7.0, batch=2) == (2, first + 5)
+    assert archive_window("default", first + 1, 7.0, batch=2) == (1, first + 3)
+    assert archive_window("default", first + 5, 7.0, batch=2) == (1, first + 7)
+    assert archive_window("default", first + 7, 7.0, batch=2) == (0, 0)
+    assert set(Task.objects.values_list("pk", flat=True)) == {first, first + 1, first + 2, *young}
