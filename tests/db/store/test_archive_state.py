@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_pglock.store import archive_state as module
-from django_pglock.store.archive_days import create_days
+from django_pglock.store.archive_days import create_days, sizes_of_days
 from django_pglock.store.archive_state import (
     archive_state,
     day_of,
@@ -28,7 +28,9 @@ def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
     assert not archive_state("default").is_on
     assert not may_be_archived("default")
     turn_on("default")
+    assert may_be_archived("default"), "this process knows it at once"
     state = archive_state("default")
+    assert state.exists
     assert 0 <= state.on_for < 600
     assert state.may_have_rows
     turn_off("default")
@@ -80,6 +82,7 @@ def test_a_partition_of_another_name_is_no_day():
         )
         try:
             assert archive_state("default").days == (today,)
+            assert [size.day for size in sizes_of_days("default")] == [today]
         finally:
             cursor.execute("DROP TABLE all_others")
 
