@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -88,6 +88,15 @@ def test_a_token_admits_the_first_waiting_task_and_not_a_new_one(claim):
     ]
 
 
+def test_a_call_in_a_transaction_waits_for_a_token_also_if_no_other_task_waits(claim):
+    for _ in range(2):
+        keyed.trickle.enqueue(1)
+    claim(2)
+    with transaction.atomic():
+        keyed.trickle.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["RUNNING", "RUNNING", "BLOCKED"]
+
+
 def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
     task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=4))
     for _ in range(5):
@@ -103,7 +112,13 @@ def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
 
 def test_unclaimed_tasks_count_against_the_burst():
     """Tokens must not accumulate while the workers are busy or stopped."""
-    for _ in range(5):
+    for _ in range(2):
+        keyed.trickle.enqueue(1)
+    RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))
+    with transaction.atomic():
+        keyed.trickle.enqueue(1)
+    assert Task.objects.latest("id").status == "BLOCKED"
+    for _ in range(2):
         keyed.trickle.enqueue(1)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
@@ -202,6 +217,27 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
     assert in_threads(act, 2) == [None, "COMMIT"]
     assert Task.objects.get().status == "CANCELLED"
     assert not RateLimit.objects.exists()
+
+
+def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked):
+    """It waits for 100 ms. Other errors of the database are raised."""
+    with transaction.atomic():
+        task = int(keyed.trickle.enqueue(1).id)
+        transaction.get_connection().run_on_commit.clear()
+
+    def admit_one():
+        admit_module.admit_own_at_rate("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+
+    with locked(task):
+        admit_one()
+        assert Task.objects.get().status == "BLOCKED"
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '50ms'")
+            with pytest.raises(OperationalError, match="statement timeout"):
+                admit_one()
+            cursor.execute("RESET statement_timeout")
+    admit_one()
+    assert Task.objects.get().status == "READY"
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
