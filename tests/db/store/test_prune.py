@@ -291,8 +291,8 @@ def test_prune_window_continues_after_the_last_window():
 
 
 def test_expired_tasks_are_pruned_in_batches():
-    for _ in range(5):
-        make(days=0, keep_result=0, expires_at=ago(0.1))
+    for status in ("READY", *["SUCCESSFUL"] * 5):
+        make(status, days=0, keep_result=0, expires_at=ago(0.1))
     assert prune_window("default", 0, {}, batch=2) == (2, 0)
     assert Task.objects.prune(batch=2) == 3
 
