@@ -57,5 +57,6 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     names, age = queues_without_row("default", also=["default"])
     assert names == ["counted", "default"]
     assert 0 <= age < MAX_AGE_FOR_PAGES
+    assert queues_without_row("default").names == ["counted"]
     QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)
