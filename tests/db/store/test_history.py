@@ -118,6 +118,8 @@ def test_the_manager_of_the_history_returns_the_same_as_the_store():
     span = (NOON, NOON + timedelta(minutes=3))
     assert TaskHistory.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
     assert TaskHistory.objects.totals(*span, task_path="app.send") == totals("default", *span)
+    for names in ({"queue": "other"}, {"task_path": "other"}):
+        assert TaskHistory.objects.totals(*span, **names) == []
     assert TaskHistory.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
 
 
