@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
@@ -24,6 +25,9 @@ def test_tasks_that_have_succeeded_move_an_hour_after_their_end():
     others = [make(status, days=TWO_HOURS) for status in ("FAILED", "CANCELLED", "READY", "RUNNING", "BLOCKED")]
     just_ended = make(days=TWO_HOURS, finished_at=Now())
     assert walk() == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM pg_settings WHERE source = 'session' AND setting IN ('off', '1000', '3000')")
+        assert cursor.fetchall() == [], "the limits end with the transaction"
     assert moved(old) == [True]
     assert not any(moved(young, just_ended, *others))
     assert archive_window("default", 0, None, age=60.0)[0] == 1
@@ -113,6 +117,9 @@ def test_no_partition_is_created_for_a_day_of_which_no_task_moves():
     make("FAILED", days=3)
     make(days=8)
     make(days=0)
+    make(days=TWO_HOURS, finished_at=Now())
+    assert walk(days=7) == 0
+    assert archive_state("default").days == ()
     make(days=TWO_HOURS)
     assert walk(days=7) == 1
     assert len(archive_state("default").days) == 1
