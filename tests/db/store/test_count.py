@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.count import queue_counts, search_end
+from django_pglock.store.count import OLDEST, queue_counts, ready_counts, search_end
 from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +41,19 @@ def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
         assert each.at_least == {"READY", "FAILED", "BLOCKED"}
     assert (late.counts["READY"], late.counts["FAILED"], late.counts["RUNNING"]) == (0, 1, 1)
     assert late.at_least == {"BLOCKED"}, "BLOCKED tasks of all queues are counted together"
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_the_oldest_ready_task_is_found_among_those_with_the_lowest_ids():
+    """Its priority may be low. Ids are only roughly in the order of time."""
+    for age in (300, 500, 100, 0, 900):
+        moment = Now() - timedelta(seconds=age)
+        make("READY", priority=-5 if age == 500 else 0, enqueued_at=moment, run_after=moment)
+    assert OLDEST == 3
+    for fair_key in (None, "tenant"):
+        Task.objects.update(fair_key=fair_key)
+        [(count, oldest)] = ready_counts("default", ["default", "empty"]).values()
+        assert (count, 500 <= oldest < 900) == (5, True)
 
 
 def test_the_end_of_a_search_is_one_row():
