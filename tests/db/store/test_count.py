@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.count import OLDEST, queue_counts, ready_counts, search_end
+from django_pglock.store.count import OLDEST, failed_counts, queue_counts, ready_counts, search_end
 from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
@@ -52,8 +52,18 @@ def test_the_oldest_ready_task_is_found_among_those_with_the_lowest_ids():
     assert OLDEST == 3
     for fair_key in (None, "tenant"):
         Task.objects.update(fair_key=fair_key)
-        [(count, oldest)] = ready_counts("default", ["default", "empty"]).values()
-        assert (count, 500 <= oldest < 900) == (5, True)
+        [(queue, (count, oldest))] = ready_counts("default", ["default", "empty"]).items()
+        assert (queue, count, 500 <= oldest < 900) == ("default", 5, True)
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_failed_tasks_and_the_newest_others_are_counted_whatever_the_plan():
+    for status, queues in (("FAILED", "cabaa"), ("RUNNING", "abb")):
+        for queue in queues:
+            make(status, queue=queue)
+    assert failed_counts("default", ["a", "b", "none"], most=2) == {"a": 2, "b": 1, "none": 0}
+    found = [(each.queue, each.counts["FAILED"], each.counts["RUNNING"]) for each in queue_counts("default", most=2)]
+    assert found == [("a", 2, 0), ("b", 1, 2), ("c", 1, 0)]
 
 
 def test_the_end_of_a_search_is_one_row():
