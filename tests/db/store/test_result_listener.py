@@ -55,11 +55,11 @@ def test_threads_that_wait_for_results_share_one_session(in_threads, nothing_is_
         if number < 30:
             return results[number].wait(60).is_finished
         eventually(lambda: Waiter.objects.count() == 30)
-        shared = sessions()
+        shared = sessions(), [thread.daemon for thread in listener_threads()]
         settle(*results)
         return shared
 
-    assert in_threads(work, 31) == [True] * 30 + [1]
+    assert in_threads(work, 31) == [True] * 30 + [(1, [True])]
 
 
 def test_an_abandoned_waiter_is_removed_at_the_next_poll(nothing_is_left, eventually, settings):
