@@ -84,6 +84,7 @@ def test_an_interrupted_detach_is_finished(monkeypatch):
     with connection.cursor() as cursor:
         cursor.execute(f"COMMENT ON TABLE {part} IS '{EXPIRED}'")
         cursor.execute(f"UPDATE pg_inherits SET inhdetachpending = true WHERE inhrelid = '{part}'::regclass")
+        assert sizes_of_days("default") == []
         with monkeypatch.context() as failing, pytest.raises(DatabaseError, match="division by zero"):
             # Without it, DROP TABLE would lock the whole archive.
             failing.setattr(archive_days, "FINISH_DETACH", archive_days.sql.SQL("SELECT 1/0 -- {archive} {part}"))
