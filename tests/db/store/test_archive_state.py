@@ -64,7 +64,8 @@ def test_tables_that_refer_to_tasks_are_named():
         # The order must not be that of a plan that sorts anyway.
         cursor.execute("SET enable_sort = off")
         for name in reversed(names):
-            cursor.execute(f"CREATE TABLE {name} (task bigint REFERENCES django_pglock_task (id))")
+            reference = "bigint REFERENCES django_pglock_task (id)"
+            cursor.execute(f"CREATE TABLE {name} (task {reference}, other_task {reference})")
         try:
             assert references_to_tasks("default") == names
         finally:
