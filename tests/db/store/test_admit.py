@@ -186,6 +186,15 @@ def test_a_task_is_admitted_only_within_the_limits_of_the_running_ones(claim):
     assert statuses()[3:] == ["READY", "BLOCKED"]
 
 
+def test_the_smallest_concurrency_of_the_running_tasks_is_the_limit(claim):
+    for concurrency in (3, 2, 3, 1):
+        keyed.step.using(concurrency=concurrency).enqueue(1)
+    assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
+    for outcome in (Retried(FAILURE, 60), Retried(FAILURE, 60), Succeeded()):
+        settle_one(claim()[0], outcome)
+    assert statuses() == ["SCHEDULED", "SCHEDULED", "SUCCESSFUL", "BLOCKED"]
+
+
 def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
     task = keyed.fail_first.using(rate=Rate(100, per=1, burst=10))
     for _ in range(3):
