@@ -45,7 +45,7 @@ def test_a_rate_admits_a_burst_and_then_waits_for_the_next_token():
         *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
     ]
     limit = RateLimit.objects.get(key="%rate tenant:1")
-    assert limit.opens_at is not None
+    assert abs(limit.arrives_at - limit.opens_at - timedelta(seconds=720)) < timedelta(milliseconds=1)
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
 
 
@@ -86,6 +86,21 @@ def test_a_token_admits_the_first_waiting_task_and_not_a_new_one(claim):
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
         *("RUNNING", "RUNNING", "READY", "BLOCKED")
     ]
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_a_token_admits_the_first_waiting_task_whatever_the_plan(claim):
+    waiting = [keyed.trickle.enqueue(1).id for _ in range(4)][2:]
+    claim(2)
+    # A changed row is behind the others in the table.
+    Task.objects.filter(pk=waiting[0]).update(priority=1)
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=720))
+    assert admit("default", ["%rate tenant:1"]) == 1
+    assert [Task.objects.get(pk=id_).status for id_ in waiting] == ["READY", "BLOCKED"]
+    claim()
+    RateLimit.objects.update(arrives_at=Now())
+    assert admit("default", ["%rate tenant:1"]) == 1
+    assert RateLimit.objects.get().opens_at is None, "no other task waits for a token"
 
 
 def test_a_call_in_a_transaction_waits_for_a_token_also_if_no_other_task_waits(claim):
