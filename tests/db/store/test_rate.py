@@ -105,8 +105,9 @@ def test_a_token_admits_the_first_waiting_task_whatever_the_plan(claim):
 
 def test_a_call_in_a_transaction_waits_for_a_token_also_if_no_other_task_waits(claim):
     for _ in range(2):
-        keyed.trickle.enqueue(1)
-    claim(2)
+        with transaction.atomic():
+            keyed.trickle.enqueue(1)
+    assert len(claim(2)) == 2
     with transaction.atomic():
         keyed.trickle.enqueue(1)
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["RUNNING", "RUNNING", "BLOCKED"]
@@ -234,14 +235,18 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
     assert not RateLimit.objects.exists()
 
 
-def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked):
+@pytest.mark.parametrize("function", [keyed.trickle, keyed.step], ids=["rate", "lock"])
+def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, function):
     """It waits for 100 ms. Other errors of the database are raised."""
     with transaction.atomic():
-        task = int(keyed.trickle.enqueue(1).id)
+        task = int(function.enqueue(1).id)
         transaction.get_connection().run_on_commit.clear()
 
     def admit_one():
-        admit_module.admit_own_at_rate("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+        if function is keyed.step:
+            admit_module.admit_own("default", task, "order:1", is_alone=True)
+        else:
+            admit_module.admit_own_at_rate("default", task, "%rate tenant:1", function.rate, "default")
 
     with locked(task):
         admit_one()
@@ -253,6 +258,9 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked):
             cursor.execute("RESET statement_timeout")
     admit_one()
     assert Task.objects.get().status == "READY"
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
