@@ -171,14 +171,15 @@ def test_the_polls_of_a_rate_get_rarer_while_its_tasks_are_not_claimed():
 
 
 @pytest.mark.usefixtures("without_indexes")
-def test_the_buckets_whose_tokens_have_come_first_are_opened_first():
+def test_the_buckets_whose_tokens_have_come_first_are_opened_first(in_threads):
     for tenant in range(3):
         RateLimit.objects.create(
             key=f"%rate tenant:{tenant}", arrives_at=Now(), opens_at=Now() - timedelta(seconds=tenant)
         )
-    assert [open_rates("default", limit=1) for _ in range(4)] == [
-        *(["%rate tenant:2"], ["%rate tenant:1"], ["%rate tenant:0"], [])
-    ]
+    with transaction.atomic():
+        RateLimit.objects.select_for_update().get(key="%rate tenant:2")
+        assert in_threads(lambda _: open_rates("default", limit=1), 1) == [["%rate tenant:1"]], "it waits for no row"
+    assert [open_rates("default", limit=1) for _ in range(3)] == [["%rate tenant:2"], ["%rate tenant:0"], []]
 
 
 def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
