@@ -216,6 +216,11 @@ def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     finally:
         task_enqueued.disconnect(look)
     assert seen == ["10s"]
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("0",)
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def test_dates_are_right_without_time_zones(settings):
