@@ -31,6 +31,13 @@ def test_a_queue_with_a_task_that_waits_runs_or_has_failed_is_known(status):
     assert queues_without_row("default") == (["fair", "mail"], None)
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_no_queue_with_failed_tasks_is_left_out_whatever_the_plan():
+    for queue in ("c", "a", "d", "b"):
+        make("FAILED", queue=queue)
+    assert queues_without_row("default").names == ["a", "b", "c", "d"]
+
+
 def test_the_common_queues_of_finished_tasks_are_known_by_statistics():
     with connection.cursor() as cursor:
         cursor.execute(
