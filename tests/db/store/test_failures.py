@@ -56,9 +56,7 @@ def test_a_failure_is_settled_with_its_fingerprint_and_retried_without(claim):
 
 
 def test_a_group_of_failures_has_exception_place_count_and_dates():
-    oldest = fail(fingerprint=7, hours_ago=30)
-    for hours_ago in (2.5, 2.2, 0.5):
-        newest = fail(fingerprint=7, hours_ago=hours_ago)
+    _, oldest, _, newest = (fail(fingerprint=7, hours_ago=hours_ago) for hours_ago in (2.5, 30, 2.2, 0.5))
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.task_path, group.exception_path) == (7, PATH, "bank.Refused")
     assert (group.name, group.exception, group.place, group.message) == ("nothing", "Refused", "bank.py:88", "order 7")
@@ -86,6 +84,7 @@ def test_the_latest_failures_come_first_and_muted_ones_last():
     assert not store.unmute("default", 6)
     groups = Task.objects.failures()
     assert [(each.fingerprint, each.muted_at is None) for each in groups] == [(6, True), (7, True), (5, False)]
+    assert {each.muted_by for each in groups} == {""}, "who muted it before is not shown"
 
 
 def test_counts_of_failures_stop_at_their_limit(monkeypatch):
@@ -94,10 +93,10 @@ def test_counts_of_failures_stop_at_their_limit(monkeypatch):
     assert (group.count, group.is_capped) == (3, True)
     first.refresh_from_db()
     assert group.first_at == first.finished_at
-    monkeypatch.setattr(store, "MOST_FOUND", 2)
-    fail(fingerprint=8)
-    fail(fingerprint=9)
-    assert {each.fingerprint for each in Task.objects.failures()} == {7, 8}
+    monkeypatch.setattr(store, "MOST_FOUND", 3)
+    for fingerprint in (8, 9, 10):
+        fail(fingerprint=fingerprint)
+    assert {each.fingerprint for each in Task.objects.failures()} == {7, 8, 9}
 
 
 @pytest.mark.usefixtures("without_indexes")
