@@ -62,6 +62,7 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
 def test_every_number_is_added():
     numbers = {each.name: number for number, each in enumerate(fields(Counts), 1) if each.type in ("int", "float")}
     assert set(OUTCOMES) < set(numbers)
+    assert Counts(succeeded=1, failed=2, cancelled=4, retried=8, snoozed=16, lost=32).finished == 7
     both = Counts(**numbers)
     both.add(Counts(**numbers))
     for _ in range(2):
