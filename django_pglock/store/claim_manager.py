@@ -126,7 +126,7 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         if failed is not None:
             check_changes(self.model, failed)
         # select_for_update, so that ``rows.db`` is the database to which the router sends writes.
-        rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
+        rows = behind = self.order_by("pk").select_for_update()
         for count in range(checked_limit(limit)):
             with behind.claim(1) as claimed:
                 if not claimed:

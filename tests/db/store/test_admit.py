@@ -186,6 +186,15 @@ def test_a_task_is_admitted_only_within_the_limits_of_the_running_ones(claim):
     assert statuses()[3:] == ["READY", "BLOCKED"]
 
 
+def test_the_smallest_concurrency_of_the_running_tasks_is_the_limit(claim):
+    for concurrency in (3, 2, 3, 1):
+        keyed.step.using(concurrency=concurrency).enqueue(1)
+    assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
+    for outcome in (Retried(FAILURE, 60), Retried(FAILURE, 60), Succeeded()):
+        settle_one(claim()[0], outcome)
+    assert statuses() == ["SCHEDULED", "SCHEDULED", "SUCCESSFUL", "BLOCKED"]
+
+
 def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
     task = keyed.fail_first.using(rate=Rate(100, per=1, burst=10))
     for _ in range(3):
@@ -284,7 +293,7 @@ def test_a_rescue_keeps_the_order(claim):
     assert statuses() == ["READY", "BLOCKED"]
 
 
-def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission():
+def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission(monkeypatch):
     """In other queues such a task stays blocked forever. Upkeep searches key by key, and continues where it stopped."""
     for order in range(5):
         keyed.step.enqueue(order)
@@ -292,7 +301,12 @@ def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission():
     first = blocked_keys("default", "", limit=3)
     rest = blocked_keys("default", first[-1], limit=3)
     assert (len(first), len(rest)) == (3, 2)
-    admit("default", [*first, *rest])
+    told, admit_some = [], admit_module._admit
+    monkeypatch.setattr(admit_module, "KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(admit_module, "_admit", lambda using, keys: told.append(keys) or admit_some(using, keys))
+    monkeypatch.setattr(admit_module, "wake", lambda using, queues: told.append(queues))
+    assert admit("default", [*first, *rest]) == 5
+    assert told == [first[:2], [first[2], rest[0]], rest[1:], ["default"] * 5]
     assert set(statuses()) == {"READY"}
 
 

@@ -13,6 +13,7 @@ from django_pglock.store import admit, after_commit, release, wake
 from django_pglock.store.delete import delete_archived
 from django_pglock.store.failures import mute
 from django_pglock.tasks.states import TaskStatus
+from tests.conftest import NEVER
 from tests.db.admin.visits import make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -91,6 +92,16 @@ def manual(request):
         yield transaction.commit
     connection.rollback()
     transaction.set_autocommit(True)
+
+
+def test_the_notifications_of_a_transaction_committed_by_the_caller_are_sent_by_its_commit(manual, session):
+    session.ensure_connection()
+    session.connection.execute("LISTEN told")
+    after_commit.notify_after_commit("default", "SELECT pg_notify('told', %s)", "first")
+    session.connection.execute("NOTIFY told, 'before the commit'")
+    manual()
+    notes = session.connection.notifies(timeout=NEVER, stop_after=2)
+    assert [note.payload for note in notes] == ["before the commit", "first"]
 
 
 def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, eventually):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
@@ -24,8 +25,13 @@ def test_tasks_that_have_succeeded_move_an_hour_after_their_end():
     others = [make(status, days=TWO_HOURS) for status in ("FAILED", "CANCELLED", "READY", "RUNNING", "BLOCKED")]
     just_ended = make(days=TWO_HOURS, finished_at=Now())
     assert walk() == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM pg_settings WHERE source = 'session' AND setting IN ('off', '1000', '3000')")
+        assert cursor.fetchall() == [], "the limits end with the transaction"
     assert moved(old) == [True]
     assert not any(moved(young, just_ended, *others))
+    assert archive_window("default", 0, None, age=60.0)[0] == 1
+    assert moved(young, just_ended) == [True, False]
 
 
 def test_each_column_moves_with_its_task():
@@ -111,6 +117,9 @@ def test_no_partition_is_created_for_a_day_of_which_no_task_moves():
     make("FAILED", days=3)
     make(days=8)
     make(days=0)
+    make(days=TWO_HOURS, finished_at=Now())
+    assert walk(days=7) == 0
+    assert archive_state("default").days == ()
     make(days=TWO_HOURS)
     assert walk(days=7) == 1
     assert len(archive_state("default").days) == 1
@@ -149,12 +158,13 @@ def test_locked_tasks_move_later(locked):
 
 
 def test_archiving_moves_window_by_window_and_ends_at_recent_tasks():
-    for status in ("FAILED", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL"):
+    for status in ("FAILED", "FAILED", "FAILED", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL"):
         make(status, days=TWO_HOURS)
     young = [make("READY", days=0).pk for _ in range(6)]
     first = min(Task.objects.values_list("pk", flat=True))
-    assert archive_window("default", 0, 7.0, batch=2) == (1, first + 1)
-    assert archive_window("default", first + 1, 7.0, batch=2) == (2, first + 3)
-    assert archive_window("default", first + 3, 7.0, batch=2) == (1, first + 5)
-    assert archive_window("default", first + 5, 7.0, batch=2) == (0, 0)
-    assert set(Task.objects.values_list("pk", flat=True)) == {first, *young}
+    assert archive_window("default", 0, 7.0, batch=2) == (0, first + 1)
+    assert archive_window("default", first + 3, 7.0, batch=2) == (2, first + 5)
+    assert archive_window("default", first + 1, 7.0, batch=2) == (1, first + 3)
+    assert archive_window("default", first + 5, 7.0, batch=2) == (1, first + 7)
+    assert archive_window("default", first + 7, 7.0, batch=2) == (0, 0)
+    assert set(Task.objects.values_list("pk", flat=True)) == {first, first + 1, first + 2, *young}

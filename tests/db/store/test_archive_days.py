@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, OperationalError, connection
 from django.utils import timezone as django_timezone
 
 from django_pglock.models import ArchivedTask
@@ -62,8 +62,9 @@ def test_an_interrupted_drop_is_finished(monkeypatch):
     for days in (9, 10):
         make(days=days)
     walk(days=30)
-    monkeypatch.setattr(archive_days, "DROP", archive_days.sql.SQL("SELECT 1/0 -- {part}"))
-    with pytest.raises(Exception, match="division by zero"):
+    limits = " || ' ' || ".join(f"current_setting('{name}')" for name in ("application_name", *archive_days.LIMITS))
+    monkeypatch.setattr(archive_days, "DROP", archive_days.sql.SQL(f"SELECT ({limits})::int -- {{part}}"))
+    with pytest.raises(DatabaseError, match='"django_pglock archive 1s 20s 20s"'):
         drop_days("default", 7)
     monkeypatch.undo()
     assert len(archive_state("default").days) == 1
@@ -74,7 +75,7 @@ def test_an_interrupted_drop_is_finished(monkeypatch):
         assert cursor.fetchone() == (0,)
 
 
-def test_an_interrupted_detach_is_finished():
+def test_an_interrupted_detach_is_finished(monkeypatch):
     """As after a crash of the server in the middle of DETACH PARTITION CONCURRENTLY."""
     make(days=9)
     walk(days=30)
@@ -83,6 +84,11 @@ def test_an_interrupted_detach_is_finished():
     with connection.cursor() as cursor:
         cursor.execute(f"COMMENT ON TABLE {part} IS '{EXPIRED}'")
         cursor.execute(f"UPDATE pg_inherits SET inhdetachpending = true WHERE inhrelid = '{part}'::regclass")
+        assert sizes_of_days("default") == []
+        with monkeypatch.context() as failing, pytest.raises(DatabaseError, match="division by zero"):
+            # Without it, DROP TABLE would lock the whole archive.
+            failing.setattr(archive_days, "FINISH_DETACH", archive_days.sql.SQL("SELECT 1/0 -- {archive} {part}"))
+            drop_days("default", 7)
         assert drop_days("default", 7) == [day]
         cursor.execute("SELECT to_regclass(%s)", [part])
         assert cursor.fetchone() == (None,)
@@ -150,6 +156,16 @@ def test_concurrent_creations_of_a_partition_make_one_partition(in_threads):
     day = django_timezone.now().date()
     states = in_threads(lambda _: create_days("default", [day]), 4)
     assert {state.days for state in states} == {(day,)}
+
+
+def test_a_new_day_does_not_wait_for_a_locked_archive(session, monkeypatch):
+    monkeypatch.setitem(archive_days.LIMITS, "lock_timeout", "10ms")
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute("LOCK TABLE django_pglock_archivedtask IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            create_days("default", [django_timezone.now().date()])
+        cursor.execute("ROLLBACK")
 
 
 def test_a_new_day_leaves_no_limit_in_the_session():

@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_pglock.store import archive_state as module
-from django_pglock.store.archive_days import create_days
+from django_pglock.store.archive_days import create_days, sizes_of_days
 from django_pglock.store.archive_state import (
     archive_state,
     day_of,
@@ -28,7 +28,9 @@ def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
     assert not archive_state("default").is_on
     assert not may_be_archived("default")
     turn_on("default")
+    assert may_be_archived("default"), "this process knows it at once"
     state = archive_state("default")
+    assert state.exists
     assert 0 <= state.on_for < 600
     assert state.may_have_rows
     turn_off("default")
@@ -62,7 +64,8 @@ def test_tables_that_refer_to_tasks_are_named():
         # The order must not be that of a plan that sorts anyway.
         cursor.execute("SET enable_sort = off")
         for name in reversed(names):
-            cursor.execute(f"CREATE TABLE {name} (task bigint REFERENCES django_pglock_task (id))")
+            reference = "bigint REFERENCES django_pglock_task (id)"
+            cursor.execute(f"CREATE TABLE {name} (task {reference}, other_task {reference})")
         try:
             assert references_to_tasks("default") == names
         finally:
@@ -80,6 +83,7 @@ def test_a_partition_of_another_name_is_no_day():
         )
         try:
             assert archive_state("default").days == (today,)
+            assert [size.day for size in sizes_of_days("default")] == [today]
         finally:
             cursor.execute("DROP TABLE all_others")
 

@@ -75,9 +75,10 @@ def test_a_role_that_may_not_read_the_archive_is_not_refused():
 
 
 def test_a_task_is_found_only_with_the_values_that_are_wanted():
-    row = make(days=TWO_HOURS, backend="second")
+    other, row = (make(days=TWO_HOURS, backend="second") for _ in range(2))
     turn_on("default")
-    assert walk() == 1
+    assert walk() == 2
+    assert find_archived("default", other.pk, backend="second").pk == other.pk
     assert find_archived("default", row.pk, backend="second").pk == row.pk
     assert find_archived("default", row.pk, backend="default") is None
 

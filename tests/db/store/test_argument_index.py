@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store import argument_index
@@ -51,7 +52,9 @@ def test_tasks_are_found_by_the_index_if_there_is_one_and_if_they_are_not_too_ma
         cursor.execute("SELECT current_setting('enable_seqscan'), current_setting('enable_indexscan')")
         assert cursor.fetchone() == ("on", "on"), "other statements of the session read as before"
     monkeypatch.setattr(argument_index, "MOST_FOUND", 2)
-    assert ids_by_arguments(found) == [second, first]
+    with CaptureQueriesContext(connection) as queries:
+        assert ids_by_arguments(found) == [second, first]
+    assert "LIMIT 3" in queries[-1]["sql"]
     assert ids_by_arguments(Task.objects.filter(kwargs__contains={"number": 1})) is None
 
 

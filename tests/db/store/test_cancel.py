@@ -57,6 +57,9 @@ def test_cancel_ends_waiting_tasks_and_requests_the_end_of_running_tasks(claim):
     assert runs.cancel_requested_at is not None
     assert (waits.status, waits.cancel_requested_at) == ("CANCELLED", None)
     assert Task.objects.cancel() == 0, "asked is asked"
+    Task.objects.filter(pk=waits.pk).update(status="FAILED")
+    with transaction.atomic():
+        assert Task.objects.cancel() == 0, "a failed task is discarded, not cancelled"
     assert Task.objects.get(pk=mine.id).cancel_requested_at == runs.cancel_requested_at
 
 

@@ -139,6 +139,8 @@ def test_each_search_begins_behind_the_row_before(letters):
     searches = [query["sql"] for query in queries if "SKIP LOCKED" in query["sql"]]
     assert len(searches) == 2
     assert f'"id" > {letters[0].pk}' in searches[1]
+    assert all("LIMIT 1 FOR UPDATE" in search for search in searches), "later rows are free for others"
+    assert not [query["sql"] for query in queries if "SAVEPOINT" in query["sql"]]
 
 
 @pytest.mark.parametrize("limit", [0, True, None])

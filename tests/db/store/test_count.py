@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.count import queue_counts, search_end
+from django_pglock.store.count import OLDEST, failed_counts, queue_counts, ready_counts, search_end
 from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
@@ -31,9 +34,36 @@ def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
         for status in ("READY", "FAILED", "BLOCKED"):
             for _ in range(3):
                 make(status, queue=queue)
-    for each, queue in zip(Task.objects.queue_counts(most=2), ("bulk", "mail"), strict=True):
+    make("FAILED", queue="late"), make("RUNNING", queue="late")
+    bulk, late, mail = Task.objects.queue_counts(most=2)
+    for each, queue in ((bulk, "bulk"), (mail, "mail")):
         assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
         assert each.at_least == {"READY", "FAILED", "BLOCKED"}
+    assert (late.counts["READY"], late.counts["FAILED"], late.counts["RUNNING"]) == (0, 1, 1)
+    assert late.at_least == {"BLOCKED"}, "BLOCKED tasks of all queues are counted together"
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_the_oldest_ready_task_is_found_among_those_with_the_lowest_ids():
+    """Its priority may be low. Ids are only roughly in the order of time."""
+    for age in (300, 500, 100, 0, 900):
+        moment = Now() - timedelta(seconds=age)
+        make("READY", priority=-5 if age == 500 else 0, enqueued_at=moment, run_after=moment)
+    assert OLDEST == 3
+    for fair_key in (None, "tenant"):
+        Task.objects.update(fair_key=fair_key)
+        [(queue, (count, oldest))] = ready_counts("default", ["default", "empty"]).items()
+        assert (queue, count, 500 <= oldest < 900) == ("default", 5, True)
+
+
+@pytest.mark.usefixtures("without_indexes")
+def test_failed_tasks_and_the_newest_others_are_counted_whatever_the_plan():
+    for status, queues in (("FAILED", "cabaa"), ("RUNNING", "abb")):
+        for queue in queues:
+            make(status, queue=queue)
+    assert failed_counts("default", ["a", "b", "none"], most=2) == {"a": 2, "b": 1, "none": 0}
+    found = [(each.queue, each.counts["FAILED"], each.counts["RUNNING"]) for each in queue_counts("default", most=2)]
+    assert found == [("a", 2, 0), ("b", 1, 2), ("c", 1, 0)]
 
 
 def test_the_end_of_a_search_is_one_row():

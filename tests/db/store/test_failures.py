@@ -56,9 +56,7 @@ def test_a_failure_is_settled_with_its_fingerprint_and_retried_without(claim):
 
 
 def test_a_group_of_failures_has_exception_place_count_and_dates():
-    oldest = fail(fingerprint=7, hours_ago=30)
-    for hours_ago in (2.5, 2.2, 0.5):
-        newest = fail(fingerprint=7, hours_ago=hours_ago)
+    _, oldest, _, newest = (fail(fingerprint=7, hours_ago=hours_ago) for hours_ago in (2.5, 30, 2.2, 0.5))
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.task_path, group.exception_path) == (7, PATH, "bank.Refused")
     assert (group.name, group.exception, group.place, group.message) == ("nothing", "Refused", "bank.py:88", "order 7")
@@ -73,6 +71,7 @@ def test_a_group_of_failures_has_exception_place_count_and_dates():
 def test_the_latest_failures_come_first_and_muted_ones_last():
     for fingerprint, hours_ago in ((5, 3), (6, 1), (7, 2)):
         fail(fingerprint=fingerprint, hours_ago=hours_ago)
+    FailureGroup.objects.create(fingerprint=7)
     assert store.mute("default", 6, by="ann")
     assert not store.mute("default", 6, by="bob"), "it is muted already"
     groups = Task.objects.failures()
@@ -80,9 +79,12 @@ def test_the_latest_failures_come_first_and_muted_ones_last():
     assert (groups[2].muted_at is not None, groups[2].muted_by) == (True, "ann")
     assert [each.fingerprint for each in Task.objects.failures(with_muted=False)] == [7, 5]
     assert [each.fingerprint for each in Task.objects.failures(limit=1)] == [7]
+    store.mute("default", 5)
     assert store.unmute("default", 6)
     assert not store.unmute("default", 6)
-    assert [each.fingerprint for each in Task.objects.failures()] == [6, 7, 5]
+    groups = Task.objects.failures()
+    assert [(each.fingerprint, each.muted_at is None) for each in groups] == [(6, True), (7, True), (5, False)]
+    assert {each.muted_by for each in groups} == {""}, "who muted it before is not shown"
 
 
 def test_counts_of_failures_stop_at_their_limit(monkeypatch):
@@ -91,10 +93,10 @@ def test_counts_of_failures_stop_at_their_limit(monkeypatch):
     assert (group.count, group.is_capped) == (3, True)
     first.refresh_from_db()
     assert group.first_at == first.finished_at
-    monkeypatch.setattr(store, "MOST_FOUND", 2)
-    fail(fingerprint=8)
-    fail(fingerprint=9)
-    assert {each.fingerprint for each in Task.objects.failures()} == {7, 8}
+    monkeypatch.setattr(store, "MOST_FOUND", 3)
+    for fingerprint in (8, 9, 10):
+        fail(fingerprint=fingerprint)
+    assert {each.fingerprint for each in Task.objects.failures()} == {7, 8, 9}
 
 
 @pytest.mark.usefixtures("without_indexes")
@@ -133,9 +135,12 @@ def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monke
     assert (group.newest, group.place, group.message, group.is_capped) == (rows[1].pk, "bank.py:88", "order 7", False)
     assert group.by_hour == (*[0] * 22, 1, 1)
     assert group.fingerprint == fingerprint_of(PATH, "bank.Refused")
-    store.mute("default", group.fingerprint)
+    store.mute("default", group.fingerprint, by="ann")
     assert len(Task.objects.failures(with_muted=False)) == 3
     assert Task.objects.failures()[-1].fingerprint == group.fingerprint
+    store.unmute("default", group.fingerprint)
+    assert {each.muted_by for each in Task.objects.failures()} == {""}
+    assert len(Task.objects.failures(limit=2)) == 2
     monkeypatch.setattr(store, "MOST_WITHOUT_FINGERPRINT", 2)
     assert [each.is_capped for each in Task.objects.failures()] == [True, True]
 
@@ -150,10 +155,15 @@ def test_the_place_and_the_message_are_found_before_a_message_of_any_length(fing
 def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprint():
     number = fingerprint_of(PATH, "bank.Refused")
     fail(hours_ago=2)
-    fail(fingerprint=number, hours_ago=1)
-    [group] = Task.objects.failures()
-    assert (group.fingerprint, group.count, sum(group.by_hour)) == (number, 2, 2)
-    assert store.in_group(Task.objects.all(), store.FailureGroupId(number, PATH, "bank.Refused")).count() == 2
+    first, last = (fail(fingerprint=number, hours_ago=hours_ago) for hours_ago in (3, 0))
+    newest = fail(hours_ago=1, trace=TRACE.replace("order 7", "order 9"))
+    [group] = Task.objects.failures(most=2)
+    assert (group.fingerprint, group.count, sum(group.by_hour), group.is_capped) == (number, 4, 4, True)
+    assert (group.newest, group.message) == (newest.pk, "order 9")
+    first.refresh_from_db()
+    last.refresh_from_db()
+    assert (group.first_at, group.last_at) == (first.finished_at, last.finished_at)
+    assert store.in_group(Task.objects.all(), store.FailureGroupId(number, PATH, "bank.Refused")).count() == 4
 
 
 def test_only_failed_tasks_are_in_a_group():
@@ -161,6 +171,7 @@ def test_only_failed_tasks_are_in_a_group():
     fail(fingerprint=8)
     old, other = fail(), fail("bank.Closed")
     make("SUCCESSFUL", fingerprint=7)
+    Task.objects.filter(pk=fail().pk).update(status="READY", finished_at=None)
     found = store.in_group(Task.objects.order_by("pk"), store.FailureGroupId(7, PATH, "bank.Refused"))
     assert list(found) == mine
     refused = store.FailureGroupId(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
@@ -170,9 +181,16 @@ def test_only_failed_tasks_are_in_a_group():
     assert list(store.in_group(Task.objects.all(), unknown)) == [without]
     assert store.find_failure_group("default", 7) == store.FailureGroupId(7, PATH, "bank.Refused")
     Attempt.objects.filter(task=mine[-1]).update(number=2)
+    Attempt.objects.filter(task=old).update(number=2)
+    Attempt.objects.filter(task=other).update(number=9)
     again = {"number": 1, "outcome": "FAILED", "exception_path": "bank.Closed", "traceback": TRACE}
-    Attempt.objects.create(task=mine[-1], started_at=Now(), finished_at=Now(), **again)
-    assert store.find_failure_group("default", 7).exception_path == "bank.Refused", "that of the last attempt"
+    for task in (mine[-1], old):
+        Attempt.objects.create(task=task, started_at=Now(), finished_at=Now(), **again)
+    with CaptureQueriesContext(connection) as queries:
+        found_again = store.find_failure_group("default", 7)
+    assert found_again.exception_path == "bank.Refused", "that of the last attempt"
+    assert all(query["sql"].endswith("LIMIT 1") for query in queries)
+    assert list(store.in_group(Task.objects.all(), refused)) == [old]
     assert store.find_failure_group("default", refused.fingerprint) == refused
     assert store.find_failure_group("default", unknown.fingerprint) == unknown
     assert store.find_failure_group("default", 9) is None

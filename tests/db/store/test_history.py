@@ -62,6 +62,7 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
 def test_every_number_is_added():
     numbers = {each.name: number for number, each in enumerate(fields(Counts), 1) if each.type in ("int", "float")}
     assert set(OUTCOMES) < set(numbers)
+    assert Counts(succeeded=1, failed=2, cancelled=4, retried=8, snoozed=16, lost=32).finished == 7
     both = Counts(**numbers)
     both.add(Counts(**numbers))
     for _ in range(2):
@@ -76,6 +77,9 @@ def test_a_row_has_the_buckets_up_to_the_last_that_is_not_empty():
     found = Counts.of(*[0] * (len(OUTCOMES) + 2), [5, 3], [])
     assert found.wait == [5, 3, *[0] * (BUCKETS - 2)]
     assert found.run == [0] * BUCKETS
+    assert found.columns()[-2:] == ("{5,3}", "{}")
+    found.wait[BUCKETS - 1] = 2
+    assert found.columns()[-2].count(",") == BUCKETS - 1
 
 
 def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now():
@@ -113,11 +117,15 @@ def test_one_message_adds_all_history_counts_of_a_worker():
     assert [point.counts.succeeded for point in minutes()] == [30, 30, 0]
 
 
-def test_the_manager_of_the_history_returns_the_same_as_the_store():
+def test_the_manager_of_the_history_returns_the_same_as_the_store(settings):
+    settings.TIME_ZONE = "America/New_York"
     add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     span = (NOON, NOON + timedelta(minutes=3))
+    assert [point.counts.succeeded for point in minutes()] == [1, 0, 0]
     assert TaskHistory.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
     assert TaskHistory.objects.totals(*span, task_path="app.send") == totals("default", *span)
+    for names in ({"queue": "other"}, {"task_path": "other"}):
+        assert TaskHistory.objects.totals(*span, **names) == []
     assert TaskHistory.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
 
 
@@ -150,7 +158,8 @@ def test_a_step_is_a_whole_number_of_minutes(step):
 
 def test_a_history_series_with_too_many_points_is_refused():
     with pytest.raises(ValueError, match=f"{MOST_POINTS:,} at most"):
-        series("default", NOON - timedelta(days=365), NOON, 60)
+        series("default", NOON - timedelta(minutes=MOST_POINTS + 1), NOON, 60)
+    assert len(series("default", NOON - timedelta(minutes=MOST_POINTS), NOON, 60)) == MOST_POINTS
 
 
 def test_dates_are_naive_without_use_tz(settings):

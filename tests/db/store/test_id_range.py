@@ -63,6 +63,8 @@ def test_one_statement_finds_the_range_and_the_end_of_a_search_in_it(since, befo
     assert ids is None or found.ids.keys() == ids
     assert found.end == search_end(tasks.filter(**found.ids), most=1000)
     assert (found.end is None) is (ids is None), "the last range has fewer tasks"
+    ready = tasks.filter(status="READY").order_by("-status", "-pk")
+    assert ids_between(ready, *moments, most=1000, status="READY") == found
 
 
 @pytest.mark.parametrize(("done", "waiting"), [(5000, 9000), (100, 30_000), (1, 1)])

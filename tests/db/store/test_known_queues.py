@@ -31,6 +31,13 @@ def test_a_queue_with_a_task_that_waits_runs_or_has_failed_is_known(status):
     assert queues_without_row("default") == (["fair", "mail"], None)
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_no_queue_with_failed_tasks_is_left_out_whatever_the_plan():
+    for queue in ("c", "a", "d", "b"):
+        make("FAILED", queue=queue)
+    assert queues_without_row("default").names == ["a", "b", "c", "d"]
+
+
 def test_the_common_queues_of_finished_tasks_are_known_by_statistics():
     with connection.cursor() as cursor:
         cursor.execute(
@@ -57,5 +64,6 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     names, age = queues_without_row("default", also=["default"])
     assert names == ["counted", "default"]
     assert 0 <= age < MAX_AGE_FOR_PAGES
+    assert queues_without_row("default").names == ["counted"]
     QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)

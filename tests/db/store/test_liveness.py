@@ -15,9 +15,11 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Worker
 from django_pglock.store.liveness import (
+    LATE,
     LEAST_FREQUENT,
     LEAST_OTHERS,
     UPKEEP_WORKERS,
+    WITNESS_AFTER,
     Beat,
     alive,
     beat,
@@ -26,6 +28,7 @@ from django_pglock.store.liveness import (
     deregister,
     is_oldest,
     silent,
+    witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
 from django_pglock.worker.liveness import heartbeat
@@ -171,7 +174,8 @@ def older_worker(**values):
     )
 
 
-def test_a_worker_may_rest_if_enough_older_ones_do_not():
+def test_a_worker_may_rest_if_enough_older_ones_do_not(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     me = uuid4()
 
     def answer(hostname="h"):
@@ -187,9 +191,9 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not():
     older_workers.append(older_worker())
     assert answer().may_rest is True
 
-    def without(**values):
+    def without(worker=older_workers[0], **values):
         with transaction.atomic():
-            Worker.objects.filter(pk=older_workers[0].pk).update(**values)
+            Worker.objects.filter(pk=worker.pk).update(**values)
             try:
                 return answer().may_rest
             finally:
@@ -197,7 +201,10 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not():
 
     assert without(name="the same") is True
     assert without(is_stopping=True) is False
-    assert without(heartbeat_at=Now() - timedelta(seconds=20)) is False, "it may be dead"
+    assert without(heartbeat_at=Now() - timedelta(seconds=45)) is True
+    assert without(heartbeat_at=Now() - timedelta(seconds=65)) is False, "it may be dead"
+    assert without(others[0], heartbeat_at=Now() - timedelta(seconds=180)) is True, "it may rest"
+    assert without(others[0], heartbeat_at=Now() - timedelta(seconds=230)) is False, "it may be dead"
     assert without(beating_since=F("heartbeat_at")) is False, "it beats rarely, or its heartbeat process does"
     assert without(started_at=Now() + timedelta(days=1)) is False, "it is younger and may rest itself"
     others.pop().delete()
@@ -313,7 +320,9 @@ def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
     assert on_duty() == workers[:UPKEEP_WORKERS], "its heartbeat process beats in its place: a task has the GIL"
 
 
-def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep():
+def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    assert witness_values() == (LATE * 50, WITNESS_AFTER * 50)
     workers = [uuid4() for _ in range(WOKEN_FIRST + 2)]
     others = {uuid4(): ["mail"], uuid4(): []}
 
@@ -335,7 +344,8 @@ def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep():
     assert older == [0, 1, 2, 3, WOKEN_FIRST, WOKEN_FIRST], "no more than those woken first have to be known"
     assert {number for _, number in told} == {WOKEN_FIRST + 1}
     Worker.objects.filter(pk=workers[0]).update(is_stopping=True, heartbeat_at=Now())
-    Worker.objects.filter(pk=workers[1]).update(heartbeat_at=Now() - timedelta(seconds=20))
-    last = beat("default", workers[-1], name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    counts = (last.older_sleeping_workers, last.sleeping_workers)
-    assert counts == (3, 4), "one that stops, or is silent, is none to rely on"
+    for seconds, expected in ((180, (3, 5)), (230, (3, 4))):
+        Worker.objects.filter(pk=workers[1]).update(heartbeat_at=Now() - timedelta(seconds=seconds))
+        last = beat("default", workers[-1], name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+        counts = (last.older_sleeping_workers, last.sleeping_workers)
+        assert counts == expected, "one that stops, or is silent, is none to rely on; one that rests is one to wake"

@@ -22,8 +22,10 @@ def test_only_waiting_tasks_are_moved(status):
 
 
 def test_tasks_that_are_already_in_the_queue_are_not_counted():
-    make(queue="other")
-    assert Task.objects.all().move_to_queue("other") == 0
+    row, told = make(queue="other"), []
+    assert Task.objects.all().move_to_queue("other", progress=lambda *values: told.append(values)) == 0
+    assert Task.objects.all().move_to_queue("third", progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, row.pk)]
 
 
 @pytest.mark.parametrize("queue", ["", "x" * 129])

@@ -25,11 +25,12 @@ def test_only_tasks_of_a_status_from_which_they_may_move_are_moved(claim):
     assert Task.objects.get(pk=running).queue == "default"
 
 
-def test_workers_are_woken_for_ready_tasks_and_the_next_of_each_key_is_admitted(monkeypatch):
+def test_what_follows_a_move_follows_for_the_tasks_that_it_concerns(monkeypatch):
     """The task of a key that still runs, whose cancel is only requested, keeps its key."""
-    woken, admitted = [], []
+    woken, admitted, released = [], [], []
     monkeypatch.setattr(module, "wake", lambda using, queues: woken.extend(queues))
     monkeypatch.setattr(module, "admit_on_commit", lambda using, keys: admitted.extend(keys))
+    monkeypatch.setattr(module, "release_on_commit", lambda using, ids: released.extend(ids))
     for number, status in enumerate(("SCHEDULED", "RUNNING", "BLOCKED")):
         make(status, queue=f"q{number}", lock_key=f"key {number}")
     ready = {"status": TaskStatus.READY.value}
@@ -40,6 +41,7 @@ def test_workers_are_woken_for_ready_tasks_and_the_next_of_each_key_is_admitted(
     cancelled = {"status": TaskStatus.CANCELLED.value, "finished_at": Now()}
     move(Task.objects.all(), TaskStatus.CANCELLED, cancelled, among=[TaskStatus.BLOCKED])
     assert (woken, admitted) == (["q0"], ["key 0", "key 2"])
+    assert released == [Task.objects.get(status="CANCELLED").pk]
 
 
 def test_move_skips_a_locked_row(locked):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store.newest import newest
@@ -24,8 +26,12 @@ def test_the_newest_of_all_statuses_come_first_and_one_statement_is_sent_for_eac
     assert ids(3) == [again, done, cancelled]
     with django_assert_num_queries(2):
         assert ids(statuses=["FAILED", "CANCELLED", "FAILED"]) == [again, cancelled, failed]
-    assert ids(2, statuses=["FAILED", "CANCELLED"]) == [again, cancelled]
-    assert ids(statuses=["FAILED"], is_narrow=True) == [again, failed]
+    with CaptureQueriesContext(connection) as queries:
+        assert ids(2, statuses=["FAILED", "CANCELLED"]) == [again, cancelled]
+    assert all(query["sql"].endswith("LIMIT 2") and "BETWEEN" in query["sql"] for query in queries)
+    with CaptureQueriesContext(connection) as queries:
+        assert ids(statuses=["FAILED"], is_narrow=True) == [again, failed]
+    assert "BETWEEN" not in queries[0]["sql"], "an index on queue or function has the failed tasks"
     assert ids(statuses=["RUNNING"]) == []
 
 

@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
+from django_pglock.store import progress
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
 from django_pglock.store.settle import settle
@@ -109,14 +110,22 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
     assert mine.noted_progress is None
 
 
-def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries):
+def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries, monkeypatch):
     """The planner may choose a nested loop, which compares each pair of rows."""
     enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
     claims = claim(COMPARED_AT_ONCE + 1)
     for each in claims:
         each.progress = '{"done": 1}'
+    sizes, note = [], progress._note
+
+    def note_some(using, some, **options):
+        sizes.append(len(some))
+        note(using, some, **options)
+
+    monkeypatch.setattr(progress, "_note", note_some)
     with django_assert_num_queries(2):
         note_progress("default", claims)
+    assert sizes == [COMPARED_AT_ONCE, 1]
     assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
 
 

@@ -18,7 +18,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import prune
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
-from django_pglock.store.prune import first_id_since, prune_window
+from django_pglock.store.prune import first_id_since, outdated, prune_window
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -77,6 +77,7 @@ def test_each_status_has_its_age(status, days, is_kept):
 def test_prune_uses_the_ages_of_the_setting():
     make("FAILED", days=1)
     kept = [make("FAILED", days=0.4), make("SUCCESSFUL"), make("CANCELLED")]
+    assert not outdated(Task.objects.all(), {}).exists()
     assert Task.objects.prune() == 1
     assert left() == {row.pk for row in kept}
 
@@ -290,8 +291,8 @@ def test_prune_window_continues_after_the_last_window():
 
 
 def test_expired_tasks_are_pruned_in_batches():
-    for _ in range(5):
-        make(days=0, keep_result=0, expires_at=ago(0.1))
+    for status in ("READY", *["SUCCESSFUL"] * 5):
+        make(status, days=0, keep_result=0, expires_at=ago(0.1))
     assert prune_window("default", 0, {}, batch=2) == (2, 0)
     assert Task.objects.prune(batch=2) == 3
 
@@ -299,7 +300,8 @@ def test_expired_tasks_are_pruned_in_batches():
 def test_a_dry_run_counts_one_more_than_a_limit(monkeypatch):
     monkeypatch.setattr(prune, "MOST_COUNTED", 2)
     for _ in range(4):
-        make(keep_result=0, expires_at=Now())
+        make(), make("FAILED", keep_result=0, expires_at=Now())
+    assert [Task.objects.filter(status=each).prune(dry_run=True) for each in ("SUCCESSFUL", "FAILED")] == [3, 3]
     assert Task.objects.prune(dry_run=True) == 3
 
 

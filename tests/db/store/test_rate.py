@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -45,7 +45,7 @@ def test_a_rate_admits_a_burst_and_then_waits_for_the_next_token():
         *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
     ]
     limit = RateLimit.objects.get(key="%rate tenant:1")
-    assert limit.opens_at is not None
+    assert abs(limit.arrives_at - limit.opens_at - timedelta(seconds=720)) < timedelta(milliseconds=1)
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
 
 
@@ -88,6 +88,31 @@ def test_a_token_admits_the_first_waiting_task_and_not_a_new_one(claim):
     ]
 
 
+@pytest.mark.usefixtures("without_indexes")
+def test_a_token_admits_the_first_waiting_task_whatever_the_plan(claim):
+    waiting = [keyed.trickle.enqueue(1).id for _ in range(4)][2:]
+    claim(2)
+    # A changed row is behind the others in the table.
+    Task.objects.filter(pk=waiting[0]).update(priority=1)
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=720))
+    assert admit("default", ["%rate tenant:1"]) == 1
+    assert [Task.objects.get(pk=id_).status for id_ in waiting] == ["READY", "BLOCKED"]
+    claim()
+    RateLimit.objects.update(arrives_at=Now())
+    assert admit("default", ["%rate tenant:1"]) == 1
+    assert RateLimit.objects.get().opens_at is None, "no other task waits for a token"
+
+
+def test_a_call_in_a_transaction_waits_for_a_token_also_if_no_other_task_waits(claim):
+    for _ in range(2):
+        with transaction.atomic():
+            keyed.trickle.enqueue(1)
+    assert len(claim(2)) == 2
+    with transaction.atomic():
+        keyed.trickle.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["RUNNING", "RUNNING", "BLOCKED"]
+
+
 def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
     task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=4))
     for _ in range(5):
@@ -103,7 +128,13 @@ def test_a_token_admits_the_first_waiting_task_while_others_are_ready(claim):
 
 def test_unclaimed_tasks_count_against_the_burst():
     """Tokens must not accumulate while the workers are busy or stopped."""
-    for _ in range(5):
+    for _ in range(2):
+        keyed.trickle.enqueue(1)
+    RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))
+    with transaction.atomic():
+        keyed.trickle.enqueue(1)
+    assert Task.objects.latest("id").status == "BLOCKED"
+    for _ in range(2):
         keyed.trickle.enqueue(1)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
@@ -140,14 +171,15 @@ def test_the_polls_of_a_rate_get_rarer_while_its_tasks_are_not_claimed():
 
 
 @pytest.mark.usefixtures("without_indexes")
-def test_the_buckets_whose_tokens_have_come_first_are_opened_first():
+def test_the_buckets_whose_tokens_have_come_first_are_opened_first(in_threads):
     for tenant in range(3):
         RateLimit.objects.create(
             key=f"%rate tenant:{tenant}", arrives_at=Now(), opens_at=Now() - timedelta(seconds=tenant)
         )
-    assert [open_rates("default", limit=1) for _ in range(4)] == [
-        *(["%rate tenant:2"], ["%rate tenant:1"], ["%rate tenant:0"], [])
-    ]
+    with transaction.atomic():
+        RateLimit.objects.select_for_update().get(key="%rate tenant:2")
+        assert in_threads(lambda _: open_rates("default", limit=1), 1) == [["%rate tenant:1"]], "it waits for no row"
+    assert [open_rates("default", limit=1) for _ in range(3)] == [["%rate tenant:2"], ["%rate tenant:0"], []]
 
 
 def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
@@ -202,6 +234,34 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
     assert in_threads(act, 2) == [None, "COMMIT"]
     assert Task.objects.get().status == "CANCELLED"
     assert not RateLimit.objects.exists()
+
+
+@pytest.mark.parametrize("function", [keyed.trickle, keyed.step], ids=["rate", "lock"])
+def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, function):
+    """It waits for 100 ms. Other errors of the database are raised."""
+    with transaction.atomic():
+        task = int(function.enqueue(1).id)
+        transaction.get_connection().run_on_commit.clear()
+
+    def admit_one():
+        if function is keyed.step:
+            admit_module.admit_own("default", task, "order:1", is_alone=True)
+        else:
+            admit_module.admit_own_at_rate("default", task, "%rate tenant:1", function.rate, "default")
+
+    with locked(task):
+        admit_one()
+        assert Task.objects.get().status == "BLOCKED"
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '50ms'")
+            with pytest.raises(OperationalError, match="statement timeout"):
+                admit_one()
+            cursor.execute("RESET statement_timeout")
+    admit_one()
+    assert Task.objects.get().status == "READY"
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

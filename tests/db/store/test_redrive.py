@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock.errors import ClaimLost
@@ -43,7 +45,7 @@ def statuses(rows):
 
 def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
     rows = [fail(fingerprint=7) for _ in range(5)]
-    other = fail(fingerprint=8)
+    other, running = fail(fingerprint=8), make("RUNNING", attempts=1)
     assert step() == (2, False)
     assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
     assert step() == (4, False)
@@ -51,6 +53,7 @@ def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
     assert statuses([*rows, other]) == ["READY"] * 5 + ["FAILED"]
     step.own.refresh_from_db()
     assert step.own.progress == {"done": 5, "total": 5, "last_id": rows[-1].pk}
+    assert Task.objects.get(pk=running.pk).progress is None
 
 
 def test_the_first_task_of_the_table_is_retried(step):
@@ -87,6 +90,9 @@ def test_a_worker_that_has_lost_the_claim_retries_nothing(step):
     rows = [fail(fingerprint=7)]
     with pytest.raises(ClaimLost):
         step(attempt=2)
+    Task.objects.filter(pk=step.own.pk).update(status="READY")
+    with pytest.raises(ClaimLost):
+        step()
     assert statuses(rows) == ["FAILED"]
 
 
@@ -105,7 +111,9 @@ def test_tasks_without_a_fingerprint_are_retried_in_the_same_order(step):
     rows = [fail(fingerprint=number if n % 2 else None) for n in range(5)]
     others = [fail("bank.Closed"), fail(task_path="other")]
     group = FailureGroupId(number, PATH, "bank.Refused")
-    assert step(group) == (2, False)
+    with CaptureQueriesContext(connection) as queries:
+        assert step(group) == (2, False)
+    assert sum(query["sql"].endswith("LIMIT 2") for query in queries) == 2, "each search is limited"
     assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
     assert step(group, 9) == (5, True)
     assert statuses([*rows, *others]) == ["READY"] * 5 + ["FAILED"] * 2

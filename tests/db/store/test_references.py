@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_pglock.models import Task
-from django_pglock.store.prune import prune_window
+from django_pglock.store.prune import prune_window, warn_of_references
 from django_pglock.store.references import refusing_keys
 from django_pglock.worker.upkeep import upkeep
 from tests.db.store.test_prune import ago, keep, left, make
@@ -46,7 +46,7 @@ def test_a_table_that_refers_to_tasks_keeps_these_tasks_and_no_others(worker, ev
 
 
 @pytest.mark.parametrize("rule", ["", "ON DELETE RESTRICT", "DEFERRABLE INITIALLY DEFERRED"])
-def test_prune_and_delete_keep_tasks_that_other_rows_refer_to(refer, rule):
+def test_prune_and_delete_keep_tasks_that_other_rows_refer_to(refer, rule, caplog):
     row, others = make(), [make() for _ in range(3)]
     refer(row, rule)
     assert Task.objects.all().prune(dry_run=True) == 3
@@ -55,6 +55,10 @@ def test_prune_and_delete_keep_tasks_that_other_rows_refer_to(refer, rule):
         assert Task.objects.filter(pk__in=[row.pk, others[1].pk]).delete_finished() == 1
     assert Task.objects.all().prune() == 1
     assert left() == {row.pk}
+    known = set()
+    for _ in range(2):
+        warn_of_references("default", known)
+    assert caplog.text.count("are not pruned") == 1
 
 
 @pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON DELETE SET NULL"])

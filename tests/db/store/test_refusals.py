@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, DataError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
@@ -57,6 +57,19 @@ def test_prune_window_continues_after_tasks_whose_deletion_is_refused(refuse):
     assert left() == {rows[0].pk, rows[4].pk}
 
 
+def test_a_batch_in_which_a_deletion_is_refused_deletes_no_more_tasks_than_others(refuse):
+    expired = [make(days=0, keep_result=0, expires_at=ago(9 - number)) for number in range(4)]
+    refuse(expired[:1])
+    assert prune_window("default", 0, {}, batch=2) == (1, 0)
+    assert left() == {expired[number].pk for number in (0, 2, 3)}
+
+
+def test_another_error_is_raised(refuse):
+    refuse([make()], "PERFORM 1 / 0")
+    with pytest.raises(DataError, match="division by zero"):
+        Task.objects.all().prune()
+
+
 def test_delete_finished_keeps_tasks_whose_deletion_is_refused(refuse, caplog):
     rows = [make(days=0) for _ in range(5)]
     refuse([rows[1]])
@@ -70,6 +83,11 @@ def test_a_refused_deletion_raises_in_a_transaction_of_the_caller(refuse):
     refuse(rows[2:])
     with pytest.raises(DatabaseError, match="kept by law"), transaction.atomic():
         Task.objects.all().prune()
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        with pytest.raises(DatabaseError, match="kept by law"):
+            Task.objects.all().prune()
+        cursor.execute("ROLLBACK")
     assert left() == {row.pk for row in rows}
 
 

@@ -6,7 +6,7 @@ import os
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import ProgrammingError, connection
 
 from django_pglock.models import Task
 from django_pglock.store import requests_to_worker
@@ -45,3 +45,10 @@ def test_requested_cancels_are_read_by_a_role_without_rights_on_the_stacks(mine,
         finally:
             cursor.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
     assert caplog.text.count("permission denied") == 1
+
+
+def test_another_error_of_the_statement_is_raised(monkeypatch):
+    monkeypatch.setattr(requests_to_worker, "_forbidden", set())
+    monkeypatch.setattr(requests_to_worker, "REQUESTS", "SELECT missing FROM {task} WHERE worker IN (%s, %s, %s)")
+    with pytest.raises(ProgrammingError, match="missing"):
+        requests_to("default", uuid4())

@@ -244,7 +244,7 @@ def test_a_poison_pill_ends_failed(claim):
 
 
 @pytest.mark.parametrize(
-    ("silent_for", "has_session", "count"), [(0.0, True, 0), (200.0, True, 2), (0.0, False, 2), (200.0, False, 2)]
+    ("silent_for", "has_session", "count"), [(90.0, True, 0), (200.0, True, 2), (0.0, False, 2), (200.0, False, 2)]
 )
 def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     claim, session, settings, silent_for, has_session, count

@@ -10,6 +10,9 @@ from django.utils import timezone
 from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
 from django_pglock.models import Task
+from django_pglock.store.result import result_of_row
+from tests.db.store.archiving import fail
+from tests.db.store.test_prune import ago, make
 from tests.sample import result_tasks as sample
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -70,9 +73,21 @@ def test_an_invalid_result_fails_each_task_of_a_group(failed):
 
 def test_a_result_has_the_options_with_which_its_task_was_enqueued():
     later = timezone.now().replace(microsecond=0) + timedelta(days=1)
-    call = tasks.echo.using(priority=7, queue_name="other", run_after=later)
+    call = tasks.echo.using(priority=7, queue_name="other", run_after=later, max_attempts=4)
     found = tasks.echo.get_result(call.enqueue(1).id).task
-    assert (found.priority, found.queue_name, found.run_after) == (7, "other", later)
+    assert (found.priority, found.queue_name, found.run_after, found.max_attempts) == (7, "other", later, 4)
+
+
+def test_a_result_has_the_dates_of_its_task_and_the_workers_of_its_attempts():
+    row = make("FAILED", attempts=3, uncounted=1, started_at=ago(3), last_attempted_at=ago(2))
+    first, last = fail(row, 1), fail(row, 2, worker=None)
+    row.refresh_from_db()
+    found = result_of_row(row)
+    assert (found.started_at, found.last_attempted_at) == (row.started_at, row.last_attempted_at)
+    assert (found.enqueued_at, found.finished_at) == (row.enqueued_at, row.finished_at)
+    assert found.worker_ids == [str(first.worker)]
+    last.delete()
+    assert result_of_row(row).worker_ids == [str(first.worker), str(row.worker)]
 
 
 def test_an_argument_that_is_no_json_raises_a_type_error():

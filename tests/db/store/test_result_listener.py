@@ -40,6 +40,7 @@ def test_a_result_is_delivered_while_a_thousand_coroutines_wait_for_others(worke
         assert (await quick.await_(60)).return_value == 7
         # A thread for Django's async queries, the listener's, and its timer.
         assert threading.active_count() <= threads + 3
+        assert [thread.daemon for thread in listener_threads()] == [True]
         assert await sync_to_async(sessions)() == 1
         await sync_to_async(settle)(*results)
         assert all(result.is_finished for result in await asyncio.gather(*waiting))
@@ -55,11 +56,11 @@ def test_threads_that_wait_for_results_share_one_session(in_threads, nothing_is_
         if number < 30:
             return results[number].wait(60).is_finished
         eventually(lambda: Waiter.objects.count() == 30)
-        shared = sessions()
+        shared = sessions(), len(listener_threads())
         settle(*results)
         return shared
 
-    assert in_threads(work, 31) == [True] * 30 + [1]
+    assert in_threads(work, 31) == [True] * 30 + [(1, 1)]
 
 
 def test_an_abandoned_waiter_is_removed_at_the_next_poll(nothing_is_left, eventually, settings):

@@ -52,6 +52,7 @@ def test_the_runs_are_those_of_the_ticks_the_newest_first(nightly, django_assert
 
 def test_the_chain_ends_at_a_task_that_is_deleted(nightly):
     ticks = [tick() for _ in range(4)]
+    assert ids(nightly, limit=3) == ticks[:0:-1]
     Task.objects.filter(pk=ticks[1]).delete()
     assert ids(nightly) == [ticks[3], ticks[2]]
     Task.objects.filter(pk=ticks[3]).delete()

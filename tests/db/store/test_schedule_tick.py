@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -12,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_pglock.models import Schedule, Task
+from django_pglock.store import schedule_tick
 from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_enqueued
@@ -22,16 +24,42 @@ from tests.sample import scheduled
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
-def test_a_tick_is_enqueued_and_the_next_one_counts_from_it():
+def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
     row = schedule(due=timedelta(seconds=1))
-    enqueued = enqueue_due("default")
+    with monkeypatch.context() as slow:
+        slow.setattr(schedule_tick, "time", SimpleNamespace(monotonic=iter((0.0, 1800.0)).__next__))
+        enqueued = enqueue_due("default")
     [made] = Task.objects.all()
     assert enqueued.tasks == [made.pk]
-    assert 3000 < enqueued.next_in <= 3600
+    assert 1200 < enqueued.next_in <= 1800
     assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
     after = Schedule.objects.get()
     assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
     assert enqueue_due("default").tasks == []
+
+
+def test_each_of_two_schedules_with_the_same_date_has_its_own_next_tick():
+    one, other = schedule(due=5.5 * HOUR), schedule(scheduled.hourly, every=4 * HOUR)
+    Schedule.objects.update(next_at=one.next_at)
+    assert len(enqueue_due("default").tasks) == 2
+    dates = dict(Schedule.objects.values_list("pk", "next_at"))
+    assert dates == {one.pk: one.next_at + 6 * HOUR, other.pk: one.next_at + 8 * HOUR}
+
+
+@pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": False}], ids=str)
+def test_a_schedule_that_has_changed_since_it_was_read_is_left_out(monkeypatch, change):
+    """As when another worker takes the tick at this moment, or a person disables the schedule."""
+    schedule(due=HOUR)
+    read = schedule_tick.read_rows
+
+    def read_and_change(*values):
+        found = read(*values)
+        Schedule.objects.update(**change)
+        return found
+
+    monkeypatch.setattr(schedule_tick, "read_rows", read_and_change)
+    assert enqueue_due("default").tasks == []
+    assert not Task.objects.exists()
 
 
 def test_ticks_are_refused_within_a_transaction():
@@ -188,6 +216,11 @@ def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     finally:
         task_enqueued.disconnect(look)
     assert seen == ["10s"]
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("0",)
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def test_dates_are_right_without_time_zones(settings):

@@ -54,3 +54,7 @@ def test_a_later_count_replaces_each_number_of_an_earlier_one():
     assert (later.ready, later.blocked, later.scheduled, later.running, later.failed) == (5, 4, 3, 2, 1)
     assert later.is_paused
     assert later.oldest_ready > earlier.oldest_ready
+    Task.objects.update(queue="new")
+    Queue.objects.resume("default")
+    QueueCount.objects.update(count_again_at=Now())
+    assert [each.queue for each in shared_counts.shared_counts("default")] == ["new"]

@@ -7,7 +7,7 @@ from django.db import transaction
 
 from django_pglock.models import Task
 from django_pglock.store import windows
-from django_pglock.store.windows import is_among
+from django_pglock.store.windows import by_windows, is_among
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,6 +41,14 @@ def test_progress_names_the_last_task_of_each_window(monkeypatch):
     told = []
     assert Task.objects.cancel(progress=lambda *values: told.append(values)) == 4
     assert told == [(3, ids[1]), (4, ids[0])]
+    seen = []
+
+    def look(tasks):
+        seen.append(sorted(tasks.values_list("pk", flat=True)))
+        return 0
+
+    assert by_windows(Task.objects.all(), Task.objects.order_by("pk"), look, None) == 0
+    assert seen == [ids[:3], ids[3:]], "each window without the tasks of those before it"
 
 
 def test_a_transaction_of_the_caller_changes_all_tasks_or_none(monkeypatch):

@@ -100,4 +100,8 @@ def test_old_tasks_are_found_without_reading_all_that_are_newer(few_old_ones, ar
 
 def test_a_dry_run_stops_counting(few_old_ones, monkeypatch):
     monkeypatch.setattr(prune, "MOST_COUNTED", 10)
-    assert Task.objects.prune(dry_run=True, older_than=30) == 11
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.prune(dry_run=True, older_than=30) == 11
+    counts = [each["sql"] for each in queries if each["sql"].startswith("SELECT COUNT(*)")]
+    assert counts
+    assert all("LIMIT 11)" in sql for sql in counts)

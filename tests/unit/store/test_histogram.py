@@ -39,5 +39,6 @@ def test_quantiles_of_no_values_of_few_and_of_values_above_all_bounds():
     assert quantile([], 0.5) is None
     assert quantile([0] * BUCKETS, 0.5) is None
     assert 0 < quantile(counted([0.0002]), 0.5) <= 0.001
+    assert quantile(counted([0.0002]), 1.0) == BOUNDS[0]
     assert quantile([0, 0, 4], 1.0) == pytest.approx(BOUNDS[2])
     assert quantile(counted([1e9]), 0.5) >= BOUNDS[-1]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 
-from django_pglock.store.outcome import Failure
+from django_pglock.store.outcome import Failure, Snoozed
 
 #: A module of the worker that calls a function.
 WORKER = {"__name__": "django_pglock.worker.running.run"}
@@ -38,6 +39,9 @@ def test_a_failure_has_exception_message_and_traceback():
     assert (failure.exception_path, failure.message) == ("builtins.KeyError", "KeyError: 'order'")
     assert failure.traceback.endswith("KeyError: 'order'\n")
     assert failure.exception is error
+    assert failure == replace(failure, exception=None), "the exception itself is not compared"
+    assert "exception=" not in repr(failure)
+    assert Snoozed(1.0).snoozes == 0
     assert failure.place == f"{__name__}:fail"
 
 
