@@ -99,6 +99,17 @@ TransactionTestCase._fixture_teardown = empty
 TransactionTestCase._should_reload_connections = keep_sessions
 
 
+#: Folders whose tests wait for processes, or take long.
+LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes of tests begin with the long files: the short ones at the end keep all of them busy."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """Prevent the garbage collector from reading all modules and thousands of tests again and again."""
     gc.collect()
