@@ -31,6 +31,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 from example_project.postgres import PrivatePostgres
+from tests import clusters
 from tests.db.locks.sessions import Somebody
 from tests.warm.process import start
 
@@ -93,6 +94,8 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
         and not (raw._notify_handlers or raw._notice_handlers)
     )
 
+
+clusters.share()
 
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
