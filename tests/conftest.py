@@ -31,6 +31,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 from example_project.postgres import PrivatePostgres
+from tests import clusters
 from tests.db.locks.sessions import Somebody
 from tests.warm.process import start
 
@@ -94,9 +95,22 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
     )
 
 
+clusters.share()
+
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
 TransactionTestCase._should_reload_connections = keep_sessions
+
+
+#: Folders whose tests wait for processes, or take long.
+LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes of tests begin with the long files: the short ones at the end keep all of them busy."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
 
 
 def pytest_collection_finish() -> None:

@@ -195,15 +195,15 @@ def test_the_error_without_postgresql_names_the_package_to_install(monkeypatch, 
         find_programs()
 
 
-#: A fifth of the demo. Its server and its workers are forked by a warm parent.
+#: A ninth of the demo. Its server and its workers are forked by a warm parent.
 SMALL_DEMO = """
 import runpy, sys
 from example_project.demo import size
 from example_project.demo.processes import Fleet
 from tests.warm.process import start
 
-size.PLAIN, size.ATOMIC, size.LUCKY, size.SPENDING = 240, 100, 32, 24
-size.SHOPPERS, size.CARTS = 10, 2
+size.PLAIN, size.ATOMIC, size.LUCKY, size.SPENDING = 120, 50, 16, 24
+size.CLICKS, size.SHOPPERS, size.CARTS = 40, 8, 2
 Fleet.open = staticmethod(start)
 sys.argv = ["manage.py", "demo", "--json"]
 runpy.run_path("manage.py", run_name="__main__")
@@ -224,8 +224,8 @@ def test_the_demo_proves_its_claims():
     assert report["holds"] is True
     assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
     assert len(report["findings"]) == 12
-    assert report["charges"] == 21, "one for the hundred clicks, and one for each cart of the others"
-    assert report["tasks"] >= 416
+    assert report["charges"] == 17, "one for the forty clicks, and one for each cart of the others"
+    assert report["tasks"] >= 230
     assert report["taken_over"] >= 1
     assert report["double_click_charges"] == 1
 

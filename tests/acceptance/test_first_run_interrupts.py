@@ -196,7 +196,7 @@ def own_environment():
     [
         ("Starting a private PostgreSQL", ["manage.py", "demo"]),
         ("Making the tables", ["manage.py", "demo"]),
-        ("The shop opens", ["manage.py", "demo"]),
+        ("The shop opens", ["-c", SMALL]),
         ("others buy", ["-c", SMALL]),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -129,12 +128,12 @@ def sessions_of_helpers():
 
 
 FORKS = """
-import json, os, socket, sys, time
+import os, socket, time
 from django_pglock.worker.liveness import heartbeat_process
 mine, its_end = socket.socketpair()
 helper = heartbeat_process.start(its_end)
 its_end.close()
-mine.send(json.dumps({"interval": 0.2, "limit": 1.0, "path": sys.path, "worker_pid": os.getpid()}).encode() + b"\\n\\n")
+mine.send(heartbeat_process.line_of({"interval": 0.2, "limit": 1.0}) + b"\\n")
 child = os.fork()
 if child:
     print(helper.pid, child, flush=True)
@@ -170,10 +169,10 @@ class Charge:
         self.instruct(**instructions)
 
     def instruct(self, **instructions):
-        self.say(json.dumps({"path": sys.path, "worker_pid": os.getpid(), **instructions}))
+        self.socket.send(heartbeat_process.line_of(instructions))
 
-    def say(self, text=""):
-        self.socket.send(text.encode() + b"\n")
+    def say(self):
+        self.socket.send(b"\n")
 
     def end(self):
         self.socket.close()

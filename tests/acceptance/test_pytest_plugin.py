@@ -49,10 +49,12 @@ def run(tmp_path):
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
         "DATABASE_URL": f"{server}/{name}",
         "PGLOCK_NO_BOOTSTRAP": "1",
+        # Other plugins that are installed here have no part in it, and take as long to import as Django.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     (tmp_path / "test_project.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "django_pglock.pytest_plugin", "-p", "no:randomly"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", "-p", "django_pglock.pytest_plugin"]
 
     def run(*arguments):
         return subprocess.run(

@@ -111,8 +111,7 @@ def in_milliseconds(value):
 def filled(project):
     made, copy = project(), project()
     made = project(settings=SETTINGS % copy.database, shop__tasks=TASKS)
-    for alias in ("default", "copy", "legacy"):
-        made.manage("migrate", "-v0", "--database", alias)
+    made.manage_each(*(f"migrate -v0 --database {alias}" for alias in ("default", "copy", "legacy")))
     made.python(FILL)
     return made, copy
 

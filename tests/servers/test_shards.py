@@ -106,15 +106,15 @@ def test_a_second_server_is_added_and_the_order_of_each_key_is_kept(project, ser
     assert numbers_by_customer(project) == {key: [1, 2, 3, 4] for key in range(20)}
 
 
-def test_the_loss_of_one_server_does_not_stop_tasks_of_the_other(project, monkeypatch, eventually):
-    with PrivatePostgres() as lost:
-        monkeypatch.setenv("SOUTH_URL", lost.url)
-        manage("migrate", "--verbosity", "0", "--database", "south")
-        process = WorkerProcess(*BOTH, "--threads", "1", url=lost.url, DJANGO_SETTINGS_MODULE="tests.servers.shards")
-        try:
-            eventually(lambda: process.output.count("is ready") == 2, why=process.output)
-            lost.stop()
-            enqueue([1], "default")
-            eventually(lambda: project.exists() and len(numbers_by_customer(project)) == 20, why=process.output)
-        finally:
-            process.end()
+def test_the_loss_of_one_server_does_not_stop_tasks_of_the_other(project, servers, eventually):
+    lost = servers["south"]
+    process = WorkerProcess(*BOTH, "--threads", "1", url=lost.url, DJANGO_SETTINGS_MODULE="tests.servers.shards")
+    try:
+        eventually(lambda: process.output.count("is ready") == 2, why=process.output)
+        lost.halt()
+        enqueue([1], "default")
+        eventually(lambda: project.exists() and len(numbers_by_customer(project)) == 20, why=process.output)
+    finally:
+        process.end()
+        if lost._server is None:
+            lost.launch()

@@ -122,8 +122,9 @@ class HeartbeatProcess:
 
     def _send_instructions(self) -> None:
         # Another thread may replace them at any time.
-        newest = self._newest or {}
-        self._send(json.dumps({**newest, "worker_pid": os.getpid(), "path": sys.path}).encode() + b"\n")
+        newest = self._newest
+        assert newest is not None  # noqa: S101 - for the type checker
+        self._send(line_of(newest))
         self._sent = newest
 
     def _send(self, line: bytes) -> None:
@@ -163,6 +164,12 @@ def instructions_for(using: str, worker: UUID) -> dict[str, Any]:
         "interval": get_settings().HEARTBEAT_INTERVAL,
         "limit": get_settings().HEARTBEAT_LIMIT,
     }
+
+
+def line_of(instructions: dict[str, Any]) -> bytes:
+    """Return instructions as the heartbeat process of this process reads them."""
+    text = json.dumps({**instructions, "path": sys.path})
+    return f"{instructions['interval']} {os.getpid()} {text}\n".encode()
 
 
 def start(its_end: socket.socket) -> subprocess.Popen[bytes]:

@@ -8,20 +8,29 @@ When the worker's process has died, this process deletes the worker's row. A wor
 are rescued in the next round of upkeep. This needs no session lock, so it works behind a pooler as well.
 
 It runs as a script that imports only the standard library and, when it has to beat, psycopg. ``heartbeat_process.py``
-is the parent side. It writes to the standard input of this process: lines of JSON with instructions, an empty line for
-each beat, and ``END`` when the worker ends in order. If the worker dies, the input ends without ``END``.
+is the parent side. It writes to the standard input of this process: lines with instructions, an empty line for each
+beat, and ``END`` when the worker ends in order. If the worker dies, the input ends without ``END``.
+
+Each worker starts this script, and it rarely has to beat. So at its start it imports only modules that are part of the
+interpreter or written in C. With ``json``, ``threading``, ``queue``, ``contextlib`` and ``typing`` a start takes more
+than twice the CPU time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import _thread
 import os
-import queue
 import sys
-import threading
 import time
-from typing import Any, NoReturn
+
+try:
+    from _queue import Empty, SimpleQueue
+except ImportError:  # another interpreter than CPython
+    from queue import Empty, SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 #: Intervals after which a beat is late. A worker can count as dead after 2.2 intervals.
 LATE = 1.5
@@ -56,10 +65,12 @@ def is_running(pid: int) -> bool:
 
 def _state_of(pid: int) -> str:
     if HAS_PROC:
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as status:
-            # The state follows the name, which is in brackets and may contain brackets.
-            return status.read().rpartition(")")[2].split()[0]
-        return ""
+        try:
+            with open(f"/proc/{pid}/stat") as status:
+                # The state follows the name, which is in brackets and may contain brackets.
+                return status.read().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
     import subprocess  # only here: it is large
 
     command = ["/bin/ps", "-o", "state=", "-p", str(pid)]
@@ -70,9 +81,17 @@ class SubstituteHeartbeat:
     """Writes the beats of a worker that cannot write them itself, and deletes the row of a worker that has died."""
 
     def __init__(self) -> None:
-        self.instructions: dict[str, Any] = {}
+        self.interval = 0.0
+        #: The process of the worker. 0: there are no instructions yet.
+        self.worker_pid = 0
+        self._instructions = b""
         self._connection: Any = None
         self._since: float | None = None
+
+    def instruct(self, line: bytes) -> None:
+        """Follow new instructions: the interval, the worker's process, and what is needed to write, as JSON."""
+        interval, worker_pid, self._instructions = line.split(b" ", 2)
+        self.interval, self.worker_pid = float(interval), int(worker_pid)
 
     def beat(self) -> None:
         """Write one beat, for ``LONGEST`` seconds at most. The first failure is logged. The next beat tries again."""
@@ -96,9 +115,16 @@ class SubstituteHeartbeat:
 
     def report_death(self) -> None:
         """Delete the worker's row. Try for ``limit`` seconds: then the missing heartbeat has the same effect."""
-        deadline = time.monotonic() + self.instructions["limit"]
+        deadline = time.monotonic() + self._given()["limit"]
         while not self._has_written(DEPART) and time.monotonic() < deadline:
-            time.sleep(min(1.0, self.instructions["interval"]))
+            time.sleep(min(1.0, self.interval))
+
+    def _given(self) -> dict[str, Any]:
+        import json  # only here, as what follows it
+
+        given: dict[str, Any] = json.loads(self._instructions)
+        sys.path[:] = given["path"]
+        return given
 
     def _has_written(self, statement: str) -> bool:
         try:
@@ -109,9 +135,11 @@ class SubstituteHeartbeat:
         return True
 
     def _write(self, statement: str) -> None:
+        given = self._given()
+        import threading
+
         import psycopg  # only here, to save memory until it is needed
 
-        given = self.instructions
         if self._connection is None:
             self._connection = psycopg.connect(**given["connection"])
         deadline = threading.Timer(WRITTEN_WITHIN, shut, (self._connection.fileno(),))
@@ -134,27 +162,34 @@ def shut(descriptor: int) -> None:
     """Shut a connection down, so that the thread that waits for its answer gets an error."""
     import socket
 
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
-        other.shutdown(socket.SHUT_RDWR)
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as other:
+            other.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
 
 
 def log(text: str) -> None:
     """Write a line to standard error, where the worker's log usually is."""
-    with contextlib.suppress(OSError, ValueError):
-        prefix = f"django_pglock heartbeat process of worker process {os.getppid()}"
+    prefix = f"django_pglock heartbeat process of worker process {os.getppid()}"
+    try:  # noqa: SIM105 - contextlib is not imported here
         print(f"{prefix}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    except (OSError, ValueError):
+        pass
 
 
-def listen(lines: queue.SimpleQueue[bytes]) -> None:
+def listen(lines: SimpleQueue[bytes]) -> None:
     """Pass on the lines from the worker, and an empty text at the end of the input.
 
     If the worker has ended in order, end this process at once, whatever the main thread waits for.
     """
-    with contextlib.suppress(OSError):
+    try:
         for line in sys.stdin.buffer:
             if line.strip() == END:
                 os._exit(0)
             lines.put(line)
+    except OSError:
+        pass
     lines.put(b"")
 
 
@@ -178,31 +213,30 @@ def end_after_death(substitute: SubstituteHeartbeat) -> NoReturn:
 
 def main() -> None:
     """Watch the worker process that has started this one."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(lines,), daemon=True).start()
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    _thread.start_new_thread(listen, (lines,))
     substitute = SubstituteHeartbeat()
     timeout: float | None = None
     while True:
         try:
             line = lines.get(timeout=timeout)
-        except queue.Empty:
+        except Empty:
             # If the worker dies, a forked child of it may keep the socket open, and then the input does not end. But
             # this process then has another parent.
-            if os.getppid() != substitute.instructions["worker_pid"]:
+            if os.getppid() != substitute.worker_pid:
                 end_after_death(substitute)
-            if is_running(substitute.instructions["worker_pid"]):
+            if is_running(substitute.worker_pid):
                 substitute.beat()
-            timeout = substitute.instructions["interval"]
+            timeout = substitute.interval
             continue
         if not line:
-            if substitute.instructions and has_died(substitute.instructions["worker_pid"]):
+            if substitute.worker_pid and has_died(substitute.worker_pid):
                 end_after_death(substitute)
             os._exit(0)
         if line.strip():
-            substitute.instructions = json.loads(line)
-            sys.path[:] = substitute.instructions["path"]
+            substitute.instruct(line)
         substitute.pause()
-        timeout = substitute.instructions["interval"] * LATE
+        timeout = substitute.interval * LATE
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def take_turns(stage: Stage) -> None:
     )
     path = str(Path(wrong_clock.__file__).parent)
     nodes = {
-        name: stage.call(keep_reporting, name, WRONG_CLOCK=str(offset), PYTHONPATH=path)
+        name: stage.call(keep_reporting, name, **({"WRONG_CLOCK": str(offset), "PYTHONPATH": path} if offset else {}))
         for name, offset in CLOCKS.items()
     }
     acquired: set[datetime] = set()

@@ -35,24 +35,24 @@ def failed(worker, eventually):
     return wait
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("date", "cannot be stored as JSON: it is a datetime."),
-        ("nested", "cannot be stored as JSON: it contains a datetime at ['rows'][1]['at']."),
-        ("set", "cannot be stored as JSON: it contains a set at […]."),
-        ("nan", "cannot be stored as JSON: it contains NaN or infinity at [0]."),
-        ("bytes", "cannot be stored as JSON: it contains bytes that are not UTF-8 at [0]."),
-        ("key", "cannot be stored as JSON: it contains a dict with keys of type int instead of str at ['a']."),
-        ("nul", "contains a NUL character"),
-        ("unreadable", "cannot be read: LookupError."),
-    ],
-)
-def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed, kind, words):
+ODD = {
+    "date": "cannot be stored as JSON: it is a datetime.",
+    "nested": "cannot be stored as JSON: it contains a datetime at ['rows'][1]['at'].",
+    "set": "cannot be stored as JSON: it contains a set at […].",
+    "nan": "cannot be stored as JSON: it contains NaN or infinity at [0].",
+    "bytes": "cannot be stored as JSON: it contains bytes that are not UTF-8 at [0].",
+    "key": "cannot be stored as JSON: it contains a dict with keys of type int instead of str at ['a'].",
+    "nul": "contains a NUL character",
+    "unreadable": "cannot be read: LookupError.",
+}
+
+
+def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed):
     """The function has run. Another run would repeat its effects and return the same value."""
-    text = failed(sample.return_odd.enqueue(kind))
-    assert f"The return value of tests.sample.result_tasks.return_odd {words}" in text
-    assert Effect.objects.filter(name="outside").count() == 1
+    for number, (kind, words) in enumerate(ODD.items(), 1):
+        text = failed(sample.return_odd.enqueue(kind))
+        assert f"The return value of tests.sample.result_tasks.return_odd {words}" in text
+        assert Effect.objects.filter(name="outside").count() == number, kind
 
 
 @pytest.mark.parametrize("function", [sample.return_odd_async, sample.return_odd_late], ids=lambda each: each.name)

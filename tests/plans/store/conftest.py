@@ -22,9 +22,17 @@ CROSS JOIN LATERAL (SELECT now() - interval '2 hours' - (%s - n) * interval '3 d
 """
 
 
+@pytest.fixture(scope="module")
+def twenty_two_thousand(fill):
+    fill(write_history)
+
+
 @pytest.fixture
-def history(new_table):
+def history(twenty_two_thousand, db):
     """Twenty thousand finished rows, two thousand waiting, and statistics that know it."""
+
+
+def write_history():
     with connection.cursor() as cursor:
         cursor.execute(
             """INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at, run_after, priority)

@@ -39,12 +39,20 @@ def test_failures_are_found_beside_a_backlog_of_others(plans):
     plans.check()
 
 
+@pytest.fixture(scope="module")
+def failed_tasks(fill):
+    fill(write_incident)
+
+
 @pytest.fixture
-def incident(new_table):
+def incident(failed_tasks, db):
     """Twelve thousand failed tasks: half of them in one group, a third in fifty others, the rest without fingerprint.
 
-    Beside them is a history of others.
+    Beside them is a history of others. The table has no statistics.
     """
+
+
+def write_incident():
     insert("SUCCESSFUL", 10_000)
     insert("FAILED", 12_000)
     with connection.cursor() as cursor:

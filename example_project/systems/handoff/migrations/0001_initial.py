@@ -2,7 +2,6 @@
 
 import django.db.models.deletion
 import django_pglock.contrib.capture
-import pgtrigger.migrations
 from django.db import migrations, models
 
 
@@ -11,6 +10,8 @@ class Migration(migrations.Migration):
 
     dependencies = []
 
+    # The triggers are options of their models: an operation for each would render the models of the project again, each
+    # time a database is made.
     operations = [
         migrations.CreateModel(
             name="Sheet",
@@ -59,6 +60,60 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("text", models.CharField(max_length=200)),
             ],
+            options={
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM new_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="5c44d66665b4386f0ef24ab23b219a75c17ed015",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_e9eed",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_order",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM new_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="f06cf7b751fc140a8a08d9ddb5c6c25a6b7da501",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_6f125",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_order",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM old_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="427a3dafcef9a994a0ba5c117810784f409567ef",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_90641",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_order",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_key",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(\nSELECT OLD.\"id\" AS id WHERE ROW(OLD.\"id\")::record OPERATOR(pg_catalog.*<>) ROW(NEW.\"id\")::record\n ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="0e3fe810cd90ccfa013d250442b5961d651f065d",
+                            operation='UPDATE OF "id"',
+                            pgid="pgtrigger_capture_key_90d25",
+                            table="handoff_order",
+                            when="AFTER",
+                        ),
+                    ),
+                ]
+            },
         ),
         migrations.CreateModel(
             name="Parcel",
@@ -68,6 +123,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="8593400342cdc587612133442860345b2bcf3c8f",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_950cb",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_parcel",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="b3b1bffceae5bdc96096f7985d814490425a5b9d",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_d0729",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_parcel",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="51dc686fd331bf2c7b0c65d015f4394c559740a8",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_f494c",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_parcel",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -78,6 +174,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="54f135fbf205e00f5436b2dc1abbabb875946caa",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_52452",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_payment",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="a44a750f5210dad5508763d02f563da71a434b0d",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_c9e50",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_payment",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="a4c1da21453a48eafc0d14ba78c2a751c0461240",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_dd924",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_payment",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -88,6 +225,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="e9a9ce82629c4b616ccddf36774f8a227ab3828a",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_ad89e",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_phone",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="9673d575f338ea0e9444e3f7d4f9656a3a78a30c",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_7f2bc",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_phone",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="588e3ae8d7f32f64e03c70a76214b1451a9e180d",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_64d12",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_phone",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -98,6 +276,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="ca02d2fc58e85e9926b80f9f827d6b52eddcb177",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_d518d",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_repair",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="74109cf233a624d78d7887ecac4835b007711c5a",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_5394e",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_repair",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="cd3613c463ea7479c0b6f199d657c95e53abe702",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_cefe1",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_repair",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -108,6 +327,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="8fa052d7adab06e3e49dba641b68ca3878a053a0",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_5844c",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_serial",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="2d3a400fcdecc5e05702321e53357d9451c3929e",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_c73e5",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_serial",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="659d7aafe8983b3fa9b12c7b0469cb6a06d72e1a",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_dda2b",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_serial",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -118,6 +378,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="a5be716837846eed0005e05ab2ff045e217ff2a9",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_d71a1",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_warranty",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="9170f5c90030f855a7b1929f96eac6760a63b78f",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_2c981",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_warranty",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="aeca4ebafc333d28840d52254aaf03e8e3c7c0e5",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_16b32",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_warranty",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -129,6 +430,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="b64f46f0deea366d6eccf6347a2375c654dd97b0",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_58832",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_option",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="37406a5074ac72f96042963587cc3e18f6d31d84",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_4876e",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_option",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="349d92d19613bc8d07b40884c001e650ebbb6d1f",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_2842b",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_option",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -140,6 +482,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="a4dbf8488ce44159b51a81765b475a78acbd6c29",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_7834e",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_note",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="ca5fbb38b7051d12d726f15fc2a9332752f5cff0",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_279fa",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_note",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="5a48ab7d87c65774de0e7154ad73d9258b26b8b0",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_0db85",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_note",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -151,6 +534,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="9161a00368cc7c51835a177c26e867c130b3d101",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_ca63e",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_item",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="1f556c9898005638123810322274dc2b991542f3",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_38684",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_item",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="2f0ae9af8351f4ea88a78d4698638b5ae03825b9",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_2a4f0",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_item",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -162,6 +586,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="fb977c7d7506cfbd3282d6bbace68346f3d237d4",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_7c92c",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_invoice",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="896d6cd6b6b40198a14d86eba3564b6eaa9784fa",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_bc772",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_invoice",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="4537048eac135b564dca97214989ce32183e057a",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_e1118",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_invoice",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -173,6 +638,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="56a070432e9bb72870d2e71913bd1d68019e3ef4",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_38756",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_email",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="664dfb7b7644dee1ec7ce155c33ad50cdc13b5ad",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_6d833",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_email",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="6c2c47aa90043e539bca3b36b67ff914617c2bbf",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_979fa",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_email",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -184,6 +690,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="dbc651a7cb024ccff4e0775c9b421bb3ff952dc2",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_d3add",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_customer",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="a9105d3bd10892a012b293176618fd78a77a11a7",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_815d3",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_customer",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="27b508432ab8d5e7497b42169a3171e2b2fb15c8",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_4e4e3",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_customer",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -195,6 +742,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="edadf34b8020de4a555f9bc9f09608a394ea1a6a",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_46010",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_contact",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="0784a6e0fb37a05678e54dd53418ce7f283834d0",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_4f8cb",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_contact",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="088e1e2cd4bb67788842f284be78799daa4f8aa8",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_e41fe",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_contact",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -206,6 +794,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="582f9100e0dd41206935c0df082df144194e8458",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_02b5d",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_claim",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="082c6242bec46d29d89e76aa30eb784ca82f5004",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_596d6",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_claim",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="4106797ff52356f207b9a85913745cef972f07cb",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_481e4",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_claim",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -217,6 +846,47 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="eea86212b2509a87768ff46cbe2a8f7e4d290fa9",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_ced11",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_call",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="d5bab8d3f9cc8c001b56b6251e287f5cd844a6b2",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_1226b",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_call",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="a491ee68b1850ed9b533db552f1be13af0b53979",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_46f0d",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_call",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -228,70 +898,49 @@ class Migration(migrations.Migration):
             ],
             options={
                 "abstract": False,
+                "triggers": [
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_insert",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="21e5a11cb2f96e9f9fde21ac6f2ed30aeb3be07b",
+                            level="STATEMENT",
+                            operation="INSERT",
+                            pgid="pgtrigger_capture_insert_59d29",
+                            referencing="REFERENCING NEW TABLE AS new_rows ",
+                            table="handoff_address",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_update",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
+                            hash="57d6ef1c25525ee3b784488da349ee644abac702",
+                            level="STATEMENT",
+                            operation="UPDATE",
+                            pgid="pgtrigger_capture_update_6736c",
+                            referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
+                            table="handoff_address",
+                            when="AFTER",
+                        ),
+                    ),
+                    django_pglock.contrib.capture.CompiledCapture(
+                        name="capture_delete",
+                        sql=django_pglock.contrib.capture.CaptureSql(
+                            func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
+                            hash="a2d284fee202d3462cb5a1488ea3e4a6665e428f",
+                            level="STATEMENT",
+                            operation="DELETE",
+                            pgid="pgtrigger_capture_delete_682a7",
+                            referencing="REFERENCING OLD TABLE AS old_rows ",
+                            table="handoff_address",
+                            when="AFTER",
+                        ),
+                    ),
+                ],
             },
         ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="order",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM new_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="5c44d66665b4386f0ef24ab23b219a75c17ed015",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_e9eed",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_order",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="order",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM new_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="f06cf7b751fc140a8a08d9ddb5c6c25a6b7da501",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_6f125",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_order",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="order",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT \"id\" AS id FROM old_rows WHERE true ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="427a3dafcef9a994a0ba5c117810784f409567ef",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_90641",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_order",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="order",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_key",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(\nSELECT OLD.\"id\" AS id WHERE ROW(OLD.\"id\")::record OPERATOR(pg_catalog.*<>) ROW(NEW.\"id\")::record\n ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="0e3fe810cd90ccfa013d250442b5961d651f065d",
-                    operation='UPDATE OF "id"',
-                    pgid="pgtrigger_capture_key_90d25",
-                    table="handoff_order",
-                    when="AFTER",
-                ),
-            ),
-        ),
         migrations.AddField(
             model_name="parcel",
             name="order",
@@ -321,773 +970,5 @@ class Migration(migrations.Migration):
             model_name="warranty",
             name="order",
             field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to="handoff.order"),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="option",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="b64f46f0deea366d6eccf6347a2375c654dd97b0",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_58832",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_option",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="option",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="37406a5074ac72f96042963587cc3e18f6d31d84",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_4876e",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_option",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="option",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="349d92d19613bc8d07b40884c001e650ebbb6d1f",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_2842b",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_option",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="note",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="a4dbf8488ce44159b51a81765b475a78acbd6c29",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_7834e",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_note",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="note",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="ca5fbb38b7051d12d726f15fc2a9332752f5cff0",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_279fa",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_note",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="note",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="5a48ab7d87c65774de0e7154ad73d9258b26b8b0",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_0db85",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_note",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="item",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="9161a00368cc7c51835a177c26e867c130b3d101",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_ca63e",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_item",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="item",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="1f556c9898005638123810322274dc2b991542f3",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_38684",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_item",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="item",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="2f0ae9af8351f4ea88a78d4698638b5ae03825b9",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_2a4f0",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_item",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="invoice",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="fb977c7d7506cfbd3282d6bbace68346f3d237d4",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_7c92c",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_invoice",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="invoice",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="896d6cd6b6b40198a14d86eba3564b6eaa9784fa",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_bc772",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_invoice",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="invoice",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="4537048eac135b564dca97214989ce32183e057a",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_e1118",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_invoice",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="email",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="56a070432e9bb72870d2e71913bd1d68019e3ef4",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_38756",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_email",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="email",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="664dfb7b7644dee1ec7ce155c33ad50cdc13b5ad",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_6d833",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_email",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="email",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="6c2c47aa90043e539bca3b36b67ff914617c2bbf",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_979fa",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_email",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="customer",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="dbc651a7cb024ccff4e0775c9b421bb3ff952dc2",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_d3add",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_customer",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="customer",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="a9105d3bd10892a012b293176618fd78a77a11a7",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_815d3",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_customer",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="customer",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="27b508432ab8d5e7497b42169a3171e2b2fb15c8",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_4e4e3",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_customer",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="contact",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="edadf34b8020de4a555f9bc9f09608a394ea1a6a",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_46010",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_contact",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="contact",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="0784a6e0fb37a05678e54dd53418ce7f283834d0",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_4f8cb",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_contact",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="contact",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="088e1e2cd4bb67788842f284be78799daa4f8aa8",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_e41fe",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_contact",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="claim",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="582f9100e0dd41206935c0df082df144194e8458",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_02b5d",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_claim",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="claim",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="082c6242bec46d29d89e76aa30eb784ca82f5004",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_596d6",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_claim",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="claim",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="4106797ff52356f207b9a85913745cef972f07cb",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_481e4",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_claim",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="call",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="eea86212b2509a87768ff46cbe2a8f7e4d290fa9",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_ced11",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_call",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="call",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="d5bab8d3f9cc8c001b56b6251e287f5cd844a6b2",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_1226b",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_call",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="call",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="a491ee68b1850ed9b533db552f1be13af0b53979",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_46f0d",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_call",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="address",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="21e5a11cb2f96e9f9fde21ac6f2ed30aeb3be07b",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_59d29",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_address",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="address",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="57d6ef1c25525ee3b784488da349ee644abac702",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_6736c",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_address",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="address",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="a2d284fee202d3462cb5a1488ea3e4a6665e428f",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_682a7",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_address",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="parcel",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="8593400342cdc587612133442860345b2bcf3c8f",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_950cb",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_parcel",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="parcel",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="b3b1bffceae5bdc96096f7985d814490425a5b9d",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_d0729",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_parcel",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="parcel",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="51dc686fd331bf2c7b0c65d015f4394c559740a8",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_f494c",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_parcel",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="payment",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="54f135fbf205e00f5436b2dc1abbabb875946caa",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_52452",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_payment",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="payment",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="a44a750f5210dad5508763d02f563da71a434b0d",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_c9e50",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_payment",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="payment",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="a4c1da21453a48eafc0d14ba78c2a751c0461240",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_dd924",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_payment",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="phone",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="e9a9ce82629c4b616ccddf36774f8a227ab3828a",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_ad89e",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_phone",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="phone",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="9673d575f338ea0e9444e3f7d4f9656a3a78a30c",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_7f2bc",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_phone",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="phone",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="588e3ae8d7f32f64e03c70a76214b1451a9e180d",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_64d12",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_phone",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="repair",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="ca02d2fc58e85e9926b80f9f827d6b52eddcb177",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_d518d",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_repair",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="repair",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="74109cf233a624d78d7887ecac4835b007711c5a",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_5394e",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_repair",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="repair",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="cd3613c463ea7479c0b6f199d657c95e53abe702",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_cefe1",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_repair",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="serial",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="8fa052d7adab06e3e49dba641b68ca3878a053a0",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_5844c",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_serial",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="serial",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="2d3a400fcdecc5e05702321e53357d9451c3929e",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_c73e5",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_serial",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="serial",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="659d7aafe8983b3fa9b12c7b0469cb6a06d72e1a",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_dda2b",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_serial",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="warranty",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_insert",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM new_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="a5be716837846eed0005e05ab2ff045e217ff2a9",
-                    level="STATEMENT",
-                    operation="INSERT",
-                    pgid="pgtrigger_capture_insert_d71a1",
-                    referencing="REFERENCING NEW TABLE AS new_rows ",
-                    table="handoff_warranty",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="warranty",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_update",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func='\nINSERT INTO "django_pglock_task" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT \'default\', 0, \'example_project.systems.handoff.search.refresh\', \'default\', 4, \'{}\', jsonb_build_object(\'ids\', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (\nSELECT side.id\nFROM (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM old_rows) AS old\nFULL JOIN (SELECT "id" AS key0, "order_id" AS id, ROW("order_id", "text")::record AS watched, true AS matches FROM new_rows) AS new\n    USING (key0)\nCROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)\nWHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE\n) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify(\'django_pglock_ready\', \'default\') WHERE EXISTS (SELECT FROM "django_pglock_worker" WHERE is_sleeping);\nEND IF;\n',
-                    hash="9170f5c90030f855a7b1929f96eac6760a63b78f",
-                    level="STATEMENT",
-                    operation="UPDATE",
-                    pgid="pgtrigger_capture_update_2c981",
-                    referencing="REFERENCING OLD TABLE AS old_rows  NEW TABLE AS new_rows ",
-                    table="handoff_warranty",
-                    when="AFTER",
-                ),
-            ),
-        ),
-        pgtrigger.migrations.AddTrigger(
-            model_name="warranty",
-            trigger=django_pglock.contrib.capture.CompiledCapture(
-                name="capture_delete",
-                sql=django_pglock.contrib.capture.CaptureSql(
-                    func="\nINSERT INTO \"django_pglock_task\" (queue, priority, task_path, backend, max_retries, meta, kwargs)\nSELECT 'default', 0, 'example_project.systems.handoff.search.refresh', 'default', 4, '{}', jsonb_build_object('ids', call.ids)\nFROM (\nSELECT to_jsonb(changed.ids[first:first + 1000 - 1]) AS ids\nFROM (SELECT ARRAY(SELECT DISTINCT id FROM (SELECT \"order_id\" AS id FROM old_rows WHERE true) AS changed WHERE id IS NOT NULL ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first\n) AS call;\nIF FOUND THEN\n    PERFORM pg_notify('django_pglock_ready', 'default') WHERE EXISTS (SELECT FROM \"django_pglock_worker\" WHERE is_sleeping);\nEND IF;\n",
-                    hash="aeca4ebafc333d28840d52254aaf03e8e3c7c0e5",
-                    level="STATEMENT",
-                    operation="DELETE",
-                    pgid="pgtrigger_capture_delete_16b32",
-                    referencing="REFERENCING OLD TABLE AS old_rows ",
-                    table="handoff_warranty",
-                    when="AFTER",
-                ),
-            ),
         ),
     ]

@@ -14,14 +14,14 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("value", [None, 0, "text", [1, {"a": None}], {"ä": 1.5}])
-def test_the_return_value_of_a_function_is_in_its_result(worker, finished, value):
+def test_the_return_value_of_a_function_is_in_its_result(worker, finished):
     worker()
-    result = finished(tasks.echo.enqueue(value))
-    assert result.return_value == value
-    assert (result.attempts, result.errors) == (1, [])
-    assert result.enqueued_at <= result.started_at <= result.finished_at
-    assert result.last_attempted_at == result.started_at
+    for value in (None, 0, "text", [1, {"a": None}], {"ä": 1.5}):
+        result = finished(tasks.echo.enqueue(value))
+        assert result.return_value == value
+        assert (result.attempts, result.errors) == (1, [])
+        assert result.enqueued_at <= result.started_at <= result.finished_at
+        assert result.last_attempted_at == result.started_at
 
 
 def test_the_context_knows_attempt_and_result(worker, finished):
@@ -60,9 +60,12 @@ def test_a_retry_waits_its_back_off(worker, eventually):
     assert timedelta(minutes=59) < row.run_after - row.enqueued_at < timedelta(minutes=61)
 
 
-@pytest.mark.parametrize(
-    ("task", "path"),
-    [
+def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog):
+    """Other queues crash on a NUL in a message and leave the task running forever."""
+    # Django's own log has the exception as it is, and pytest cannot send each character from process to process.
+    caplog.set_level(logging.CRITICAL, logger=BaseTaskBackend.__module__.partition(".backends")[0])
+    worker(threads=1)
+    for task, path in (
         (tasks.raise_nul, "builtins.ValueError"),
         (tasks.raise_unprintable, "tests.sample.tasks.raise_unprintable.<locals>.Unprintable"),
         (tasks.return_unstorable, "django_pglock.errors.TaskResultError"),
@@ -72,16 +75,10 @@ def test_a_retry_waits_its_back_off(worker, eventually):
         (tasks.raise_nonsense, "builtins.TypeError"),
         (tasks.raise_ring, "builtins.KeyError"),
         (tasks.raise_ring_in_coroutine, "builtins.KeyError"),
-    ],
-)
-def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog, task, path):
-    """Other queues crash on a NUL in a message and leave the task running forever."""
-    # Django's own log has the exception as it is, and pytest cannot send each character from process to process.
-    caplog.set_level(logging.CRITICAL, logger=BaseTaskBackend.__module__.partition(".backends")[0])
-    worker(threads=1)
-    result = finished(task.enqueue())
-    assert [error.exception_class_path for error in result.errors] == [path]
-    assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
+    ):
+        result = finished(task.enqueue())
+        assert [error.exception_class_path for error in result.errors] == [path], task.name
+        assert finished(tasks.echo.enqueue("still here")).return_value == "still here", task.name
 
 
 def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):

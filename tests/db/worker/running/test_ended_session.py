@@ -12,6 +12,15 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CLOSED, IDLE = "has closed", "idle_in_transaction_session_timeout"
+#: Functions of ``session_tasks`` that end their session, and what the failure says.
+WAYS = {
+    "close_as_django_does": CLOSED,
+    "close_psycopgs": CLOSED,
+    "fail_after_close": CLOSED,
+    "idle_for_too_long": IDLE,
+    "hide_end_on_cursor": IDLE,
+    "close_after_idle": IDLE,
+}
 
 
 @pytest.fixture(params=["pool", "without autocommit"])
@@ -23,27 +32,17 @@ def other_settings(request, change_settings):
 
 
 @pytest.mark.usefixtures("other_settings")
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("close_as_django_does", CLOSED),
-        ("close_psycopgs", CLOSED),
-        ("fail_after_close", CLOSED),
-        ("idle_for_too_long", IDLE),
-        ("hide_end_on_cursor", IDLE),
-        ("close_after_idle", IDLE),
-    ],
-)
-def test_a_function_that_ends_its_session_uses_up_its_attempts(worker, finished, how, says):
-    result = session_tasks.end_session_by.enqueue(how)
+def test_a_function_that_ends_its_session_uses_up_its_attempts(worker, finished):
     worker(threads=1)
-    assert finished(result).status == "FAILED"
-    assert Task.objects.get().attempts == 2
-    rows = list(Attempt.objects.all())
-    assert [each.outcome for each in rows] == ["FAILED", "FAILED"]
-    assert all(says in each.traceback for each in rows)
-    assert finished(session_tasks.write.enqueue()).status == "SUCCESSFUL"
-    assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"]
+    for number, (how, says) in enumerate(WAYS.items(), 1):
+        result = session_tasks.end_session_by.enqueue(how)
+        assert finished(result).status == "FAILED", how
+        assert Task.objects.get(pk=result.id).attempts == 2, how
+        rows = list(Attempt.objects.filter(task_id=result.id))
+        assert [each.outcome for each in rows] == ["FAILED", "FAILED"], how
+        assert all(says in each.traceback for each in rows), how
+        assert finished(session_tasks.write.enqueue()).status == "SUCCESSFUL", how
+        assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"] * number, how
 
 
 @pytest.mark.usefixtures("other_settings")

@@ -81,17 +81,20 @@ async def wait_in_orm():
     await sync_to_async(inner_wait)()
 
 
+SLEEPS = (sleep_in_coroutine, [], ["await inner_sleep()", "in inner_sleep\n", "await asyncio.sleep(0.01)"])
+
+
 @pytest.mark.parametrize(
-    ("function", "arguments", "lines"),
+    ("function", "arguments", "lines", "listens"),
     [
-        (compute_in_thread, ["4111-1111"], ["return compute(card_number)", "in compute\n"]),
-        (compute_in_coroutine, [], ["in compute_in_coroutine\n"]),
-        (sleep_in_coroutine, [], ["await inner_sleep()", "in inner_sleep\n", "await asyncio.sleep(0.01)"]),
-        (wait_in_orm, [], ["await sync_to_async(inner_wait)()", "in inner_wait\n"]),
+        (compute_in_thread, ["4111-1111"], ["return compute(card_number)", "in compute\n"], True),
+        (compute_in_coroutine, [], ["in compute_in_coroutine\n"], True),
+        (wait_in_orm, [], ["await sync_to_async(inner_wait)()", "in inner_wait\n"], True),
+        (*SLEEPS, True),
+        (*SLEEPS, False),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-@pytest.mark.parametrize("listens", [True, False])
 def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, function, arguments, lines, listens):
     """Also where the function computes without a pause, and where the worker gets no notification."""
     worker(listens=listens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 
@@ -37,11 +38,12 @@ def test_a_process_follows_old_instructions_while_there_is_no_connection(caplog)
 def test_new_instructions_are_sent_once():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = HeartbeatProcess(lambda: {"password": "new"})
-        process._socket, process._newest = ours, {"password": "old"}
+        process = HeartbeatProcess(lambda: {"interval": 0.5, "password": "new"})
+        process._socket, process._newest = ours, {"interval": 0.5, "password": "old"}
         process._sent = process._newest
         process.renew_instructions()
         process.note_beat()
-        assert json.loads(theirs.recv(65536))["password"] == "new"
+        interval, pid, text = theirs.recv(65536).split(b" ", 2)
+        assert (float(interval), int(pid), json.loads(text)["password"]) == (0.5, os.getpid(), "new")
         process.note_beat()
         assert theirs.recv(10) == b"\n"
