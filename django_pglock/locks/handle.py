@@ -172,7 +172,10 @@ class Handle(BaseHandle):
         if record is None or record.state is not RecordState.HELD:
             return self.is_open and self.scope == "disabled"
         raw = record.raw
-        if raw.closed or (record.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE):
+        # A session that was returned to a pool may have another user now.
+        if self._connection.connection is not raw or raw.closed:
+            return False
+        if record.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE:
             return False
         return self.is_open or record.scope == "transaction"
 
