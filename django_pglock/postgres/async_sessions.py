@@ -95,6 +95,8 @@ class AsyncSession:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
+            # Otherwise asyncio would log that no code has read the error of the cancelled statement.
+            sending.add_done_callback(asyncio.Future.exception)
             # The statement may not have been sent yet, so a single cancel may have no effect.
             deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
