@@ -120,7 +120,7 @@ class ViewLock(Lock):
         return view
 
     def _wrap_dispatch(self, dispatch: Any, where: str) -> Any:
-        """Return the method for a class. It asks at each call whether the view is async: a subclass may have handlers."""
+        """Return the method for a class. It asks at each call whether the view is async: a subclass may be."""
         locked = self._wrap(dispatch, where, is_async=False)
         locked_async = self._wrap(dispatch, where, is_async=True)
 
