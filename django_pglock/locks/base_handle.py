@@ -219,6 +219,14 @@ class BaseHandle:
             "last holder committed. Take the lock outside the transaction, or pass stale_ok=True"
         )
 
+    def _own_stale_error(self) -> LockScopeError:
+        return self._scope_error(
+            "the transaction that it opens is REPEATABLE READ or SERIALIZABLE, by OPTIONS['isolation_level'] or by "
+            "default_transaction_isolation, so its snapshot is older than the lock, and queries do not see what the "
+            "last holder committed. Use scope='session', make READ COMMITTED the default, or pass stale_ok=True if the "
+            "block reads nothing"
+        )
+
     def _scope_error(self, reason: str) -> LockScopeError:
         return self._error(LockScopeError, f"was not taken: {reason}")
 

@@ -137,7 +137,7 @@ class Handle(BaseHandle):
             raise self._busy_error(busy.__cause__) from busy.__cause__
         except StaleSnapshot:
             locks.remove(record)
-            raise self._stale_error() from None
+            raise (self._stale_error() if self._own_transaction is None else self._own_stale_error()) from None
         self.waited = time.monotonic() - began
         self._note_granted(record, row or ())
         record.state = RecordState.HELD
