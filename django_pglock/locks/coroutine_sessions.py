@@ -26,7 +26,7 @@ from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.locks.options import Request
 from django_pglock.locks.session_locks import LockRecord, SessionLocks
 from django_pglock.locks.statements.steps import END_SESSION, Row
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session, refuse_greenlets
 
 #: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
@@ -190,8 +190,12 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, LockSessions]] 
 
 
 def lock_sessions_for(alias: str) -> LockSessions:
-    """Return the sessions for locks of the running event loop on a database alias."""
+    """Return the sessions for locks of the running event loop on a database alias.
+
+    Raises ``ConfigurationError`` under gevent.
+    """
     by_alias = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if alias not in by_alias:
+        refuse_greenlets("A lock of a coroutine", "Write `with lock(...)` in synchronous code, or run coroutines")
         by_alias[alias] = LockSessions(alias)
     return by_alias[alias]
