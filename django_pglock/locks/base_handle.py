@@ -108,6 +108,12 @@ class BaseHandle:
         state = "held" if self.is_held else "not held"
         return f"<{self._noun} {self.name!r} {self.scope or 'of no scope yet'} {state}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Raise ``TypeError``. A copy would free the lock when Python deletes the copy."""
+        raise TypeError(
+            f"{self._noun} {self.name!r} cannot be copied or pickled, because its handle owns it. Pass its name."
+        )
+
     @property
     def key(self) -> int:
         """The number that PostgreSQL locks; the first one of several."""
