@@ -7,8 +7,9 @@ locks. No statement waits in the server on the shared session, because all other
 coroutine that has to wait polls, and moves to a session of its own when one is given back. For PostgreSQL the shared
 session is one holder. This package ensures that the coroutines in it exclude each other.
 
-So no coroutine fails or waits because there are too few sessions. Locks that need a whole session (of scope
-"transaction", or with ``max_hold``) open one more. If the server refuses it, these locks are busy.
+So no coroutine fails or waits because there are too few sessions, if the server accepts ``ASYNC_SESSIONS`` and one
+more. Locks that need a whole session (of scope "transaction", or with ``max_hold``) open one more. If the server
+refuses it, these locks are busy.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class LockSessions:
         except OperationalError:
             if not self._open:
                 raise
-            # The server accepts no more sessions, but there is at least one, which can be shared.
+            # The server accepts no more sessions. If there is a shared one, the coroutine can use it.
             return None
         self._open.add(session)
         lock_session = owner[scope] = LockSession(session)
