@@ -39,7 +39,8 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
 
     Arguments as for ``django_pglock.lock_view``; ``retry_after`` is in seconds. A busy lock raises ``Busy``, which the
     framework answers with ``status`` and ``Retry-After``. Raises ``ConfigurationError`` for a wrong ``status`` or
-    ``retry_after``, and on a class, because its ``dispatch`` starts before the user is authenticated.
+    ``retry_after``, on a class, because its ``dispatch`` starts before the user is authenticated, and above
+    ``@api_view``.
     """
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
@@ -55,6 +56,12 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
             raise ConfigurationError(
                 f"lock_view on {view.__qualname__}: put it on its handler methods (post, create, an @action), where "
                 "the request is authenticated."
+            )
+        if hasattr(view, "cls"):
+            # Of a view function that the framework has made: it answers only exceptions that are raised inside of it.
+            raise ConfigurationError(
+                f"lock_view on {getattr(view, '__qualname__', view)}: put it below @api_view, or on the handler "
+                "methods of a class. Here, the framework would not answer the exception for a busy lock."
             )
         return decorate(view)
 

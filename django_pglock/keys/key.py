@@ -97,8 +97,8 @@ def part_of(value: Any) -> str:
     """Return a value as an escaped part of a name.
 
     Accepts strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``; for a proxy,
-    the name of its concrete model). Raises ``LockKeyError`` for all other values: None, for example, is the primary key
-    of each anonymous user.
+    the name of its concrete model; each value of a composite primary key is a part). Raises ``LockKeyError`` for all
+    other values: None, for example, is the primary key of each anonymous user.
     """
     if isinstance(value, Enum):
         value = value.value
@@ -120,10 +120,16 @@ def part_of(value: Any) -> str:
 
 
 def _part_of_model(instance: Any) -> str:
-    if instance.pk is None:
+    # A composite primary key is a tuple.
+    values = instance.pk if isinstance(instance.pk, tuple) else (instance.pk,)
+    if any(value is None for value in values):
         raise LockKeyError(f"{instance!r} has not been saved yet, so it has no primary key to name a lock with.")
     # The instance of a proxy is the same row.
-    return f"{instance._meta.concrete_model._meta.label_lower}:{part_of(instance.pk)}"
+    label = instance._meta.concrete_model._meta.label_lower
+    try:
+        return ":".join([label, *map(part_of, values)])
+    except LockKeyError as error:
+        raise LockKeyError(f"The primary key of {label} cannot be used: {error}") from error
 
 
 def _in_range(number: int) -> int:

@@ -96,9 +96,23 @@ class BaseHandle:
         """Free the lock without a wait, in any thread or coroutine, if its owner cannot release it."""
         raise NotImplementedError
 
+    def release_from_any_thread(self) -> None:
+        """Do the same, and report the end of the lock as ``release`` does. If the lock was lost, this is logged."""
+        reason = "" if self.scope == "disabled" else self._lost_reason()
+        self.free_from_any_thread()
+        if reason:
+            logger.error("%s", self._note_lost(reason))
+        self._note_released()
+
     def __repr__(self) -> str:
         state = "held" if self.is_held else "not held"
         return f"<{self._noun} {self.name!r} {self.scope or 'of no scope yet'} {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Raise ``TypeError``. A copy would free the lock when Python deletes the copy."""
+        raise TypeError(
+            f"{self._noun} {self.name!r} cannot be copied or pickled, because its handle owns it. Pass its name."
+        )
 
     @property
     def key(self) -> int:
@@ -176,12 +190,16 @@ class BaseHandle:
 
     def _report_lost(self, reason: str, error: BaseException | None) -> None:
         """Report a lost lock: raise ``LockLost``, or only log it if the body has already raised ``error``."""
-        self._reason = reason
-        signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
-        lost = self._lost_error(reason)
+        lost = self._note_lost(reason)
         if error is None:
             raise lost
         logger.error("%s", lost)
+
+    def _note_lost(self, reason: str) -> LockLost:
+        """Send the signal of a lost lock, and return the error that says so."""
+        self._reason = reason
+        signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
+        return self._lost_error(reason)
 
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lock was released or its session has ended. Sends no query."""
@@ -205,6 +223,14 @@ class BaseHandle:
         return self._scope_error(
             "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so queries do not see what the "
             "last holder committed. Take the lock outside the transaction, or pass stale_ok=True"
+        )
+
+    def _own_stale_error(self) -> LockScopeError:
+        return self._scope_error(
+            "the transaction that it opens is REPEATABLE READ or SERIALIZABLE, by OPTIONS['isolation_level'] or by "
+            "default_transaction_isolation, so its snapshot is older than the lock, and queries do not see what the "
+            "last holder committed. Use scope='session', make READ COMMITTED the default, or pass stale_ok=True if the "
+            "block reads nothing"
         )
 
     def _scope_error(self, reason: str) -> LockScopeError:

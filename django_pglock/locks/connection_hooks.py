@@ -1,4 +1,4 @@
-"""Hooks in a Django connection for the locks of its session: names in statements, savepoints, Django's pool.
+"""Hooks in a Django connection for the locks of its session: names in statements, savepoints, pools.
 
 One execute wrapper is installed when the connection is opened, and is never removed. It adds a comment with the names
 of the held locks to each statement, and reports savepoints to the session's records. It is below all other wrappers,
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.backends.signals import connection_created
 
 from django_pglock.locks.session_locks import SessionLocks
-from django_pglock.postgres.message import OWN_WRAPPERS
+from django_pglock.postgres.message import OWN_WRAPPERS, is_djangos_function
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -40,16 +40,21 @@ def holds_locks(connection: DatabaseWrapper) -> bool:
 
 
 def keep_out_of_pool(connection: DatabaseWrapper) -> None:
-    """Ensure that a session does not return to Django's pool with a lock. The next user would then hold the lock."""
-    if connection.settings_dict["OPTIONS"].get("pool"):
+    """Ensure that a session does not return to a pool with a lock. The next user would then hold the lock.
+
+    The backends of other packages may have a pool of their own, from which they take their sessions.
+    """
+    if connection.settings_dict["OPTIONS"].get("pool") or not is_djangos_function(type(connection).get_new_connection):
         connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
 
 
 def _close_pooled(connection: DatabaseWrapper) -> None:
     locks = session_locks_of(connection)
-    if connection.connection is not None and any(record.scope == "session" for record in locks.records(connection)):
-        # The pool notices that the session is closed, and opens another.
-        connection.connection.close()
+    raw: Any = connection.connection
+    if raw is not None and any(record.scope == "session" for record in locks.records(connection)):
+        # The pool notices that the session is closed, and opens another. The close() of a pool's own class of
+        # connections would only return the session to the pool.
+        raw.pgconn.finish()
     connection.__dict__.pop("close", None)
     connection.close()
 

@@ -160,14 +160,21 @@ class ContextDecorator(Generic[H, A]):
     def __call__(self, function: F) -> F:
         """Decorate a function or a coroutine function: each call holds the lock, with its own handle.
 
-        Raises ``ConfigurationError`` for a generator, and for a task: its decorator belongs above this one.
+        Raises ``ConfigurationError`` for a generator, and for a task or a ``classmethod``: its decorator belongs above
+        this one. Raises ``LockKeyError`` if the name of the lock cannot be made from the function.
         """
         if hasattr(function, "enqueue"):
             name = getattr(function, "module_path", function)
             raise ConfigurationError(
                 f"{name} is a task, and a worker would run it without this lock. Put @task above the lock."
             )
-        decorate = self._decorate_async if iscoroutinefunction(function) else self._decorate
+        if isinstance(function, staticmethod) or not callable(function):
+            kind = type(function).__name__
+            hint = f" Put @{kind} above the lock." if hasattr(function, "__get__") else ""
+            raise ConfigurationError(f"A lock decorates functions, not objects of the type {kind}.{hint}")
+        # An object may be async by its class.
+        is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+        decorate = self._decorate_async if is_async else self._decorate
         return decorate(function, self._naming(function))  # type: ignore[return-value]
 
     def _decorate(
@@ -243,19 +250,26 @@ class ContextDecorator(Generic[H, A]):
         """Return the function that computes the parts of the name from the arguments of a call."""
         parts = self._parts
         if not parts:
+            if not hasattr(function, "__qualname__"):
+                raise LockKeyError(f"{function!r} has no dotted path that could name the lock. Write @lock('name').")
             own = (f"{function.__module__}.{function.__qualname__}",)
             return lambda args, kwargs: own
         if not any(_has_field(part) for part in parts):
             return lambda args, kwargs: parts
         if (len(parts) > 1 and not self._each_part_is_a_name) or any(isinstance(part, tuple) for part in parts):
             raise LockKeyError(
-                f"@lock on {function.__qualname__}: {parts!r} are several parts, and one contains a field. Write "
+                f"@lock on {_called(function)}: {parts!r} are several parts, and one contains a field. Write "
                 'them as one template: "order:{order_id}".'
             )
         return _template_naming(function, parts)
 
     #: Whether several parts are several names, each of which may be a template.
     _each_part_is_a_name = False
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """Return what messages call a function. A partial function has no name, nor has an object with ``__call__``."""
+    return str(getattr(function, "__qualname__", function))
 
 
 def _has_field(part: Any) -> bool:
@@ -268,7 +282,7 @@ Naming = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
 
 def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Naming:
     signature = inspect.signature(function)
-    where = f"@lock on {function.__qualname__}"
+    where = f"@lock on {_called(function)}"
     templates = [
         KeyTemplate(part, known=signature.parameters, where=where) if isinstance(part, str) and "{" in part else part
         for part in parts
@@ -290,6 +304,6 @@ def refuse_generators(function: Callable[..., Any]) -> None:
     ):
         if ask(function):
             raise ConfigurationError(
-                f"{function.__qualname__} is {what}: its call returns before its body runs, so the lock would not be "
+                f"{_called(function)} is {what}: its call returns before its body runs, so the lock would not be "
                 "held while the body runs. Take the lock inside the function."
             )

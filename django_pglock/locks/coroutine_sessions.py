@@ -7,8 +7,9 @@ locks. No statement waits in the server on the shared session, because all other
 coroutine that has to wait polls, and moves to a session of its own when one is given back. For PostgreSQL the shared
 session is one holder. This package ensures that the coroutines in it exclude each other.
 
-So no coroutine fails or waits because there are too few sessions. Locks that need a whole session (of scope
-"transaction", or with ``max_hold``) open one more. If the server refuses it, these locks are busy.
+So no coroutine fails or waits because there are too few sessions, if the server accepts ``ASYNC_SESSIONS`` and one
+more. Locks that need a whole session (of scope "transaction", or with ``max_hold``) open one more. If the server
+refuses it, these locks are busy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.locks.options import Request
 from django_pglock.locks.session_locks import LockRecord, SessionLocks
 from django_pglock.locks.statements.steps import END_SESSION, Row
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session, refuse_greenlets
 
 #: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
@@ -117,7 +118,7 @@ class LockSessions:
         except OperationalError:
             if not self._open:
                 raise
-            # The server accepts no more sessions, but there is at least one, which can be shared.
+            # The server accepts no more sessions. If there is a shared one, the coroutine can use it.
             return None
         self._open.add(session)
         lock_session = owner[scope] = LockSession(session)
@@ -190,8 +191,12 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, LockSessions]] 
 
 
 def lock_sessions_for(alias: str) -> LockSessions:
-    """Return the sessions for locks of the running event loop on a database alias."""
+    """Return the sessions for locks of the running event loop on a database alias.
+
+    Raises ``ConfigurationError`` under gevent.
+    """
     by_alias = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if alias not in by_alias:
+        refuse_greenlets("A lock of a coroutine", "Write `with lock(...)` in synchronous code, or run coroutines")
         by_alias[alias] = LockSessions(alias)
     return by_alias[alias]

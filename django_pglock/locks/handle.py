@@ -137,7 +137,7 @@ class Handle(BaseHandle):
             raise self._busy_error(busy.__cause__) from busy.__cause__
         except StaleSnapshot:
             locks.remove(record)
-            raise self._stale_error() from None
+            raise (self._stale_error() if self._own_transaction is None else self._own_stale_error()) from None
         self.waited = time.monotonic() - began
         self._note_granted(record, row or ())
         record.state = RecordState.HELD
@@ -172,7 +172,10 @@ class Handle(BaseHandle):
         if record is None or record.state is not RecordState.HELD:
             return self.is_open and self.scope == "disabled"
         raw = record.raw
-        if raw.closed or (record.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE):
+        # A session that was returned to a pool may have another user now.
+        if self._connection.connection is not raw or raw.closed:
+            return False
+        if record.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE:
             return False
         return self.is_open or record.scope == "transaction"
 

@@ -48,7 +48,7 @@ class ResponseLock:
         if handle is None:
             return
         if not isinstance(handle, Handle) or self._thread != threading.get_ident():
-            handle.free_from_any_thread()
+            handle.release_from_any_thread()
             return
         try:
             handle.release()

@@ -109,16 +109,27 @@ class ViewLock(Lock):
         """Decorate a view, a function or a class. Raises ``LockKeyError`` and ``ConfigurationError``."""
         where = f"lock_view on {getattr(view, '__qualname__', view)}"
         if not isinstance(view, type):
-            return cast(View, self._wrap(view, where, is_async=iscoroutinefunction(view)))
+            return cast(View, self._wrap(view, where, is_async=iscoroutinefunction(view) or _is_async_dispatch(view)))
         if hasattr(view, "initialize_request"):
             raise ConfigurationError(
                 f"{where}: it authenticates the request inside dispatch(), too late for the key. Put "
                 "django_pglock.contrib.rest_framework.lock_view on its handler methods."
             )
         view_class: Any = view
-        is_async = bool(getattr(view, "view_is_async", False))
-        view_class.dispatch = self._wrap(view_class.dispatch, where, is_async=is_async)
+        view_class.dispatch = self._wrap_dispatch(view_class.dispatch, where)
         return view
+
+    def _wrap_dispatch(self, dispatch: Any, where: str) -> Any:
+        """Return the method for a class. It asks at each call whether the view is async: a subclass may be."""
+        locked = self._wrap(dispatch, where, is_async=False)
+        locked_async = self._wrap(dispatch, where, is_async=True)
+
+        @functools.wraps(dispatch)
+        def either(view: Any, *args: Any, **kwargs: Any) -> Any:
+            is_async = getattr(view, "view_is_async", False)
+            return (locked_async if is_async else locked)(view, *args, **kwargs)
+
+        return either
 
     def _wrap(self, view: Any, where: str, *, is_async: bool) -> Any:
         naming = self._view_naming(ViewKey(self._key, view, where))
@@ -128,14 +139,14 @@ class ViewLock(Lock):
 
     def _view_naming(self, key: ViewKey) -> Naming:
         def naming(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str] | None:
-            if self._methods is not None and _request_of(args).method not in self._methods:
+            if self._methods is not None and _request_of(args, kwargs).method not in self._methods:
                 return None
             return (key.render(args, kwargs),)
 
         return naming
 
     def _answer_busy(self, busy: LockNotAvailable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        answer = super()._answer_busy(busy, _from_request(args), kwargs)
+        answer = super()._answer_busy(busy, _from_request(args, kwargs), _without_request(kwargs))
         return self._awaited(answer) if inspect.isawaitable(answer) else self._checked(answer)
 
     async def _awaited(self, answer: Awaitable[Any]) -> Any:
@@ -163,7 +174,7 @@ class ViewKey:
 
     def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the name for a call. Raises ``LockKeyError`` where a field has no value."""
-        request = _request_of(args)
+        request = _request_of(args, kwargs)
         try:
             return self._template.render({**self._arguments(args, kwargs), "request": request})
         except LockKeyError as error:
@@ -194,13 +205,29 @@ class ViewKey:
         return values
 
 
-def _from_request(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _is_async_dispatch(view: Any) -> bool:
+    """Return whether this is the ``dispatch`` of an async view, as ``method_decorator`` passes it to a decorator."""
+    method = getattr(view, "func", view)
+    view_object = getattr(method, "__self__", None)
+    return getattr(method, "__name__", "") == "dispatch" and bool(getattr(view_object, "view_is_async", False))
+
+
+def _from_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     # A method has its object before the request. Not found by the class of a request: other frameworks wrap Django's.
-    return args[next(place for place, argument in enumerate(args) if hasattr(argument, "META")) :]
+    for place, argument in enumerate(args):
+        if hasattr(argument, "META"):
+            return args[place:]
+    if "request" not in kwargs:
+        raise ConfigurationError("lock_view: no argument of the call is a request. Use lock for other functions.")
+    return (kwargs["request"],)
 
 
-def _request_of(args: tuple[Any, ...]) -> Any:
-    return _from_request(args)[0]
+def _without_request(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "request"}
+
+
+def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _from_request(args, kwargs)[0]
 
 
 def _is_unfinished(response: Any) -> bool:

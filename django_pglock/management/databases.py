@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError, connections
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
@@ -19,6 +19,7 @@ NO_RIGHT, NO_TABLE = "42501", "42P01"
 @contextmanager
 def plain_refusals() -> Iterator[None]:
     """Raise ``CommandError`` if the server cannot be reached, or if a right or a table is missing."""
+    before = _failed()
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
@@ -27,12 +28,18 @@ def plain_refusals() -> Iterator[None]:
         if sqlstate == NO_RIGHT:
             hint = _("The rights that a role needs are listed in docs/security.md.")
         elif sqlstate == NO_TABLE:
-            hint = _("Run: manage.py migrate django_pglock")
+            others = sorted(_failed() - before - {DEFAULT_DB_ALIAS})
+            hint = " ".join([_("Run: manage.py migrate django_pglock"), *(f"--database {alias}" for alias in others)])
         elif isinstance(error, (OperationalError, InterfaceError)):
             hint = _("The database did not execute this command.")
         else:
             raise
         raise CommandError(f"{reason}. {hint}") from error
+
+
+def _failed() -> set[str]:
+    """Return the aliases of the databases in which a statement has failed."""
+    return {each.alias for each in connections.all(initialized_only=True) if each.errors_occurred}
 
 
 def add_database(parser: CommandParser) -> None:

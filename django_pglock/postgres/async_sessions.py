@@ -7,6 +7,7 @@ So coroutines use separate sessions. Each has its own Django connection object, 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
 from django_pglock.postgres.libpq import (
     CANCEL_WITHIN,
@@ -95,6 +97,8 @@ class AsyncSession:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
+            # Otherwise asyncio would log that no code has read the error of the cancelled statement.
+            sending.add_done_callback(asyncio.Future.exception)
             # The statement may not have been sent yet, so a single cancel may have no effect.
             deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
@@ -142,6 +146,19 @@ def _cancel(connection: DatabaseWrapper) -> None:
         cancel_statement(connection)
     except PsycopgError:
         shut(connection.connection)
+
+
+def refuse_greenlets(what: str, advice: str) -> None:
+    """Raise ``ConfigurationError`` if gevent has replaced threads by greenlets, which share one real thread.
+
+    While one greenlet runs an event loop, Django treats all greenlets as coroutines and opens no session.
+    """
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise ConfigurationError(
+            f"{what} needs its own thread, and gevent has replaced threads with greenlets. {advice} in a process "
+            "without gevent.monkey."
+        )
 
 
 async def open_session(using: str) -> AsyncSession:

@@ -153,7 +153,11 @@ def has_session_ended(connection: DatabaseWrapper) -> bool:
 
 def has_ended(raw: Any) -> bool:
     """Return whether the session of a psycopg connection has ended, without a query."""
-    if raw.closed or raw.broken:
+    try:
+        if raw.closed or raw.broken:
+            return True
+    except AttributeError:
+        # The pool of another package has lent this object instead of psycopg's, and its session is back in the pool.
         return True
     if not hasattr(select, "poll"):  # Windows
         return False

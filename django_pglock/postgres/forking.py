@@ -46,7 +46,9 @@ def keep_from_children(channel: Channel) -> None:
 
 def _note_session(connection: Any, **kwargs: Any) -> None:
     if connection.vendor == "postgresql":
-        keep_from_children(connection.connection)
+        raw = connection.connection
+        # The pool of another package may lend an object of its own class, and keep psycopg's connection for later.
+        keep_from_children(getattr(raw, "driver_connection", None) or raw)
 
 
 def _before_fork() -> None:

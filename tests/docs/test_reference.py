@@ -29,6 +29,7 @@ OF_THE_PACKAGE = {
     "acquire",
     "detach",
     "free_from_any_thread",
+    "release_from_any_thread",
     "is_disabled",
     "is_done",
     "is_open",

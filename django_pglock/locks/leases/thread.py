@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
@@ -19,10 +18,9 @@ from typing import Any, Protocol, TypeVar
 from django.db import OperationalError
 from psycopg.sql import quote
 
-from django_pglock.errors import ConfigurationError
 from django_pglock.locks.leases.listener import ReleaseListener
 from django_pglock.locks.leases.statements import READ_COMMITTED
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, refuse_greenlets
 
 T = TypeVar("T")
 #: The largest number of sessions. Renewals are short, so few sessions are in use.
@@ -154,19 +152,6 @@ class LeaseThread:
         return self._listeners[alias]
 
 
-def refuse_greenlets() -> None:
-    """Raise ``ConfigurationError`` if gevent has replaced threads by greenlets, which share one real thread.
-
-    If one greenlet ran an event loop, Django would treat all greenlets as coroutines.
-    """
-    gevent = sys.modules.get("gevent.monkey")
-    if gevent is not None and gevent.is_module_patched("threading"):
-        raise ConfigurationError(
-            "A lease needs its own thread, and gevent has replaced threads with greenlets. Use lock(), or take "
-            "leases in a process without gevent.monkey."
-        )
-
-
 _lease_thread: LeaseThread | None = None
 _guard = threading.Lock()
 #: Kept, because if a loop were closed, its selector would be closed, too, which the parent uses as well.
@@ -180,7 +165,7 @@ def lease_thread() -> LeaseThread:
     if _lease_thread is None:
         with _guard:
             if _lease_thread is None:
-                refuse_greenlets()
+                refuse_greenlets("A lease", "Use lock(), or take leases")
                 _lease_thread = LeaseThread()
     return _lease_thread
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -97,13 +97,22 @@ class Command(BaseCommand):
 
     def _run(self, handle: Handle, command: list[str]) -> int:
         try:
-            child = subprocess.Popen(command, preexec_fn=end_with_parent())  # noqa: S603, PLW1509 - runs no lock, no import
+            child = start(command)
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror or error}") from error
         pass_signals_on(child)
         code = wait_while_held(handle, child)
         # As in a shell: 128 and the number of the signal that ended the command.
         return code if code >= 0 else 128 - code
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the command, with the files that this process has inherited, such as those of ``<(...)`` in a shell.
+
+    The command does not get what this process itself has opened: Python and libpq close their files at exec.
+    """
+    # The function for preexec runs no lock and no import.
+    return subprocess.Popen(command, close_fds=False, preexec_fn=end_with_parent())  # noqa: S603, PLW1509
 
 
 def wait_while_held(handle: Handle, child: subprocess.Popen[bytes]) -> int:
@@ -172,10 +181,19 @@ def pass_signals_on(child: subprocess.Popen[bytes]) -> None:
     """Pass signals on to the command. The lock is held until the command has ended."""
 
     def forward(number: int, frame: Any) -> None:
-        # Ctrl-C on a terminal signals the whole process group, so the command has received it already.
-        if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not sys.stdin.isatty():
+        if number != signal.SIGINT or not is_sent_ctrl_c(child):
             child.send_signal(number)
 
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), forward)
+
+
+def is_sent_ctrl_c(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether the terminal sends Ctrl-C to the command as well: to each process of its foreground group."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp() == os.getpgid(child.pid)
+    except OSError:
+        # There is no terminal, or the command has ended.
+        return False

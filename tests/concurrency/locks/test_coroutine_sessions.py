@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError
 from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
+from django_pglock.errors import ConfigurationError
 from django_pglock.locks.coroutine_sessions import lock_sessions_for
 from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import (
@@ -238,5 +241,17 @@ def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
         await box.pop().release()
         await task
         await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
+
+    asyncio.run(main())
+
+
+def test_a_lock_of_a_coroutine_is_refused_if_gevent_has_replaced_threads(monkeypatch):
+    """Django would refuse to open its session, and would say something about synchronous code."""
+    gevent = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", gevent)
+
+    async def main():
+        with pytest.raises(ConfigurationError, match=r"gevent .* Write `with lock"):
+            await lock("a").aacquire()
 
     asyncio.run(main())

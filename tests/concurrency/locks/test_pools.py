@@ -1,13 +1,16 @@
-"""Django's own connection pool: a session that returns to the pool must hold no lock."""
+"""Connection pools, Django's own and those of other packages: a session that returns to a pool must hold no lock."""
 
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
-from django.db import close_old_connections, connection
+from django.db import close_old_connections, connection, connections, transaction
 
 from django_pglock import LockLost, lock
+from django_pglock.postgres.connections import has_ended
+from tests.concurrency.locks.pooling.base import DatabaseWrapper as Pooling
 from tests.concurrency.locks.test_handle import locks_held
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,3 +66,46 @@ def test_an_unreleased_handle_ends_with_the_request(pooled, eventually):
     eventually(lambda: locks_held() == 0)
     assert not kept
     assert "close" not in vars(pooled), "the pool works as before"
+
+
+@pytest.fixture
+def pooling(monkeypatch):
+    """This thread's connection, of a backend with a pool of its own."""
+    before = connections["default"]
+    monkeypatch.setitem(before.settings_dict, "ENGINE", "tests.concurrency.locks.pooling")
+    mine = connections["default"] = Pooling(before.settings_dict, alias="default")
+    yield mine
+    connections["default"] = before
+    mine.close()
+    while Pooling.idle:
+        Pooling.idle.pop().close()
+
+
+def test_a_pool_of_another_package_gets_no_session_with_a_lock(pooling, eventually):
+    with pytest.raises(LockLost), lock("a"):
+        pooling.close()
+        eventually(lambda: locks_held() == 0)
+    with lock("a", timeout=1) as handle:
+        handle.assert_held()
+    pooling.close()
+    assert len(Pooling.idle) == 1, "without a lock the session returns to the pool"
+
+
+def test_a_handle_is_false_once_its_session_is_back_in_a_pool(pooling):
+    kept = lock("kept").acquire()
+    with transaction.atomic(), lock("a") as handle:
+        pass
+    pooling.close()
+    assert not kept
+    assert not handle
+    with transaction.atomic():
+        assert not handle, "the session has another user now"
+
+
+def test_a_forked_child_does_not_use_the_sessions_in_a_pool_of_another_package(pooling):
+    pooling.ensure_connection()
+    pooling.close()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if has_ended(Pooling.idle[0]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -8,6 +8,7 @@ import pytest
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, RequestFactory, override_settings
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_pglock import lock_view
@@ -42,10 +43,28 @@ class AsyncView(View):
         return HttpResponse("done")
 
 
+@lock_view("inherited")
+class Base(View):
+    """Only a subclass says whether the view is async."""
+
+
+class AsyncSubclass(Base):
+    async def get(self, request):
+        return HttpResponse("done")
+
+
+@method_decorator(lock_view("inherited"), name="dispatch")
+class AsyncDispatch(View):
+    async def get(self, request):
+        return HttpResponse("done")
+
+
 urlpatterns = [
     path("checkout/<int:pk>", checkout),
     path("stream", stream),
     path("class", AsyncView.as_view()),
+    path("async_subclass", AsyncSubclass.as_view()),
+    path("async_dispatch", AsyncDispatch.as_view()),
 ]
 
 
@@ -69,6 +88,18 @@ def test_async_views_answer_the_second_of_two_requests(somebody):
         await asyncio.to_thread(somebody.holds, "checkout:7")
         assert (await client.get("/class")).status_code == 409
         assert (await client.get("/checkout/7")).status_code == 200
+
+    asyncio.run(main())
+
+
+@override_settings(ROOT_URLCONF=__name__)
+@pytest.mark.parametrize("url", ["/async_subclass", "/async_dispatch"])
+def test_a_decorated_class_or_dispatch_is_locked_if_its_handlers_are_async(somebody, url):
+    async def main():
+        client = AsyncClient()
+        assert (await client.get(url)).content == b"done"
+        await asyncio.to_thread(somebody.holds, "inherited")
+        assert (await client.get(url)).status_code == 409
 
     asyncio.run(main())
 

@@ -140,3 +140,9 @@ def test_lock_view_refuses_a_class_because_it_has_no_authenticated_user():
         lock_view("a", status=418)
     with pytest.raises(ConfigurationError, match="retry_after is -1"):
         lock_view("a", retry_after=-1)
+
+
+@pytest.mark.parametrize("view", [api_view(["GET"])(lambda request: Response()), Checkout.as_view()])
+def test_lock_view_refuses_a_view_of_the_framework_because_no_code_would_answer_its_exception(view):
+    with pytest.raises(ConfigurationError, match="below @api_view"):
+        lock_view("a")(view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -158,3 +159,35 @@ def test_on_busy_of_a_block_is_refused_because_the_body_would_run_in_any_case(ma
 def test_a_block_without_a_name_and_with_on_busy_is_refused():
     with pytest.raises(ConfigurationError, match=r"^on_busy is for decorated functions"), lock(on_busy="skip"):
         raise AssertionError("The body ran.")
+
+
+class Callable:
+    def __call__(self, number):
+        return number
+
+
+class AsyncCallable:
+    async def __call__(self, number):
+        with pytest.raises(LockNotAvailable):
+            await asyncio.create_task(lock("a", timeout=0).aacquire())
+        return number
+
+
+@pytest.mark.parametrize("function", [Callable(), partial(Callable())], ids=["object", "partial"])
+def test_callables_without_a_name_are_decorated_and_need_a_named_lock(function):
+    assert lock("a")(function)(5) == 5
+    assert lock("a:{number}")(function)(number=5) == 5
+    with pytest.raises(LockKeyError, match="has no dotted path that could name the lock"):
+        lock()(function)
+    with pytest.raises(LockKeyError, match="names 'nobody', which is not a parameter"):
+        lock("a:{nobody}")(function)
+
+
+def test_a_callable_whose_call_is_async_is_decorated_as_a_coroutine_function():
+    assert async_to_sync(lock("a")(AsyncCallable()))(5) == 5
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod, property])
+def test_descriptors_are_refused_with_what_to_write(kind):
+    with pytest.raises(ConfigurationError, match=f"Put @{kind.__name__} above the lock"):
+        lock("a")(kind(print))

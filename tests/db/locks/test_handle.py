@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+
 import pytest
 from django.db import DatabaseError, connection
 
@@ -99,3 +103,14 @@ def _holds(handle):
     except LockLost:
         return False
     return True
+
+
+@pytest.mark.parametrize("take", [lock("a"), Lease("a", ttl=5)])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_handle_cannot_be_copied_or_pickled(take, duplicate):
+    """The copy would free the lock when Python deletes the copy."""
+    with take as handle:
+        with pytest.raises(TypeError, match="'a' cannot be copied or pickled, because its handle owns it"):
+            duplicate(handle)
+        gc.collect()
+        handle.assert_held()

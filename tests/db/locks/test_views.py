@@ -139,7 +139,15 @@ def make_class_views():
         def post(self, request):
             return HttpResponse("done")
 
-    return [Decorated, DecoratedDispatch, DecoratedMethod]
+    @lock_view("a")
+    class WithoutHandlers(View):
+        pass
+
+    class Subclass(WithoutHandlers):
+        def post(self, request):
+            return HttpResponse("done")
+
+    return [Decorated, DecoratedDispatch, DecoratedMethod, Subclass]
 
 
 @pytest.mark.parametrize("view", make_class_views())
@@ -243,6 +251,10 @@ def test_positional_arguments_can_name_the_lock(somebody):
 
     assert view(request_of(), 5).content == b"False"
     assert view(request_of(), 5, "x").content == b"False"
+
+    assert view(request=request_of(), order_id=5).content == b"False"
+    with pytest.raises(ConfigurationError, match="no argument of the call is a request"):
+        view(5)
 
     class Shop(View):
         @lock_view("order:{order_id}")

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, ProgrammingError, connection, transaction
+from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
 from django_pglock.models import Task
 from tests.db.management.commands.test_locktasks import locktasks
@@ -54,6 +54,18 @@ def test_a_table_that_is_missing_is_a_sentence():
     ):
         cursor.execute("ALTER TABLE django_pglock_task RENAME TO away")
         locktasks("list")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--leases"]])
+def test_the_sentence_about_a_missing_table_names_the_other_database(monkeypatch, arguments):
+    monkeypatch.setitem(connections.settings, "other", {**connection.settings_dict, "NAME": "postgres"})
+    try:
+        connections["other"].connect()
+        with pytest.raises(CommandError, match=r"Run: manage.py migrate django_pglock --database other$"):
+            call_command("locks", "--database", "other", *arguments)
+    finally:
+        connections["other"].close()
+        del connections["other"]
 
 
 def test_another_error_of_the_database_is_not_hidden(monkeypatch):

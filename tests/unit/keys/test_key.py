@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timezone
+from decimal import Decimal
 from enum import Enum, IntEnum, IntFlag
 from types import SimpleNamespace
 from uuid import UUID
@@ -167,3 +168,30 @@ def test_namespace_and_key_function_follow_the_settings():
 def test_a_key_function_that_is_not_there_is_named():
     with pytest.raises(ConfigurationError, match=r"\['KEY_FUNCTION'\] is 'nope', which cannot be imported"):
         make_key("a")
+
+
+@isolate_apps("tests.sample")
+def test_the_parts_of_a_composite_primary_key_are_parts_of_the_name():
+    class Seat(models.Model):
+        pk = models.CompositePrimaryKey("hall", "number")
+        hall = models.TextField()
+        number = models.IntegerField()
+
+        class Meta:
+            app_label = "sample"
+
+    assert make_key(Seat(hall="a:b", number=5)).name == "sample.seat:a%3Ab:5"
+    with pytest.raises(LockKeyError, match="has not been saved yet"):
+        make_key(Seat(hall="a"))
+
+
+@isolate_apps("tests.sample")
+def test_a_primary_key_of_another_type_is_named_in_the_error():
+    class Price(models.Model):
+        amount = models.DecimalField(primary_key=True, max_digits=5, decimal_places=2)
+
+        class Meta:
+            app_label = "sample"
+
+    with pytest.raises(LockKeyError, match=r"The primary key of sample\.price cannot be used: A Decimal cannot"):
+        make_key(Price(amount=Decimal("1.5")))

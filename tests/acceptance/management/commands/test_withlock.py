@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from django.db import connection
@@ -126,6 +129,77 @@ def test_the_command_is_killed_if_withlock_is_killed():
     process.kill()
     # The command has the other end of this pipe open until it ends.
     assert process.communicate(timeout=120)[0] == ""
+
+
+def test_the_command_gets_the_open_files_of_the_shell():
+    """For example ``withlock deploy -- ./load.sh <(make_data)`` in bash."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    with lock("deploy"):
+        withlock_command.start(python(f"import os; os.write({writer}, b'data')")).wait()
+    os.close(writer)
+    assert os.read(reader, 9) == b"data"
+    os.close(reader)
+
+
+COUNTS = """
+import signal, sys, time
+seen = []
+def note(*_):
+    seen.append(1)
+    print("got", flush=True)
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(len(seen)))
+print("in", flush=True)
+time.sleep(600)
+"""
+
+
+def forward_ctrl_c():
+    """Pass signals on to a command until the first Ctrl-C. Return how many of them the command has got."""
+    child = subprocess.Popen(python(COUNTS), stdout=subprocess.PIPE)
+    child.stdout.readline()
+    withlock_command.pass_signals_on(child)
+    forward, forwarded = signal.getsignal(signal.SIGINT), []
+
+    def note(number, frame):
+        child.stdout.readline()
+        forward(number, frame)
+        forwarded.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    os.write(1, b"ready")
+    while not forwarded:
+        time.sleep(0.01)
+    child.terminate()
+    return child.wait()
+
+
+def test_the_command_gets_ctrl_c_once_whatever_its_standard_input_is():
+    """The terminal sends SIGINT to all processes of a pipeline, so also to the command."""
+    process, terminal = pty.fork()
+    if process == 0:
+        code = 99
+        try:
+            sys.stdin = None  # as Python has it if the standard input is closed
+            code = forward_ctrl_c()
+        finally:
+            os._exit(code)
+    while b"ready" not in os.read(terminal, 1000):
+        pass
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+    os.close(terminal)
+
+
+def test_a_signal_after_the_end_of_the_command_does_nothing():
+    before = {number: signal.getsignal(number) for number in (1, 2, 10, 12, 15)}
+    with subprocess.Popen(python("pass")) as child:
+        child.wait()
+        withlock_command.pass_signals_on(child)
+        signal.raise_signal(signal.SIGINT)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""A database backend with a pool of its own."""

@@ -1,0 +1,96 @@
+"""What is reported about the lock of a response that another thread, or the server of an async view, closes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import connection
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
+
+from django_pglock import lock_view
+from django_pglock.postgres import async_sessions
+from django_pglock.postgres.connections import has_ended
+from django_pglock.signals import lock_lost, lock_released
+from tests.db.locks.sessions import Somebody
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOLDER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+
+
+@pytest.fixture
+def somebody():
+    other = Somebody()
+    yield other
+    other.leaves()
+
+
+@pytest.fixture
+def heard():
+    """The signals about locks."""
+    heard = []
+
+    def note(signal, handle, held, **kwargs):
+        heard.append((signal, handle.name))
+        assert held >= 0
+
+    for signal in (lock_released, lock_lost):
+        signal.connect(note)
+    yield heard
+    for signal in (lock_released, lock_lost):
+        signal.disconnect(note)
+
+
+@lock_view("a")
+def stream(request):
+    return StreamingHttpResponse([b"one"])
+
+
+@lock_view("a")
+async def stream_async(request):
+    async def pieces():
+        yield b"one"
+
+    return StreamingHttpResponse(pieces())
+
+
+@pytest.fixture(params=["thread", "coroutine"])
+def close(request, in_threads):
+    """Make a response, call a function and close the response."""
+
+    def close(meanwhile):
+        if request.param == "thread":
+            response = stream(RequestFactory().get("/"))
+            meanwhile()
+            in_threads(lambda _: response.close(), 1)
+        else:
+
+            async def main():
+                response = await stream_async(RequestFactory().get("/"))
+                await asyncio.to_thread(meanwhile)
+                response.close()
+
+            asyncio.run(main())
+
+    yield close
+    connection.close()
+
+
+def test_the_end_of_the_lock_is_signalled(close, heard):
+    close(lambda: None)
+    assert heard == [(lock_released, "a")]
+
+
+def test_a_lock_that_was_lost_while_the_response_was_sent_is_reported(somebody, close, heard, eventually, caplog):
+    def lose():
+        raws = [connection.connection, *(each().raw for each in list(async_sessions._sessions.values()))]
+        pid = somebody.ask(HOLDER)
+        [holder] = [raw for raw in raws if raw is not None and not raw.closed and raw.info.backend_pid == pid]
+        somebody.ends_session(pid)
+        # The server frees the lock a moment before it closes the socket.
+        eventually(lambda: has_ended(holder))
+
+    close(lose)
+    assert heard == [(lock_lost, "a"), (lock_released, "a")]
+    assert "Lock 'a' was lost before it was released: its session has ended." in caplog.text
