@@ -173,6 +173,24 @@ async def stop_its_loop():
 
 
 @task
+async def cancel_itself_at_its_end():
+    asyncio.current_task().cancel()
+    return "the end"
+
+
+@task
+async def cancel_new_coroutines(number):
+    """Cancel so many coroutines of the worker before their first step."""
+    begun = asyncio.all_tasks()
+    while number > 0:
+        for each in asyncio.all_tasks() - begun:
+            each.cancel()
+            begun.add(each)
+            number -= 1
+        await asyncio.sleep(0)
+
+
+@task
 def kill_own_worker():
     os.kill(os.getpid(), signal.SIGKILL)
 
