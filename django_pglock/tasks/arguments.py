@@ -168,8 +168,13 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
     try:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
-        text = f"{path}: its traceback cannot be printed ({type(broken).__name__})"
+        text = f"{_frames_of(error)}{path}: this exception cannot be printed ({type(broken).__name__})\n"
     return storable(path)[:MAX_PATH], storable(text)
+
+
+def _frames_of(error: BaseException) -> str:
+    lines = traceback.format_tb(error.__traceback__)
+    return "".join(["Traceback (most recent call last):\n", *lines] if lines else [])
 
 
 def message_of(error: BaseException) -> str:

@@ -204,6 +204,37 @@ def raise_unprintable():
     raise Unprintable
 
 
+class Answer(Exception):
+    """Reads attributes from the answer of a server, as the exceptions of some clients do. Counts the errors in it."""
+
+    exceptions = 503
+
+    @property
+    def __cause__(self):
+        return self.reason
+
+    def __getattr__(self, name):
+        return {"status": 503}[name]
+
+    def __len__(self):
+        return 0
+
+
+@task
+def raise_answer():
+    raise RuntimeError("the service is down") from Answer("busy")
+
+
+@task(atomic=True)
+def raise_answer_atomically():
+    raise Answer("busy")
+
+
+@task
+async def raise_answer_in_coroutine():
+    raise Answer("busy")
+
+
 @task
 def raise_nul():
     raise ValueError("nul \x00 and surrogate \udcff")

@@ -152,7 +152,7 @@ def test_an_exception_whose_cause_cannot_be_read_is_described_all_the_same():
 
     path, text = describe_exception(Odd())
     assert path.endswith(".Odd")
-    assert text == f"{path}: its traceback cannot be printed (ZeroDivisionError)"
+    assert text == f"{path}: this exception cannot be printed (ZeroDivisionError)\n"
 
 
 def test_the_message_of_an_exception_is_one_short_line():
