@@ -14,7 +14,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("value", [None, 0, "text", [1, {"a": None}], {"ä": 1.5}])
+@pytest.mark.parametrize("value", [None, 0, "text", [1, {"a": None}], {"ä": 1.5}, [-1e23, "1e+23"]])
 def test_the_return_value_of_a_function_is_in_its_result(worker, finished, value):
     worker()
     result = finished(tasks.echo.enqueue(value))
