@@ -210,8 +210,10 @@ class EventLoop:
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
                 # coroutine that awaits that one gets them all the same, and the loop can continue.
-                logger.warning(
-                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
-                )
+                with contextlib.suppress(Exception):  # a handler or filter of the log may raise
+                    logger.warning(
+                        "A coroutine that a task has started tried to end the process. The worker continues.",
+                        exc_info=True,
+                    )
             if self._loop is not loop:
                 return
