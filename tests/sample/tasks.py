@@ -179,6 +179,11 @@ async def cancel_itself_at_its_end():
 
 
 @task
+async def shut_down_executor_of_loop():
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+@task
 async def cancel_new_coroutines(number):
     """Cancel so many coroutines of the worker before their first step."""
     begun = asyncio.all_tasks()

@@ -171,7 +171,8 @@ class EventLoop:
         if not attempt.is_stop_sent:
             attempt.is_stop_sent = True
             # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
-            asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
+            with contextlib.suppress(RuntimeError):  # a function has shut down the executor of the loop
+                asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
             task.cancel()
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_pglock.errors import TaskTimeout
 from django_pglock.models import Task
 from django_pglock.worker.capacity import MOST_ASYNC
 from tests.sample import running_tasks, session_tasks, tasks
@@ -62,3 +63,10 @@ def test_a_coroutine_that_is_cancelled_before_its_first_step_is_given_back(worke
     # asyncio counts this one as cancelled, although it has returned.
     assert finished(tasks.cancel_itself_at_its_end.enqueue()).return_value == "the end"
     eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))
+
+
+def test_a_coroutine_is_stopped_also_if_another_has_shut_down_the_executor_of_the_loop(worker, finished):
+    worker(threads=1)
+    assert finished(tasks.shut_down_executor_of_loop.enqueue()).status == "SUCCESSFUL"
+    late = finished(tasks.sleep_async.using(timeout=0.1).enqueue(600))
+    assert [error.exception_class for error in late.errors] == [TaskTimeout]
