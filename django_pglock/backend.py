@@ -23,7 +23,7 @@ from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.archived import find_archived
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.call import Call, batches, meta_of
+from django_pglock.store.call import Call, batches, due_of, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.id_range import id_in
 from django_pglock.store.result import result_of_row
@@ -46,7 +46,7 @@ from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.instrumentation import observe_enqueue
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
-from django_pglock.tasks.results import make_result
+from django_pglock.tasks.results import as_called, make_result
 from django_pglock.tasks.retry import MAX_DELAY
 
 #: The width of the column. A longer path is refused before the database would refuse it.
@@ -105,6 +105,9 @@ class PostgresBackend(BaseTaskBackend):
             observed.enqueued([str(row.id)])
         if not row.is_new:
             return self.get_result(str(row.id))
+        if (delay := due_of(task)[1]) is not None:
+            # Receivers of the signal expect the date that django.tasks declares.
+            task = as_called(task, run_after=date_of(row.enqueued_at + delay.total_seconds()))
         result = make_result(
             task,
             id=row.id,

@@ -181,15 +181,25 @@ def is_forbidden(error: BaseException) -> bool:
     return InsufficientPrivilege.sqlstate in (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
 
 
+def attribute_of(error: BaseException, name: str) -> Any:
+    """Return an attribute of an exception; None if it has none, or if user code that reads the attribute raises."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - a property or a __getattr__ of the user's may raise anything
+        return None
+
+
 def sqlstates_of(error: BaseException | None) -> Iterator[str]:
     """Yield the codes of the server's errors in the chain of an exception, the latest first."""
     # Causes may be a circle: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if sqlstate := getattr(error, "sqlstate", None):
+        if sqlstate := attribute_of(error, "sqlstate"):
             yield sqlstate
         seen.add(id(error))
-        error = error.__cause__ or error.__context__
+        cause = attribute_of(error, "__cause__")
+        # Not by its truth: an exception with a length of 0 is false.
+        error = attribute_of(error, "__context__") if cause is None else cause
 
 
 def is_read_only(error: BaseException | None) -> bool:

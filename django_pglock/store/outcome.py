@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from django_pglock.postgres.connections import attribute_of
 from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import function_of
@@ -153,7 +154,9 @@ def _chain_of(error: BaseException) -> Iterator[BaseException]:
         if isinstance(each, BaseException) and id(each) not in seen:
             seen.add(id(each))
             yield each
-            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+            group = attribute_of(each, "exceptions")
+            left += group if isinstance(group, (tuple, list)) else ()
+            left += [attribute_of(each, "__cause__"), attribute_of(each, "__context__")]
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:

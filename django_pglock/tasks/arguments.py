@@ -11,12 +11,19 @@ import json
 import re
 import traceback
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
+
+from django.utils.functional import Promise
 
 from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+#: A text, which is left as it is, or a float that Python writes with a positive exponent.
+_LARGE_FLOAT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?e\+\d+')
+#: Class names that are spoken with a vowel at their beginning: an Order, an Upload; a User, a UUID.
+_VOWEL = re.compile(r"[aeio]|u(?!ni)[lmnp]", re.IGNORECASE)
 #: The largest number of characters of a traceback or message that are stored.
 MAX_TEXT = 60_000
 #: Characters of a message in the log.
@@ -54,6 +61,8 @@ def to_json(
         raise kind(f"{what} cannot be stored as JSON: {_flaw_of(value)}.") from error
     if "\\u0000" in text and _NUL.search(text):
         raise kind(f"{what} contains a NUL character, which PostgreSQL cannot store.")
+    if "e+" in text:
+        text = _LARGE_FLOAT.sub(_with_fraction, text)
     if size > most:
         raise kind(f"{what} is {size:,} bytes long, more than {most:,}; store it elsewhere and pass a reference.")
     return text
@@ -73,6 +82,12 @@ def _text_of(value: Any, encoder: json.JSONEncoder) -> str:
         # a few numbers and texts, and most calls have only these.
         return f"[{','.join([str(each) if type(each) is int else encoder.encode(each) for each in value])}]"
     return encoder.encode(_plain(value))
+
+
+def _with_fraction(match: re.Match[str]) -> str:
+    """Write a large float so that it is still a float when it is read: jsonb writes 1e+23 as a whole number."""
+    text = match[0]
+    return text if text.startswith('"') else f"{int(Decimal(text))}.0"
 
 
 def _plain(value: Any) -> Any:
@@ -143,10 +158,12 @@ def _flaw(value: Any) -> str:
         return "bytes that are not UTF-8"
     if isinstance(value, int):
         return "an int with more digits than Python writes"
+    if isinstance(value, Promise):
+        return "a lazy object, such as a translation; pass str() of it"
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
         hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
-    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}{hint}"
+    return f"{'an' if _VOWEL.match(kind) else 'a'} {kind}{hint}"
 
 
 def from_json(text: str) -> Any:
@@ -168,8 +185,13 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
     try:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
-        text = f"{path}: its traceback cannot be printed ({type(broken).__name__})"
+        text = f"{_frames_of(error)}{path}: this exception cannot be printed ({type(broken).__name__})\n"
     return storable(path)[:MAX_PATH], storable(text)
+
+
+def _frames_of(error: BaseException) -> str:
+    lines = traceback.format_tb(error.__traceback__)
+    return "".join(["Traceback (most recent call last):\n", *lines] if lines else [])
 
 
 def message_of(error: BaseException) -> str:

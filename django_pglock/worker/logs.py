@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django_pglock.store.outcome import Failure
@@ -33,7 +34,10 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     if failure is not None:
         # The stored text. So no handler formats the exception, which could run the user's code and fail.
         record.exc_text = failure.traceback.rstrip("\n")
-    logger.handle(record)
+    # A handler or filter of the user's may raise, for example after a task has closed sys.stderr. The outcome is stored
+    # already, and the calling thread has other tasks to report.
+    with suppress(Exception):
+        logger.handle(record)
 
 
 class RateOfRecords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -11,6 +12,8 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.backends import database_of_backend, database_of_tasks, require_tasks
 
 LAST_PORT = 65535
+#: The clock that ``time.monotonic()`` reads: the first one on macOS, where the second one also runs during sleep.
+CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 
 
 def up_to(most: int) -> Callable[[str], int]:
@@ -74,6 +77,15 @@ def database_to_serve(backend: str | None, *, option: str) -> str:
     Raises ``ConfigurationError`` if there is none or if there are several. ``option`` is what chooses one of several.
     """
     return database_of_tasks(None, option=option) if backend is None else database_of_backend(backend)
+
+
+def check_clock() -> None:
+    """Raise ``ConfigurationError`` if a test has replaced ``time.monotonic()``."""
+    if abs(time.monotonic() - time.clock_gettime(CLOCK)) > 60:
+        raise ConfigurationError(
+            "time.monotonic() was replaced, as freezegun does, so a worker cannot measure its pauses and would wait "
+            "forever. Call freezegun.configure(extend_ignore_list=['django_pglock']), or use time-machine."
+        )
 
 
 def check_options(

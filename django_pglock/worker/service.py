@@ -10,6 +10,7 @@ is stuck.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -159,18 +160,22 @@ class Service:
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
         except BaseException as error:  # the user's code may run here, and call sys.exit()
-            logger.exception("The %s failed. It tries again.", self.name)
+            # So may the handlers and filters of the log, which may raise.
+            with contextlib.suppress(Exception):
+                logger.exception("The %s failed. It tries again.", self.name)
             self._back_off(error)
         else:
             if self._failures:
-                logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
+                with contextlib.suppress(Exception):
+                    logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
             self._failures, self.last_error = 0, None
 
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         self.last_error = error
         if self._failures == 1:
-            self._log_trouble(error)
+            with contextlib.suppress(Exception):
+                self._log_trouble(error)
         self.close()
         if is_forbidden(error):
             self.forbidden(error)

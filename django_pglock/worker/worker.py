@@ -26,7 +26,7 @@ from django_pglock.worker.liveness.listener import Listener
 from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.running_tasks import RunningTasks
 from django_pglock.worker.liveness.session_watch import SessionWatch
-from django_pglock.worker.options import check_options, database_to_serve
+from django_pglock.worker.options import check_clock, check_options, database_to_serve
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.probes import Probes
 from django_pglock.worker.running.executor import Executor
@@ -265,8 +265,9 @@ class Worker:
         """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
         Waits until the database and its tables are available, or until a stop is requested. With ``drain`` it waits for
-        ``HEARTBEAT_LIMIT`` seconds at most.
+        ``HEARTBEAT_LIMIT`` seconds at most. Raises ``ConfigurationError`` if Python's clock was replaced.
         """
+        check_clock()
         began, limit = time.monotonic(), get_settings().HEARTBEAT_LIMIT
         self.probes.start()
         if self.channel is not None:

@@ -16,7 +16,7 @@ from django_pglock import task as own_task
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends, task_enqueued
 from tests.sample import keyed_tasks
 from tests.sample import portable_tasks as tasks
 from tests.sample import tasks as own_tasks
@@ -78,6 +78,24 @@ def test_using_changes_one_call_and_validates(finished):
         tasks.add.using(priority=101)
     with pytest.raises(InvalidTask):
         tasks.add.using(run_after=timezone.now().replace(tzinfo=None))
+
+
+@pytest.mark.parametrize("has_time_zones", [True, False])
+@pytest.mark.parametrize("later", [keyed_tasks.gather, own_tasks.nothing.using(run_after=timedelta(hours=1))])
+def test_a_result_and_its_signal_have_the_date_at_which_the_task_is_due(settings, later, has_time_zones):
+    """django.tasks declares a date or None. Packages that record enqueued tasks store it in a DateTimeField."""
+    settings.USE_TZ = has_time_zones
+    heard = []
+
+    def hear(task_result, **kwargs):
+        heard.append(task_result.task.run_after)
+
+    task_enqueued.connect(hear)
+    try:
+        result = later.enqueue(**({"user": 1} if later is keyed_tasks.gather else {}))
+    finally:
+        task_enqueued.disconnect(hear)
+    assert heard == [result.task.run_after] == [Task.objects.get(pk=result.id).run_after]
 
 
 def test_get_result_refuses_the_result_of_another_task(finished):

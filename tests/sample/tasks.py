@@ -173,6 +173,29 @@ async def stop_its_loop():
 
 
 @task
+async def cancel_itself_at_its_end():
+    asyncio.current_task().cancel()
+    return "the end"
+
+
+@task
+async def shut_down_executor_of_loop():
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+@task
+async def cancel_new_coroutines(number):
+    """Cancel so many coroutines of the worker before their first step."""
+    begun = asyncio.all_tasks()
+    while number > 0:
+        for each in asyncio.all_tasks() - begun:
+            each.cancel()
+            begun.add(each)
+            number -= 1
+        await asyncio.sleep(0)
+
+
+@task
 def kill_own_worker():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -184,6 +207,37 @@ def raise_unprintable():
             raise RuntimeError("not even this")
 
     raise Unprintable
+
+
+class Answer(Exception):
+    """Reads attributes from the answer of a server, as the exceptions of some clients do. Counts the errors in it."""
+
+    exceptions = 503
+
+    @property
+    def __cause__(self):
+        return self.reason
+
+    def __getattr__(self, name):
+        return {"status": 503}[name]
+
+    def __len__(self):
+        return 0
+
+
+@task
+def raise_answer():
+    raise RuntimeError("the service is down") from Answer("busy")
+
+
+@task(atomic=True)
+def raise_answer_atomically():
+    raise Answer("busy")
+
+
+@task
+async def raise_answer_in_coroutine():
+    raise Answer("busy")
 
 
 @task

@@ -15,7 +15,9 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 
+from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
+from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.running import forked_child, task_connections
 from django_pglock.worker.running.attempt import Attempt
@@ -38,6 +40,8 @@ class EventLoop:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._running: dict[asyncio.Task[Any], Attempt] = {}
+        #: Attempts whose coroutines have not taken their first step.
+        self._not_begun: set[Attempt] = set()
         self._renewed_at = 0.0
         self._renewal: asyncio.Future[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -52,15 +56,33 @@ class EventLoop:
         """Start an attempt on the loop and return at once."""
         with self._starting:
             loop = self._loop = self._loop or self._new_loop()
-        loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
+        loop.call_soon_threadsafe(self._start, loop, attempt)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
+        self._not_begun.add(attempt)
+        loop.create_task(self._run(attempt)).add_done_callback(lambda task: self._end_if_not_begun(attempt))
+
+    def _end_if_not_begun(self, attempt: Attempt) -> None:
+        """End an attempt whose coroutine was cancelled before its first step, so that no line of ``_run()`` has run.
+
+        A function may cancel all coroutines of its loop.
+        """
+        if attempt in self._not_begun:
+            self._not_begun.remove(attempt)
+            self._end(attempt, attempt.ended(GivenBack()))
 
     async def _run(self, attempt: Attempt) -> None:
+        self._not_begun.remove(attempt)
         current_attempt.set(attempt)
         try:
             await self._renew_connections()
             ended = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            ended = end_by_error(attempt.claims, error)
+            is_given_back = attempt.began is None and isinstance(error, asyncio.CancelledError)
+            ended = attempt.ended(GivenBack()) if is_given_back else end_by_error(attempt.claims, error)
+        self._end(attempt, ended)
+
+    def _end(self, attempt: Attempt, ended: EndedClaim) -> None:
         self.orm.end(attempt)
         self.in_flight.end(ended)
         self.in_flight.coroutines.free()
@@ -149,7 +171,8 @@ class EventLoop:
         if not attempt.is_stop_sent:
             attempt.is_stop_sent = True
             # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
-            asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
+            with contextlib.suppress(RuntimeError):  # a function has shut down the executor of the loop
+                asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
             task.cancel()
 
     def stop(self) -> None:
@@ -188,8 +211,10 @@ class EventLoop:
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
                 # coroutine that awaits that one gets them all the same, and the loop can continue.
-                logger.warning(
-                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
-                )
+                with contextlib.suppress(Exception):  # a handler or filter of the log may raise
+                    logger.warning(
+                        "A coroutine that a task has started tried to end the process. The worker continues.",
+                        exc_info=True,
+                    )
             if self._loop is not loop:
                 return

@@ -26,6 +26,7 @@ from django.db.backends.signals import connection_created
 from django_pglock.errors import TaskTimeout
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.postgres.thread_stacks import stacks
+from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_closed, is_idle
@@ -197,12 +198,12 @@ class TaskThread:
             # If Django has another connection for this thread, this one may be in use elsewhere.
             return
         if session.in_atomic_block or not is_closed(session):
-            logger.warning(
-                "%s has left a transaction open, autocommit off, or its connection in use, in database %r. Its "
-                "uncommitted changes are rolled back.",
+            log_claim(
+                logging.WARNING,
                 claim,
+                "has left a transaction open, autocommit off, or its connection in use, in database %r. Its "
+                "uncommitted changes are rolled back",
                 session.alias,
-                extra=claim.log_fields(),
             )
         # Inside of an atomic block close() only notes that it was called.
         session.in_atomic_block = session.closed_in_transaction = False

@@ -88,7 +88,8 @@ def _finish(ended: EndedClaim, status: TaskResultStatus, *, value: Any = None, f
 
 def _send_failure(claim: Claim, result: TaskResult[..., Any], failure: Failure) -> None:
     """Send ``task_finished`` while ``sys.exc_info()`` is the exception, as Django does. Its log of tasks needs this."""
-    error = failure.exception or TaskCancelled()
+    # Not by its truth: an exception with a length of 0 is false.
+    error = TaskCancelled() if failure.exception is None else failure.exception
     trace = error.__traceback__
     try:
         raise error  # noqa: TRY301 - raised in order to be caught here

@@ -35,3 +35,8 @@ def hold_the_gil(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     ctypes.PyDLL(None).read(descriptor, ctypes.create_string_buffer(1), 1)
     os.close(descriptor)
+
+
+@task(max_attempts=2, backoff=0)
+def fail(text: str) -> None:
+    raise ValueError(text)

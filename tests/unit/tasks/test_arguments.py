@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from datetime import datetime
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +52,29 @@ def test_the_text_of_a_document_is_short_and_never_changes():
     assert to_json(value, what="it", sort_keys=True) == '{"a":"ä","b":[1,2.5,null]}'
     assert to_json([1, -2, "ä", '"', "a\nb"], what="it") == '[1,-2,"ä","\\"","a\\nb"]'
     assert (to_json([], what="it"), to_json({}, what="it"), to_json("", what="it")) == ("[]", "{}", '""')
+
+
+def test_a_large_float_has_a_fraction():
+    """jsonb writes 1e+23 as a whole number, which Python reads as an int of another value."""
+    value = [1e23, "1e+16 \\", {"1e+16": -1.5e300, '"': 1e-7}]
+    text = to_json(value, what="it")
+    assert text.startswith("[100000000000000000000000.0,")
+    assert from_json(text) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (uuid.UUID(int=0), "a UUID"),
+        (type("User", (), {})(), "a User"),
+        (type("Upload", (), {})(), "an Upload"),
+        (OSError(), "an OSError"),
+        (gettext_lazy("Yes"), "a lazy object, such as a translation; pass str() of it"),
+    ],
+)
+def test_the_kind_of_a_value_is_plain_english(value, kind):
+    with pytest.raises(TaskArgumentsError, match=re.escape(f"JSON: it is {kind}.")):
+        to_json(value, what="it")
 
 
 def test_a_document_may_be_so_many_bytes_long_and_not_more():
@@ -152,7 +178,7 @@ def test_an_exception_whose_cause_cannot_be_read_is_described_all_the_same():
 
     path, text = describe_exception(Odd())
     assert path.endswith(".Odd")
-    assert text == f"{path}: its traceback cannot be printed (ZeroDivisionError)"
+    assert text == f"{path}: this exception cannot be printed (ZeroDivisionError)\n"
 
 
 def test_the_message_of_an_exception_is_one_short_line():

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_the_return_value_of_a_function_is_in_its_result(worker, finished):
     worker()
-    for value in (None, 0, "text", [1, {"a": None}], {"ä": 1.5}):
+    for value in (None, 0, "text", [1, {"a": None}], {"ä": 1.5}, [-1e23, "1e+23"]):
         result = finished(tasks.echo.enqueue(value))
         assert result.return_value == value
         assert (result.attempts, result.errors) == (1, [])
@@ -73,6 +73,9 @@ def test_unusual_exceptions_are_stored_as_failures(worker, finished, caplog):
         (tasks.cancel_itself, "asyncio.exceptions.CancelledError"),
         (tasks.break_connection, "django.db.utils.DataError"),
         (tasks.raise_nonsense, "builtins.TypeError"),
+        (tasks.raise_answer, "builtins.RuntimeError"),
+        (tasks.raise_answer_atomically, "tests.sample.tasks.Answer"),
+        (tasks.raise_answer_in_coroutine, "tests.sample.tasks.Answer"),
         (tasks.raise_ring, "builtins.KeyError"),
         (tasks.raise_ring_in_coroutine, "builtins.KeyError"),
     ):

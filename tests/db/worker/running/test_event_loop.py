@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_pglock.errors import TaskTimeout
 from django_pglock.models import Task
 from django_pglock.worker.capacity import MOST_ASYNC
 from tests.sample import running_tasks, session_tasks, tasks
@@ -49,3 +50,23 @@ def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, 
     eventually(lambda: running.in_flight.coroutines.running == 0)
     assert running.health.stuck() is None
     assert running.shutdown() is True
+
+
+def test_a_coroutine_that_is_cancelled_before_its_first_step_is_given_back(worker, finished, eventually):
+    """Before, such a task stayed RUNNING as long as its worker lived: no line of the worker's coroutine had run."""
+    running = worker(threads=1)
+    tasks.cancel_new_coroutines.enqueue(3)
+    eventually(lambda: running.in_flight.coroutines.running == 1)
+    for result in [tasks.sleep_async.enqueue(0) for _ in range(2)]:
+        assert finished(result).status == "SUCCESSFUL"
+        assert (result.attempts, result.errors) == (1, [])
+    # asyncio counts this one as cancelled, although it has returned.
+    assert finished(tasks.cancel_itself_at_its_end.enqueue()).return_value == "the end"
+    eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))
+
+
+def test_a_coroutine_is_stopped_also_if_another_has_shut_down_the_executor_of_the_loop(worker, finished):
+    worker(threads=1)
+    assert finished(tasks.shut_down_executor_of_loop.enqueue()).status == "SUCCESSFUL"
+    late = finished(tasks.sleep_async.using(timeout=0.1).enqueue(600))
+    assert [error.exception_class for error in late.errors] == [TaskTimeout]
