@@ -163,7 +163,7 @@ class Service:
             self._back_off(error)
         else:
             if self._failures:
-                logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
+                logger.warning("The %s works again. Failed attempts: %d.", self.name, self._failures)
             self._failures, self.last_error = 0, None
 
     def _back_off(self, error: BaseException) -> None:
