@@ -83,6 +83,12 @@ class PostgresBackend(BaseTaskBackend):
             # Django's validation takes only a datetime. It validates the copy, and with it all other options.
             replace(task, run_after=None)
             return
+        if self.queues and task.queue_name not in self.queues:
+            # Django's message for this names neither the setting nor the function.
+            raise InvalidTask(
+                f"The queue {task.queue_name!r} of {task.module_path} is not in QUEUES of TASKS[{self.alias!r}], which "
+                f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
+            )
         super().validate_task(task)
         try:
             check_queue_name(task.queue_name)

@@ -8,8 +8,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models import Task
+from django_pglock.store.admit import RATE_PREFIX
 from django_pglock.store.lock_keys import holders
 from django_pglock.store.why_unfinished import Obstacle, why_unfinished
+from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -26,11 +28,24 @@ def why_it_waits(task: Task, using: str) -> str:
     if task.waits_for:
         awaited = task.awaiting.using(using).values_list("awaited", flat=True)[:FEW]
         return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
-    ids = holders(using, str(task.lock_key), limit=FEW)
-    return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {
-        "key": shown(task, "lock_key"),
-        "tasks": _numbers(ids) or gettext("no task at the moment"),
-    }
+    return _at_its_key(task, using)
+
+
+def _at_its_key(task: Task, using: str) -> str:
+    """Return for what a task waits at its key. The keys of ``rate`` and ``group`` are lock keys with a prefix."""
+    key, prefix = str(shown(task, "lock_key")), ""
+    ids = [] if key.startswith(RATE_PREFIX) else holders(using, str(task.lock_key), limit=FEW)
+    if key.startswith(RATE_PREFIX):
+        prefix, text = RATE_PREFIX, _("This task waits for a token of its rate. The key of the rate is %(key)s.")
+    elif key.startswith(GROUPED):
+        prefix = f"{GROUPED}{task.task_path} "
+        text = _("This task waits for a call of its group %(key)s. Before it, or in the same call: %(tasks)s.")
+    elif "rate" in task.meta and not ids:
+        text = _("This task waits for a token of its rate. The key of the rate is its lock key %(key)s.")
+    else:
+        text = _("This task waits for its lock key %(key)s, which is held by %(tasks)s.")
+    tasks = _numbers(ids) or gettext("no task at the moment")
+    return str(text) % {"key": key.removeprefix(prefix), "tasks": tasks}
 
 
 def _numbers(ids: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed
 from django_pglock.models import Attempt, Task, Worker
+from django_pglock.store.admit import RATE_PREFIX
 from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
 from django_pglock.why_it_waits import FEW
@@ -45,7 +46,9 @@ def shown_lock_key(task: Task) -> str | None:
     if key is None or key != task.lock_key:
         return key
     link = format_html('<a href="../../?{}">{}</a>', urlencode({"key": key}), key)
-    held = [] if task.finished_at else holders(Task.objects.db, key, limit=FEW)
+    # A task that has got a token of its rate holds nothing.
+    is_over = task.finished_at or key.startswith(RATE_PREFIX)
+    held = [] if is_over else holders(Task.objects.db, key, limit=FEW)
     if not held:
         return link
     tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))

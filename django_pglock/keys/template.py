@@ -88,7 +88,11 @@ class KeyTemplate:
             for step in path[1:]:
                 value = getattr(value, step)
             return part_of(value)
-        except (KeyError, AttributeError) as error:
-            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value in this call ({error}).") from error
+        except KeyError as error:
+            raise LockKeyError(
+                f"{self._where}: the key {self.text!r} needs {path[0]!r}, and this call has no argument of this name."
+            ) from error
+        except AttributeError as error:
+            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value in this call: {error}.") from error
         except LockKeyError as error:
             raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}}: {error}") from error

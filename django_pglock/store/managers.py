@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def for_writing(rows: Any) -> Any:
+    """Return a queryset in the database for writes. A router may send reads to a replica, which may be late."""
+    # A queryset that locks rows is one that writes.
+    return rows.using(rows.select_for_update().db)
+
+
 class TaskQuerySet(HoldingQuerySet[Any]):
     """Tasks, and the operations on tasks.
 
@@ -87,7 +93,7 @@ class TaskQuerySet(HoldingQuerySet[Any]):
         an interruption, the finished batches stay. ``progress`` is called after each batch, with the number of tasks so
         far and the last id.
         """
-        return retry(self, progress=progress)
+        return retry(for_writing(self), progress=progress)
 
     def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Cancel the waiting tasks of this queryset, and request a cancel of the running ones. Returns how many.
@@ -98,14 +104,14 @@ class TaskQuerySet(HoldingQuerySet[Any]):
 
         Batches and ``progress`` are as in ``retry``, but the newest tasks are first.
         """
-        return cancel(self, progress=progress)
+        return cancel(for_writing(self), progress=progress)
 
     def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make failed tasks of this queryset CANCELLED, so that they no longer count as failures. Returns how many.
 
         Batches and ``progress`` are as in ``retry``.
         """
-        return discard(self, progress=progress)
+        return discard(for_writing(self), progress=progress)
 
     def move_to_queue(self, queue: str, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Move waiting tasks of this queryset to another queue. Returns how many.
@@ -113,7 +119,7 @@ class TaskQuerySet(HoldingQuerySet[Any]):
         Running and finished tasks stay in their queue. Batches and ``progress`` are as in ``retry``. Raises
         ``ValueError`` for a queue that no backend of this database lists in ``QUEUES``.
         """
-        return move_to_queue(self, queue, progress=progress)
+        return move_to_queue(for_writing(self), queue, progress=progress)
 
     def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
@@ -121,14 +127,14 @@ class TaskQuerySet(HoldingQuerySet[Any]):
         A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the project or
         a trigger refuses its deletion. Batches and ``progress`` are as in ``retry``.
         """
-        return delete(self, progress=progress)
+        return delete(for_writing(self), progress=progress)
 
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY before they are due. Returns how many.
 
         Batches and ``progress`` are as in ``retry``.
         """
-        return run_now(self, progress=progress)
+        return run_now(for_writing(self), progress=progress)
 
     def reset_stuck(self) -> int:
         """Make stuck tasks of this queryset READY again: running tasks whose worker is dead. Returns how many.
@@ -136,7 +142,7 @@ class TaskQuerySet(HoldingQuerySet[Any]):
         Tasks of a living worker are not reset. If the worker comes back later, it has lost its claim. A task whose
         cancel was requested becomes CANCELLED instead.
         """
-        return reset_stuck(self)
+        return reset_stuck(for_writing(self))
 
     def prune(
         self,
@@ -160,7 +166,14 @@ class TaskQuerySet(HoldingQuerySet[Any]):
         outside of a transaction. Inside of one, all batches are one batch, and the first refusal raises. Raises
         ``ValueError``.
         """
-        return prune(self, older_than=older_than, statuses=statuses, batch=batch, dry_run=dry_run, progress=progress)
+        return prune(
+            for_writing(self),
+            older_than=older_than,
+            statuses=statuses,
+            batch=batch,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     # Counts, of all tasks of the database, whatever the queryset selects
 
@@ -202,18 +215,18 @@ class ScheduleQuerySet(models.QuerySet[Any]):
 
     def enable(self) -> int:
         """Enable the disabled schedules of this queryset. Returns how many. Ticks that have passed are not run."""
-        return schedule_switch.enable(self)
+        return schedule_switch.enable(for_writing(self))
 
     def disable(self) -> int:
         """Disable the enabled schedules of this queryset. Returns how many. Disabled schedules enqueue no tasks."""
-        return schedule_switch.disable(self)
+        return schedule_switch.disable(for_writing(self))
 
     def run_now(self) -> list[int]:
         """Enqueue each function of this queryset that this process knows once, whatever its dates are.
 
         The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
         """
-        return schedule_run_now.run_now(self)
+        return schedule_run_now.run_now(for_writing(self))
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]
@@ -235,11 +248,11 @@ class QueueQuerySet(models.QuerySet[Any]):
         ``ValueError`` for an invalid name, for a name that ends in ``*`` and that no queue has, and for a reason that
         PostgreSQL cannot store.
         """
-        return pause(self.db, name, by=by, reason=reason)
+        return pause(for_writing(self).db, name, by=by, reason=reason)
 
     def resume(self, name: str) -> bool:
         """Let workers claim from the queue again, at once. Return whether it was paused. Raises as ``pause`` does."""
-        return resume(self.db, name)
+        return resume(for_writing(self).db, name)
 
 
 class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]

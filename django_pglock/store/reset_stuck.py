@@ -22,7 +22,8 @@ def stuck(tasks: Any) -> Any:
     # No join, because the planner might look up the worker of each task. The tasks are read in the order of the index
     # on status and id, so that a list reads only as many tasks as it shows. The index on workers has another order.
     living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
-    return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living)
+    # As a query, which names no database: a verb uses another one if a router sends reads to a replica.
+    return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living.query)
 
 
 def reset_stuck(tasks: Any) -> int:

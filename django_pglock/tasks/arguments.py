@@ -163,7 +163,12 @@ def _flaw(value: Any) -> str:
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
         hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
-    return f"{'an' if _VOWEL.match(kind) else 'a'} {kind}{hint}"
+    return f"{article(kind)} {kind}{hint}"
+
+
+def article(name: str) -> str:
+    """Return the article for the name of a class: "an int", "an Upload", "a UUID", "a User"."""
+    return "an" if _VOWEL.match(name) else "a"
 
 
 def from_json(text: str) -> Any:

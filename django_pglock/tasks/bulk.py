@@ -8,6 +8,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from django_pglock.errors import TaskArgumentsError
+from django_pglock.tasks.arguments import article
 from django_pglock.tasks.compat import InvalidTask
 
 
@@ -24,8 +25,9 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     Then nothing is written.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
+        kind = type(calls).__name__
         raise TaskArgumentsError(
-            f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with one item for each call."
+            f"enqueue_many was given {article(kind)} {kind}; give a list or a generator with one item for each call."
         )
     if not hasattr(task, "get_backend"):
         raise InvalidTask(f"enqueue_many was given {task!r}, which is not a task. Decorate the function with @task.")

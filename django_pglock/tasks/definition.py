@@ -22,7 +22,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
-from django_pglock.tasks.compat import InvalidTask, Task
+from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.context import OWN_META
 from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import (
@@ -234,6 +234,11 @@ def _task_id(value: Any) -> int:
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < MOST_DIGITS:
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool):
+        if isinstance(value, TaskResult):
+            raise TaskOptionError(
+                f"after takes results or ids of tasks in PostgreSQL. The result with the id {given!r} is of another "
+                "backend of django.tasks."
+            )
         raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
     if given < 0:
         raise TaskOptionError("after takes results or their ids, not a negative number.")

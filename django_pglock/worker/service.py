@@ -167,7 +167,7 @@ class Service:
         else:
             if self._failures:
                 with contextlib.suppress(Exception):
-                    logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
+                    logger.warning("The %s works again. Failed attempts: %d.", self.name, self._failures)
             self._failures, self.last_error = 0, None
 
     def _back_off(self, error: BaseException) -> None:

@@ -98,6 +98,20 @@ def test_a_result_and_its_signal_have_the_date_at_which_the_task_is_due(settings
     assert heard == [result.task.run_after] == [Task.objects.get(pk=result.id).run_after]
 
 
+def test_a_queue_that_the_settings_do_not_list_is_refused_with_the_setting(settings):
+    """Without QUEUES, Django lists "default" only, so a new project meets this message first."""
+    settings.TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}
+    expected = (
+        "The queue 'mail' of tests.sample.tasks.echo is not in QUEUES of TASKS['default'], which has 'default'. "
+        "Add it there; [] allows every name."
+    )
+    with pytest.raises(InvalidTask) as error:
+        own_tasks.echo.using(queue_name="mail")
+    assert str(error.value) == expected
+    settings.TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": ["default", "mail"]}}
+    assert own_tasks.echo.using(queue_name="mail").queue_name == "mail"
+
+
 def test_get_result_refuses_the_result_of_another_task(finished):
     result = finished(tasks.add.enqueue(1, 2))
     with pytest.raises(Exception, match="Task does not match"):

@@ -82,6 +82,8 @@ def test_a_call_in_a_testcase_gets_its_status_at_once(own_registry, options, usi
 AFTER_THE_HOOKS = [
     ({"lock": "a", "unique": Unique("{number}")}, ["READY", "BLOCKED"]),
     ({"lock": "a", "rate": OFTEN}, ["READY", "BLOCKED"]),
+    ({"rate": OFTEN, "unique": True}, ["READY", "READY"]),
+    ({"group": "a", "unique": True}, ["READY", "BLOCKED"]),
 ]
 
 

@@ -47,6 +47,29 @@ def test_show_says_for_what_a_blocked_task_waits():
     assert why(child) == f"This task waits for #{first.id}, #{second.id} to finish."
 
 
+def test_show_says_that_a_task_waits_for_a_token_of_its_rate():
+    """The tasks that have got a token hold nothing: if they end, there is no token sooner."""
+    first, _second, third = (keyed.trickle.enqueue("acme") for _ in range(3))
+    said = "This task waits for a token of its rate. The key of the rate is tenant:acme."
+    assert why(third) == said
+    Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
+    assert why(third) == said
+
+
+def test_show_says_that_a_task_with_a_lock_key_waits_for_a_token():
+    limited = tasks.nothing.using(lock="order:7", rate="1/h")
+    first, second = limited.enqueue(), limited.enqueue()
+    assert why(second) == f"This task waits for its lock key order:7, which is held by #{first.id}."
+    Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
+    assert why(second) == "This task waits for a token of its rate. The key of the rate is its lock key order:7."
+
+
+def test_show_says_for_which_call_of_its_group_a_task_waits():
+    first, second = (keyed.digest.enqueue(user=5, text="news") for _ in range(2))
+    said = f"This task waits for a call of its group mail:5. Before it, or in the same call: #{first.id}."
+    assert why(second) == said
+
+
 def test_show_reads_only_the_database_of_the_tasks(settings, monkeypatch):
     """A router may send other reads to a replica, which may be behind. This one cannot be reached."""
     unreachable = {**connections.settings["default"], "HOST": "127.0.0.1", "PORT": "1"}

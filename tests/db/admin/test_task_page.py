@@ -81,6 +81,15 @@ def test_a_blocked_task_says_what_it_waits_for(client):
     assert "which is held by no task at the moment" in page(second)
 
 
+def test_a_task_that_has_got_a_token_of_its_rate_is_not_shown_as_a_holder(client):
+    person(client, "view_task")
+    make("READY", lock_key="%rate acme")
+    waiting = make("BLOCKED", lock_key="%rate acme", waits_for=0)
+    page = page_of(client, waiting)
+    assert "This task waits for a token of its rate. The key of the rate is acme." in page
+    assert "held by" not in page
+
+
 def page_of(client, task):
     return client.get(reverse("admin:django_pglock_task_change", args=[task.pk])).content.decode()
 

@@ -152,6 +152,7 @@ def test_the_signal_names_the_backends_class_as_its_sender():
     task_enqueued.connect(hear)
     try:
         result = tasks.nothing.enqueue()
+        enqueue_many(tasks.nothing, [()])
     finally:
         task_enqueued.disconnect(hear)
     assert heard == [(type(task_backends["default"]), result.id)]
@@ -224,7 +225,7 @@ def test_each_call_is_a_row_and_they_run_in_order():
 @pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])
 def test_enqueue_many_refuses_a_dict_or_a_text_instead_of_a_list(calls):
     """Iterating a dict gives its keys, and iterating a text its letters."""
-    with pytest.raises(TaskArgumentsError, match=f"given a {type(calls).__name__}; give a list"):
+    with pytest.raises(TaskArgumentsError, match=rf"given an? {type(calls).__name__}; give a list"):
         enqueue_many(tasks.record, calls)
     assert not Task.objects.exists()
 

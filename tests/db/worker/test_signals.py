@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from tests.sample import tasks
 
@@ -33,6 +34,26 @@ def test_signals_name_the_backends_class_and_errors_of_receivers_have_no_effect(
         ("PostgresBackend", result.id, TaskResultStatus.RUNNING),
         ("PostgresBackend", result.id, TaskResultStatus.SUCCESSFUL),
     ]
+
+
+def test_a_task_that_ends_without_an_attempt_sends_no_signal(worker, eventually):
+    """Its end is a change of its row by another task, or by a person. docs/reference.md says so."""
+    heard = []
+
+    def hear(sender, task_result, **kwargs):
+        heard.append(task_result.id)
+
+    failing = tasks.fail.enqueue()
+    child = tasks.nothing.using(after=failing).enqueue()
+    task_finished.connect(hear)
+    try:
+        worker()
+        eventually(lambda: Task.objects.get(pk=child.id).status == "CANCELLED")
+        last = tasks.nothing.enqueue()
+        eventually(lambda: last.id in heard)
+    finally:
+        task_finished.disconnect(hear)
+    assert heard == [failing.id, last.id]
 
 
 def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, finished, caplog):

@@ -96,5 +96,5 @@ def test_a_parameter_that_is_not_there_is_named_with_those_that_are():
 def test_a_value_that_would_make_strangers_share_a_lock_is_refused(value):
     with pytest.raises(LockKeyError, match="order_id"):
         template("a:{order_id}").render({"order_id": value})
-    with pytest.raises(LockKeyError, match="no value"):
+    with pytest.raises(LockKeyError, match="no argument of this name"):
         template("a:{order_id}").render({})

@@ -7,6 +7,7 @@ import re
 import uuid
 from datetime import datetime
 from types import MappingProxyType, SimpleNamespace
+from uuid import UUID
 
 import pytest
 from django.utils.translation import gettext_lazy
@@ -127,6 +128,8 @@ def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
         (b"\xff", "it is bytes that are not UTF-8"),
         ({1: "one", "two": 2, None: 3}, "it is a dict with keys of type NoneType, int instead of str"),
         (SimpleNamespace(pk=7), "it is a SimpleNamespace"),
+        (UUID(int=1), "it is a UUID"),
+        (OSError(), "it is an OSError"),
         (SimpleNamespace(_meta=1, pk=None), "it is a SimpleNamespace that has not been saved yet"),
         (object(), "it is an object"),
     ],

@@ -35,13 +35,14 @@ def test_a_backend_without_a_bulk_call_gets_each_call(enqueue):
     assert recording.calls == [((), {"a": 1}), ((1, 2), {}), (([3],), {}), (("text",), {})]
 
 
-@pytest.mark.parametrize("calls", ["text", b"text", {"a": 1}, 5, None])
-def test_a_single_call_is_not_a_list_of_calls(calls):
+@pytest.mark.parametrize(
+    ("calls", "kind"),
+    [("text", "a str"), (b"text", "a bytes"), ({"a": 1}, "a dict"), (5, "an int"), (None, "a NoneType")],
+)
+def test_a_single_call_is_not_a_list_of_calls(calls, kind):
     with pytest.raises(TaskArgumentsError) as error:
         enqueue_many(nothing, calls)
-    expected = (
-        f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with one item for each call."
-    )
+    expected = f"enqueue_many was given {kind}; give a list or a generator with one item for each call."
     assert str(error.value) == expected
 
 

@@ -166,6 +166,13 @@ def test_the_name_of_an_advisory_lock_is_not_cut():
 
 
 @pytest.mark.usefixtures("own_registry")
+def test_a_call_without_the_argument_of_its_group_key_names_the_argument():
+    decorated = task(group="{first}")(sort.func)
+    said = r"the key '\{first\}' needs 'first', and this call has no argument of this name\."
+    with pytest.raises(LockKeyError, match=said):
+        keys_of(decorated, (), {"second": 1})
+
+
 def test_a_group_without_a_lock_is_also_the_lock_of_its_calls():
     decorated = task(group="{first}")(sort.func)
     keys = keys_of(decorated, (), {"first": 1})

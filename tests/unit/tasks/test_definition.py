@@ -77,6 +77,19 @@ def test_after_refuses_a_value_that_is_no_id(value):
         tasks.echo.using(after=[value])
 
 
+def test_after_says_that_a_result_is_of_another_backend(settings):
+    """As in tests with a backend of Django: its ids are texts, and its result is as much a result as ours."""
+    settings.TASKS = {"default": {"BACKEND": DUMMY, "QUEUES": []}}
+    result = tasks.echo.enqueue(1)
+    expected = (
+        f"after takes results or ids of tasks in PostgreSQL. The result with the id '{result.id}' is of another "
+        "backend of django.tasks."
+    )
+    with pytest.raises(TaskOptionError) as error:
+        tasks.echo.using(after=result)
+    assert str(error.value) == expected
+
+
 @pytest.mark.parametrize("options", [{}, {"retries": 3}])
 @pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
 def test_the_task_decorator_refuses_an_object_that_is_no_function(thing, options):
