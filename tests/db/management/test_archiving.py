@@ -209,3 +209,13 @@ def test_wait_ends_when_the_archive_is_turned_off(monkeypatch):
     monkeypatch.setattr(archiving.time, "sleep", lambda _: turn_off("default"))
     with pytest.raises(CommandError, match="The archive was turned off meanwhile"):
         locktasks("archive", "on", "--wait")
+
+
+def test_an_archived_task_is_not_running_and_not_unknown():
+    row = make(days=TWO_HOURS)
+    locktasks("archive", "on")
+    assert walk() == 1
+    with pytest.raises(CommandError, match=f"Task {row.pk} is not running"):
+        locktasks("stack", str(row.pk))
+    with pytest.raises(CommandError, match="There is no task 999999"):
+        locktasks("stack", "999999")
