@@ -92,7 +92,9 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        needs_answer = request.POST.get("select_across") == "1" or verb.value_label
+        # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
+        is_crowd = request.POST.get("select_across") == "1" and verb.statuses
+        needs_answer = is_crowd or verb.value_label
         if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
         # PostgreSQL cannot store a NUL character in text.

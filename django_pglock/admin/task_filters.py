@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from datetime import timezone as zones
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -319,6 +320,9 @@ def _moment(request: HttpRequest, name: str, shift: timedelta = timedelta(0)) ->
         moment = parse_datetime(text)
         if moment is not None and timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
             moment = timezone.make_aware(moment)
+        if moment is not None and timezone.is_aware(moment):
+            # PostgreSQL reads no offset from UTC of 16 hours or more.
+            moment = moment.astimezone(zones.utc)
         if moment is not None:
             return moment + shift
     except (ValueError, OverflowError):  # also for a moment at the end of the calendar

@@ -48,7 +48,9 @@ class Failure:
 def sentence(task: Task) -> str:
     """Return the state of the task in one sentence."""
     now = timezone.now()
-    tries: dict[str, Any] = {"made": task.attempts_made, "most": task.max_retries + 1}
+    # Not the number of attempts: a rescue spends no try, and a retry by a person begins with the first one again.
+    is_started = bool(task.attempts_made) and (task.finished_at or task.status == TaskStatus.RUNNING)
+    tries: dict[str, Any] = {"made": task.retries + bool(is_started), "most": task.max_retries + 1}
     if task.finished_at:
         tries["ago"] = elapsed(task.finished_at, now)
         if task.status == TaskStatus.SUCCESSFUL:

@@ -269,7 +269,8 @@ class TaskAdmin(ReadOnlyAdmin):
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
         """Lead to the page of the archive if the task is there."""
         number = id_in(object_id)
-        if number is not None and archived_among(Task.objects.db, [number]) and self.has_view_permission(request):
+        may_show = self.has_view_permission(request) and self.admin_site.is_registered(ArchivedTask)
+        if number is not None and may_show and archived_among(Task.objects.db, [number]):
             name = "admin:django_pglock_archivedtask_change"
             return HttpResponseRedirect(reverse(name, args=[object_id], current_app=self.admin_site.name))
         parent: Any = super()

@@ -28,6 +28,7 @@ from django_pglock.store.archive_state import (
 )
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.prune import DAY, ages_of, first_id_since
+from django_pglock.store.restore import restore_window
 from django_pglock.verbs import Verb
 
 #: Seconds between two lines of progress.
@@ -40,8 +41,11 @@ def add_options(parser: CommandParser) -> None:
     """Add the arguments: what to do, and whether to wait for the tasks that are old enough already."""
     parser.add_argument(
         "what",
-        choices=("on", "off", "status"),
-        help=_("on: workers move successful tasks. off: they stop. status: what is in the archive."),
+        choices=("on", "off", "status", "restore"),
+        help=_(
+            "on: workers move successful tasks. off: they stop. status: what is in the archive. restore: moves all "
+            "tasks of the archive back, after off."
+        ),
     )
     parser.add_argument(
         "--wait", action="store_true", help=_("With on: print the progress until the present tasks have been moved.")
@@ -62,6 +66,8 @@ def archive(using: str, options: dict[str, Any], *, say: Say) -> None:
             raise CommandError(_("The archive is not on."))
         turn_off(using)
         say(_("The archive is off: workers move no more tasks. Its days stay until they are old enough to be dropped."))
+    elif options["what"] == "restore":
+        _restore(using, state, say)
     else:
         for line in _status(using, state):
             say(line)
@@ -99,6 +105,34 @@ def _turn_on(using: str, state: ArchiveState, say: Say) -> None:
     say(_("The archive is on: from %d seconds from now, workers move successful tasks an hour after their end.")
         % UNTIL_FIRST_MOVE)  # fmt: skip
     say(_retention_text())
+
+
+def _restore(using: str, state: ArchiveState, say: Say) -> None:
+    if state.is_on:
+        text = _("The archive is on: workers would move the tasks to it again. Run: manage.py locktasks archive off")
+        raise CommandError(text)
+    total = 0
+    for day in state.days:
+        count, after = restore_window(using, day, 0)
+        while after:
+            more, after = restore_window(using, day, after)
+            count += more
+        total += count
+        if count:
+            text = ngettext(
+                "%(count)d task of %(day)s was moved back.", "%(count)d tasks of %(day)s were moved back.", count
+            )
+            say(text % {"count": count, "day": day})
+    left = ArchivedTask.objects.using(using).order_by()[: MOST_COUNTED + 1].count()
+    if left:
+        text = ngettext(
+            "%s task is still in the archive: its row is locked, or another task has its id.",
+            "%s tasks are still in the archive: their rows are locked, or other tasks have their ids.",
+            left,
+        )
+        raise CommandError(text % (f"{MOST_COUNTED}+" if left > MOST_COUNTED else left))
+    if not total:
+        say(_("There is no task in the archive."))
 
 
 def _refuse(using: str, state: ArchiveState) -> None:

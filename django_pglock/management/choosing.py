@@ -93,13 +93,14 @@ def chosen(rows: Any, options: dict[str, Any]) -> Any:
     has_filters = any(options[name] for name in ("queue", "task", "status")) or options["older_than"] is not None
     if options["ids"]:
         if has_filters or options["all"]:
-            raise CommandError(_("Give ids or filters, not both."))
+            raise CommandError(_("Give ids or filters, not both."), returncode=2)
         return rows.filter(pk__in=options["ids"])
     if has_filters and options["all"]:
-        raise CommandError(_("Give filters or --all, not both."))
+        raise CommandError(_("Give filters or --all, not both."), returncode=2)
     if not has_filters and not options["all"]:
         raise CommandError(
-            _("No tasks are selected. Give ids, filters (--queue, --task, --status, --older-than) or --all.")
+            _("No tasks are selected. Give ids, filters (--queue, --task, --status, --older-than) or --all."),
+            returncode=2,
         )
     return filtered(rows, options)
 

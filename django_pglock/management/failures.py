@@ -70,7 +70,7 @@ def redrive(
 ) -> None:
     """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
-        raise CommandError(_("No failures are selected. Give --fingerprint, --task or --exception."))
+        raise CommandError(_("No failures are selected. Give --fingerprint, --task or --exception."), returncode=2)
     groups = [each.group for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)

@@ -1,11 +1,28 @@
-"""The terminal: a question before tasks are changed, and the name of the user that is stored with a change."""
+"""The terminal: its encoding, a question before tasks are changed, and the name of the user, stored with a change."""
 
 from __future__ import annotations
 
 import getpass
+import io
+import sys
+from typing import Any
 
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError
 from django.utils.translation import gettext as _
+
+
+class TerminalCommand(BaseCommand):
+    """A command whose output may have characters that the encoding of the terminal does not have.
+
+    These are printed as escapes, as Python prints them to ``stderr``. Queues may have any name, and in French the help
+    would end in a traceback.
+    """
+
+    def run_from_argv(self, argv: Any) -> None:
+        """Run the command."""
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
+        super().run_from_argv(argv)
 
 
 def confirm() -> None:

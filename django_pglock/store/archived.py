@@ -1,7 +1,8 @@
 """Finds tasks in the archive that are no longer in the table of tasks.
 
-A task moves from the table of tasks to the archive in one transaction, and never back. So a caller that queries first
-the table and then the archive misses no task.
+A task moves from the table of tasks to the archive in one transaction, and so it moves back (restore.py). A caller that
+has not found it in the table looks into the archive, and then once more into the table, or into both by one statement.
+So it misses no task.
 """
 
 from __future__ import annotations
@@ -20,17 +21,26 @@ from django_pglock.store.unreadable import first_row
 
 # Which of these tasks are in the archive.
 ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"
+# Which of these tasks are in the archive, or have been moved back from there.
+HAVE_SUCCEEDED = f"""
+{ARE_ARCHIVED} UNION ALL
+SELECT id FROM {{task}} WHERE id = ANY (%s::bigint[]) AND status || '' = 'SUCCESSFUL'
+"""
 
 
 def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
-    """Return the row of a task in the archive, None if it is not there. ``wanted`` are values of its columns.
+    """Return the row of a task in the archive, or of a task that was moved back from there just now; else None.
 
-    Call it after the table of tasks did not have the task. Sends one statement, or none while the cached state says
-    that the archive is not in use.
+    ``wanted`` are values of its columns. Call it after the table of tasks did not have the task. Sends one statement,
+    two if there is no such task, or none while the cached state says that the archive is not in use.
     """
     if not may_be_archived(using):
         return None
-    return first_row(rows_of("ArchivedTask", using).filter(pk=task_id, **wanted).order_by())
+    for model in ("ArchivedTask", "Task"):
+        row = first_row(rows_of(model, using).filter(pk=task_id, **wanted).order_by())
+        if row is not None:
+            return row
+    return None
 
 
 def archived_among(using: str, ids: Collection[int]) -> set[int]:
@@ -38,6 +48,13 @@ def archived_among(using: str, ids: Collection[int]) -> set[int]:
     if not ids or not may_be_archived(using):
         return set()
     return {id_ for (id_,) in run(using, ARE_ARCHIVED, array_of_numbers(ids))}
+
+
+def succeeded_among(using: str, ids: Collection[int]) -> set[int]:
+    """Return which of these tasks, which the table of tasks did not have, have succeeded: those of the archive."""
+    if not ids or not may_be_archived(using):
+        return set()
+    return {id_ for (id_,) in run(using, HAVE_SUCCEEDED, *[array_of_numbers(ids)] * 2)}
 
 
 def bounds_of_day(using: str, day: date) -> tuple[datetime, datetime]:

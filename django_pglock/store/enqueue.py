@@ -11,7 +11,7 @@ from django_pglock.postgres.connections import connection_for, in_transaction, t
 from django_pglock.store.admit import admit_on_commit, admit_own, admit_own_at_rate
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.archived import archived_among
+from django_pglock.store.archived import succeeded_among
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from django_pglock.store.insert_tasks import insert_calls, insert_plain
@@ -59,7 +59,7 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     with transaction_block(using):
         missing = lock_awaited(using, task.after)
         # Tasks in the archive have succeeded, so there is nothing to wait for.
-        succeeded = archived_among(using, missing)
+        succeeded = succeeded_among(using, missing)
         if missing := [each for each in missing if each not in succeeded]:
             raise TaskOptionError(
                 f"after of {task.module_path} names a task that does not exist: {', '.join(map(str, missing))}."

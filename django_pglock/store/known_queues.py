@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from django_pglock.conf import get_settings
 from django_pglock.store.ready import FIND_QUEUES
 from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from django_pglock.store.statements import run
@@ -26,11 +27,13 @@ FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stat
     JOIN pg_namespace AS space ON space.oid = class.relnamespace WHERE class.oid = '{task}'::regclass)
 """
 
-# The queues, and the age of the counts. The age is NULL if there are no counts that are young enough.
+# The queues, and the age of the counts. The age is NULL if there are no counts that are young enough, or if no worker
+# is alive: then nobody will count again.
 COUNTED_QUEUES = f"""
 WITH counted AS MATERIALIZED (
     SELECT queue, counted_at FROM {{queue_count}}
     WHERE queue <> '' AND counted_at > clock_timestamp() - make_interval(secs => %s)
+      AND EXISTS (SELECT FROM {{worker}} WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s))
 ), known AS (
     SELECT queue FROM counted UNION {COMMON_QUEUES} UNION SELECT unnest(%s::text[]) EXCEPT SELECT name FROM {{queue}}
 )
@@ -74,7 +77,7 @@ def queues_without_row(using: str, *, also: Iterable[str] = ()) -> KnownQueues:
     a few tasks and all of them are finished.
     """
     names = list(also)
-    counted = run(using, COUNTED_QUEUES, MAX_AGE_FOR_PAGES, names)
+    counted = run(using, COUNTED_QUEUES, MAX_AGE_FOR_PAGES, get_settings().HEARTBEAT_LIMIT, names)
     if counted and counted[0][1] is not None:
         return KnownQueues(sorted(queue for queue, _ in counted), counted[0][1])
     return KnownQueues(sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, names)), None)

@@ -25,7 +25,7 @@ def press(browser, key, code):
 
 
 def test_the_overview_refreshes_announces_new_problems_and_keeps_the_focus(shop, browser, eventually):
-    browser.open(f"{shop}/admin/django_pglock/overview/")
+    browser.open(f"{shop}/admin/django_pglock/overview/?trusted=1")
     assert "No worker is running" in browser.text
     browser.evaluate("document.querySelector('#pglock-overview a').focus()")
     first = browser.evaluate(FOCUSED)

@@ -119,8 +119,8 @@ WITHOUT_PLAN = {
         *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
     ),
     "it takes a lock, sets a limit, or notifies": (
-        *("LIMIT_MOVE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY", "NOTIFY_CANCEL"),
-        *("RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE"),
+        *("LIMIT_MOVE", "LIMIT_RESTORE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
+        *("NOTIFY_CANCEL", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE"),
     ),
     "it reads the catalog of the server": (
         *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_UNFINISHED_TABLES"),

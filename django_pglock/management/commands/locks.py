@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import OperationalError
 from django.utils.translation import gettext as _
@@ -20,13 +20,14 @@ from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import plain_refusals
 from django_pglock.management.pipes import ignore_broken_pipe
 from django_pglock.management.tables import ago, aligned, duration_text, printable
+from django_pglock.management.terminal import TerminalCommand
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest
 from django_pglock.worker.options import amount_of
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     """Shows the advisory locks of a database."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

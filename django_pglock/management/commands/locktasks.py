@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -47,7 +47,7 @@ from django_pglock.management.task_output import (
     queue_as_json,
     queue_as_line,
 )
-from django_pglock.management.terminal import confirm
+from django_pglock.management.terminal import TerminalCommand, confirm
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
@@ -69,7 +69,7 @@ class HelpFormatter(DjangoHelpFormatter):
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     """Shows queues and tasks, and changes tasks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

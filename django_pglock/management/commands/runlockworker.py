@@ -6,12 +6,13 @@ import sys
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import run_until_signal, show_log
 from django_pglock.management.worker_reload import run_reloading
@@ -40,7 +41,7 @@ PASSED_ON = (
 RECYCLING = ("max_tasks", "max_memory", "max_time")
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     """Runs tasks until a signal stops the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

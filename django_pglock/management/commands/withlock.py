@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
@@ -20,6 +20,7 @@ from django_pglock.locks.api import lock
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import to_seconds
 from django_pglock.management.databases import plain_refusals
+from django_pglock.management.terminal import TerminalCommand
 
 #: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.
 EX_TEMPFAIL, EX_SOFTWARE = 75, 70
@@ -31,7 +32,7 @@ KILLED_AFTER = 10.0
 PR_SET_PDEATHSIG = 1
 
 
-class Command(BaseCommand):
+class Command(TerminalCommand):
     """Takes a lock, runs a command, releases the lock."""
 
     requires_system_checks: list[str] = []
@@ -79,7 +80,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
         """Take the lock, run the command, release the lock and exit with the exit code of the command."""
         if not self.command:
-            raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
+            raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"), returncode=2)
         try:
             # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes no session.
             # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.

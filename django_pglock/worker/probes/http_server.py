@@ -11,6 +11,7 @@ import socket
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from operator import itemgetter
 from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from django_pglock.worker.probes.metrics import CONTENT_TYPE, Metrics
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: The largest number of requests that are answered at once, and the seconds after which a request is closed.
+#: The largest number of requests that are open at once, and the seconds after which a request is closed.
 MOST_REQUESTS, LONGEST_REQUEST = 16, 5.0
 PLAIN = "text/plain; charset=utf-8"
 
@@ -44,8 +45,14 @@ class ProbeHTTPServer(ThreadingTCPServer):
         keep_from_children(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a request while too many requests are being answered."""
-        return len(self._requests) < MOST_REQUESTS
+        """Close the oldest request if there are too many. It waits for its client, because an answer takes no time.
+
+        If the new one were refused instead, clients that send nothing would make a living worker look dead.
+        """
+        while len(self._requests) >= MOST_REQUESTS:
+            # A copy, because the threads of requests remove these.
+            self._close(min(list(self._requests.items()), key=itemgetter(1))[0])
+        return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._requests[request] = time.monotonic()
@@ -59,8 +66,12 @@ class ProbeHTTPServer(ThreadingTCPServer):
         """Close requests that take too long, even if the client still sends data. Their threads then end."""
         for request, began in list(self._requests.items()):
             if time.monotonic() - began > LONGEST_REQUEST:
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
+                self._close(request)
+
+    def _close(self, request: Any) -> None:
+        self._requests.pop(request, None)
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("A probe was not answered.", exc_info=True)

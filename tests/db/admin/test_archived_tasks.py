@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.contrib import admin
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -181,3 +182,11 @@ def test_a_project_without_time_zones_has_the_same_days(admin_client, settings):
     assert admin_client.get(page_of(row)).status_code == 200
     settings.USE_TZ = True
     connection.close()
+
+
+def test_an_admin_site_without_the_pages_of_the_archive_finds_no_archived_task(admin_client, archived, monkeypatch):
+    url = reverse("admin:django_pglock_task_change", args=[archived[0].pk])
+    assert admin_client.get(url)["location"] == page_of(archived[0])
+    monkeypatch.delitem(admin.site._registry, ArchivedTask)
+    response = admin_client.get(url, follow=True)
+    assert "Perhaps it was deleted?" in response.text

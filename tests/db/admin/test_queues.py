@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -14,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import queues
-from django_pglock.models import Queue, QueueCount
+from django_pglock.models import Queue, QueueCount, Worker
 from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from tests.db.admin.visits import act, make, person, said
@@ -191,6 +192,7 @@ def test_the_list_of_queues_uses_recent_counts_of_a_worker_and_says_so(client, q
     """With hundreds of queues, counting would read thousands of pages of the indexes."""
     person(client, "view_queue")
     make("FAILED", queue="counted")
+    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
     shared_counts("default")
     make("FAILED", queue="younger")
     with CaptureQueriesContext(connection) as statements:

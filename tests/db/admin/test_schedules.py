@@ -144,3 +144,12 @@ def test_a_button_on_the_page_of_a_schedule_asks_for_permission(client, nightly,
     assert (LogEntry.objects.get().user, LogEntry.objects.get().change_message) == (user, f"{verb}: 1")
     assert client.post(url.replace(verb, "other")).status_code == 403
     assert client.post(url.replace("nightly", "gone")).status_code == 404
+
+
+def test_actions_change_all_schedules_of_all_pages(client):
+    for number in range(3):
+        Schedule.objects.create(task_path=f"m.f{number}", expression="every 5 s", timezone="", next_at=Now())
+    person(client, "view_schedule", "change_schedule")
+    data = {"action": "disable", "_selected_action": ["m.f0"], "select_across": "1"}
+    assert said(client.post(LIST, data, follow=True)) == ["3 schedules were disabled."]
+    assert not Schedule.objects.filter(is_enabled=True).exists()

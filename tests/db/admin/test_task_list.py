@@ -31,6 +31,7 @@ pytestmark = pytest.mark.django_db
      "?argument=a=1e999", "?metadata=a=1e999", "?argument=a=%22%5Cud800%22",
      "?q=" + "9" * 5000, "?id__lt=" + "9" * 5000, "?q=x&id__lt=" + "9" * 5000, "?argument=a=" + "9" * 5000,
      "?metadata=a=" + "9" * 5000, "?p=" + "9" * 5000, "?o=" + "9" * 5000,
+     "?since=2026-01-01T00:00-23:59", "?before=0001-01-01T00:00%2B23:59",
      "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
 )  # fmt: skip
 def test_filters_and_the_search_of_the_task_list_answer_any_text(client, query):

@@ -31,7 +31,7 @@ ConnectionError: the bank is away: 503
 
 
 def failed():
-    row = make("FAILED", attempts=5, max_retries=4)
+    row = make("FAILED", attempts=5, retries=4, max_retries=4)
     for number in (4, 5):
         Attempt.objects.create(
             task=row, number=number, started_at=Now(), finished_at=Now(), outcome="FAILED",
@@ -62,8 +62,11 @@ def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_librari
 @pytest.mark.parametrize(
     ("status", "fields", "words"),
     [
-        ("SUCCESSFUL", {"attempts": 2, "max_retries": 2}, "Succeeded 0 s ago, at try 2 of 3."),
+        ("SUCCESSFUL", {"attempts": 2, "retries": 1, "max_retries": 2}, "Succeeded 0 s ago, at try 2 of 3."),
         ("FAILED", {"attempts": 1}, "Failed 0 s ago, at try 1 of 1."),
+        # After the death of its worker, or after retries by a person.
+        ("FAILED", {"attempts": 13}, "Failed 0 s ago, at try 1 of 1."),
+        ("READY", {"attempts": 13}, "Has been ready for 0 s. Tries so far: 0 of 1."),
         ("CANCELLED", {}, "Was cancelled 0 s ago."),
         ("RUNNING", {"attempts": 1}, "Has been running for 0 s: try 1 of 1."),
         ("SCHEDULED", {"run_after": Now() + timedelta(days=2, hours=1)}, "Will be ready in 2"),

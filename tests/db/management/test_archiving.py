@@ -11,6 +11,7 @@ from django.db import connection
 
 from django_pglock.management import archiving
 from django_pglock.models import ArchivedTask, Task
+from django_pglock.store import restore
 from django_pglock.store.archive_days import drop_days
 from django_pglock.store.archive_state import archive_state, turn_off, turn_on
 from tests.conftest import ROOT
@@ -43,6 +44,25 @@ def test_the_archive_is_turned_on_and_off_and_its_status_is_shown(settings):
     with pytest.raises(CommandError, match="The archive is not on"):
         locktasks("archive", "off")
     assert "It has 1 day with about 2 tasks" in locktasks("archive", "status")
+
+
+def test_an_archive_that_was_turned_off_can_be_moved_back(monkeypatch):
+    assert locktasks("archive", "restore") == "There is no task in the archive.\n"
+    rows = [make(days=TWO_HOURS) for _ in range(3)]
+    locktasks("archive", "on")
+    assert walk() == 3
+    with pytest.raises(CommandError, match="The archive is on: workers would move the tasks to it again"):
+        locktasks("archive", "restore")
+    locktasks("archive", "off")
+    make("READY", days=0, id=rows[0].pk)
+    monkeypatch.setattr(restore, "RESTORED_AT_ONCE", 2)
+    with pytest.raises(CommandError, match="1 task is still in the archive: its row is locked, or another task has"):
+        locktasks("archive", "restore")
+    assert Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == 2
+    Task.objects.filter(pk=rows[0].pk).delete()
+    [day] = archive_state("default").days
+    assert locktasks("archive", "restore") == f"1 task of {day} was moved back.\n"
+    assert not ArchivedTask.objects.exists()
 
 
 def test_an_archive_that_was_turned_off_can_be_emptied_as_the_docs_say():
@@ -189,3 +209,13 @@ def test_wait_ends_when_the_archive_is_turned_off(monkeypatch):
     monkeypatch.setattr(archiving.time, "sleep", lambda _: turn_off("default"))
     with pytest.raises(CommandError, match="The archive was turned off meanwhile"):
         locktasks("archive", "on", "--wait")
+
+
+def test_an_archived_task_is_not_running_and_not_unknown():
+    row = make(days=TWO_HOURS)
+    locktasks("archive", "on")
+    assert walk() == 1
+    with pytest.raises(CommandError, match=f"Task {row.pk} is not running"):
+        locktasks("stack", str(row.pk))
+    with pytest.raises(CommandError, match="There is no task 999999"):
+        locktasks("stack", "999999")

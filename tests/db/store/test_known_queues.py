@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_pglock.models import Queue, QueueCount
+from django_pglock.models import Queue, QueueCount, Worker
 from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
@@ -59,6 +60,7 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     for queue in ("counted", "paused"):
         make("FAILED", queue=queue)
     Queue.objects.pause("paused")
+    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
     shared_counts("default")
     make("FAILED", queue="younger")
     names, age = queues_without_row("default", also=["default"])
@@ -67,3 +69,13 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     assert queues_without_row("default").names == ["counted"]
     QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)
+
+
+def test_the_counts_of_workers_that_have_ended_are_not_taken():
+    worker = Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
+    shared_counts("default")
+    make("READY", queue="younger")
+    Worker.objects.update(heartbeat_at=Now() - timedelta(days=1))
+    assert queues_without_row("default") == (["younger"], None)
+    worker.delete()
+    assert queues_without_row("default") == (["younger"], None)

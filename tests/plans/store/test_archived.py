@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import ArchivedTask
 from django_pglock.store.archive_state import archive_state, bounds_of, table_of
-from django_pglock.store.archived import ARE_ARCHIVED, find_archived
+from django_pglock.store.archived import ARE_ARCHIVED, HAVE_SUCCEEDED, find_archived
 from django_pglock.store.statements import array_of_numbers, filled
 from tests.plans.reading import BATCH, executed, indexes, nodes
 
@@ -19,7 +19,10 @@ def kinds(plan):
 def test_a_task_is_found_by_the_key_of_each_partition(archived):
     with CaptureQueriesContext(connection) as queries:
         assert find_archived("default", archived[0]).pk == archived[0]
-    for plan in (executed(queries[-1]["sql"]), executed(filled(ARE_ARCHIVED), [array_of_numbers(archived[:BATCH])])):
+    ids = array_of_numbers(archived[:BATCH])
+    both = executed(filled(HAVE_SUCCEEDED), [ids, ids])
+    assert "django_pglock_task_pkey" in indexes(both)
+    for plan in (executed(queries[-1]["sql"]), executed(filled(ARE_ARCHIVED), [ids]), both):
         assert "Seq Scan" not in kinds(plan)
         assert any("archivedtask" in name for name in indexes(plan))
     a_day_is_read_from_its_partition()

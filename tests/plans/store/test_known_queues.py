@@ -11,7 +11,7 @@ from tests.plans.store.backlog import Call
 def calls(backlog):
     return {
         "KNOWN_QUEUES": Call(filled(KNOWN_QUEUES), (BATCH, ["default"]), by_index=True),
-        "COUNTED_QUEUES": Call(filled(COUNTED_QUEUES), (60.0, ["default"])),
+        "COUNTED_QUEUES": Call(filled(COUNTED_QUEUES), (60.0, 30.0, ["default"])),
         "COMMON_QUEUES": Call(filled(COMMON_QUEUES)),
     }
 

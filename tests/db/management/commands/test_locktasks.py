@@ -300,6 +300,15 @@ def test_invalid_arguments_raise_a_command_error(arguments, text):
         locktasks(*arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments", [["retry"], ["cancel", "1", "--all"], ["cancel", "--all", "--queue", "x"], ["redrive"]]
+)
+def test_the_exit_code_of_wrong_arguments_is_2(arguments):
+    with pytest.raises(CommandError) as raised:
+        locktasks(*arguments)
+    assert raised.value.returncode == 2
+
+
 def test_counts_in_questions_stop(monkeypatch):
     monkeypatch.setattr(command, "MOST_COUNTED", 2)
     rows = [failed() for _ in range(3)]

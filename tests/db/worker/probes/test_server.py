@@ -354,20 +354,22 @@ def test_scrapes_send_no_statement(probed, django_assert_num_queries):
         worker.probes.metrics.exposition()
 
 
-def test_slow_clients_are_cut_off_and_block_others_only_briefly(probed, eventually, monkeypatch, closing):
+def test_slow_clients_are_cut_off_and_block_no_others(probed, eventually, monkeypatch, closing):
     """Clients that send nothing, and clients that send a byte now and then. Neither kind keeps a thread."""
-    monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
+    monkeypatch.setattr(probes, "LONGEST_REQUEST", NEVER)
     worker = probed()
     server = worker.probes.server._server
     address = ("127.0.0.1", worker.probes.server.port)
     clients = [closing.enter_context(socket.create_connection(address)) for _ in range(probes.MOST_REQUESTS + 4)]
     eventually(lambda: len(server._requests) == probes.MOST_REQUESTS)
-    trickle, begun = clients[0], time.monotonic()
+    assert ask(worker, "/livez")[0] == 200
+    monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
+    trickle, begun = clients[-1], time.monotonic()
     with pytest.raises(OSError, match=r".+"):
         while time.monotonic() - begun < NEVER:
             trickle.send(b"G")
             time.sleep(0.05)
-    for client in clients[1 : probes.MOST_REQUESTS]:
+    for client in clients[:-1]:
         client.settimeout(60)
         assert client.recv(1) == b"", "it was not cut off"
     eventually(lambda: not server._requests)

@@ -1,0 +1,58 @@
+"""Moves archived tasks back to the table of tasks, for a project that wants to be without an archive again.
+
+A batch is one transaction, so a task is in one of the two tables at each moment. Tasks whose rows are locked, and tasks
+whose id another task has, stay in the archive. The archive has no ``unique_scope``. A task with a unique key gets
+UNFINISHED: it has finished, so it does not take the key.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+
+from django_pglock.store.archive import ATTEMPT, COLUMNS
+from django_pglock.store.archive_state import bounds_of
+from django_pglock.store.statements import BY_INDEX, run_together
+
+#: Tasks that one batch moves.
+RESTORED_AT_ONCE = 1000
+
+# No plan with a sequential scan, because a batch is small beside its day, whatever the statistics say.
+LIMIT_RESTORE = f"SELECT {BY_INDEX}, set_config('enable_seqscan', 'off', true)"
+
+# The next tasks of a day. The id does not identify an archived task: the key of the archive has the date, too.
+RESTORE = f"""
+WITH next AS MATERIALIZED (
+    SELECT {COLUMNS}, failed_attempts FROM {{archived_task}}
+    WHERE finished_at >= %s AND finished_at < %s AND id > %s ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+), restored AS (
+    INSERT INTO {{task}} ({COLUMNS}, unique_scope)
+    SELECT {COLUMNS}, CASE WHEN unique_key IS NOT NULL THEN 'UNFINISHED' END FROM next
+    ON CONFLICT (id) DO NOTHING RETURNING id, finished_at
+), attempts AS (
+    INSERT INTO {{attempt}} (task_id, {ATTEMPT})
+    SELECT next.id, {", ".join(f"attempt.{name.strip()}" for name in ATTEMPT.split(","))}
+    FROM next JOIN restored USING (id, finished_at)
+    CROSS JOIN LATERAL jsonb_to_recordset(next.failed_attempts) AS attempt (
+        number integer, worker uuid, worker_name text, started_at timestamptz, finished_at timestamptz, outcome text,
+        exception_path text, traceback text, log text)
+), gone AS (
+    DELETE FROM {{archived_task}} AS archived
+    WHERE archived.finished_at >= %s AND archived.finished_at < %s
+      AND archived.id = ANY (ARRAY(SELECT id FROM restored))
+      AND (archived.id, archived.finished_at) IN (SELECT id, finished_at FROM restored)
+    RETURNING 1
+)
+SELECT (SELECT max(id) FROM next), count(*) FROM gone
+"""
+
+
+def restore_window(using: str, day: date, after: int, *, batch: int = RESTORED_AT_ONCE) -> tuple[int, int]:
+    """Move tasks of a day, by UTC, back to the table of tasks: those of one window behind the id ``after``.
+
+    Returns how many tasks were moved, and the id behind which to continue: 0 if the day has no more. Turn the archive
+    off first: with the archive on, workers would move the tasks to it again.
+    """
+    bounds = bounds_of(day)
+    parts = (LIMIT_RESTORE, ()), (RESTORE, (*bounds, after, batch, *bounds))
+    [(last, count)] = run_together(using, *parts)
+    return int(count), int(last or 0)

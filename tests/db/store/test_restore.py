@@ -1,0 +1,110 @@
+"""Archived tasks move back as they were; tasks that are locked, or whose id is taken, stay in the archive."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock.models import ArchivedTask, Attempt, Task
+from django_pglock.store import archived as lookup
+from django_pglock.store.archive_state import archive_state, turn_off, turn_on
+from django_pglock.store.archived import find_archived, succeeded_among
+from django_pglock.store.restore import restore_window
+from tests.db.store.archiving import TWO_HOURS, fail, moved, walk
+from tests.db.store.test_prune import ago, make
+from tests.sample import tasks
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
+
+
+def restore(batch=1000):
+    """Move back all tasks of all days; return their number."""
+    turn_off("default")
+    total = 0
+    for day in archive_state("default").days:
+        count, after = restore_window("default", day, 0, batch=batch)
+        while after:
+            total += count
+            count, after = restore_window("default", day, after, batch=batch)
+    return total
+
+
+def values_of(rows):
+    return list(rows.order_by("pk").values())
+
+
+def test_tasks_and_their_attempts_move_back_as_they_were():
+    turn_on("default")
+    plain, keyed = make(days=3), make(days=TWO_HOURS, attempts=3, retries=2, unique_key="u", unique_scope="UNFINISHED")
+    Task.objects.filter(pk=plain.pk).update(
+        args=[1], kwargs={"a": None}, result={"r": [1]}, meta={"m": 1}, progress=[1, 2], log="x", lock_key="l",
+        group_key="g", fair_key="f", concurrency=3, cancel_requested_at=ago(1), priority=7,
+    )  # fmt: skip
+    fail(keyed, 1), fail(keyed, 2, outcome="LOST", worker=None, log=None)
+    before, attempts = values_of(Task.objects.all()), values_of(Attempt.objects.all())
+    assert walk() == 2
+    assert not Attempt.objects.exists()
+    assert restore(batch=1) == 2
+    assert values_of(Task.objects.all()) == before
+    back = values_of(Attempt.objects.all())
+    assert [{**each, "id": 0} for each in back] == [{**each, "id": 0} for each in attempts]
+    assert moved(plain, keyed) == [False, False]
+
+
+@pytest.mark.parametrize("scope", ["WAITING", "UNFINISHED", "PERIOD"])
+def test_a_task_that_moves_back_does_not_take_its_unique_key(scope):
+    turn_on("default")
+    period = {"unique_until": Now() - timedelta(hours=1)} if scope == "PERIOD" else {}
+    old = make(days=TWO_HOURS, unique_key="u", unique_scope=scope, **period)
+    assert walk() == 1
+    make("READY", days=0, unique_key="u", unique_scope="UNFINISHED")
+    assert restore() == 1
+    assert Task.objects.get(pk=old.pk).unique_key == "u"
+
+
+def test_tasks_that_are_locked_or_whose_id_is_taken_stay(somebody):
+    turn_on("default")
+    locked, taken, free = (make(days=TWO_HOURS) for _ in range(3))
+    assert walk() == 3
+    other = make("READY", days=0, id=taken.pk)
+    somebody.connection.set_autocommit(False)
+    somebody.ask("SELECT id FROM django_pglock_archivedtask WHERE id = %s FOR UPDATE", locked.pk)
+    assert restore() == 1
+    somebody.connection.rollback()
+    assert Task.objects.get(pk=taken.pk).status == other.status == "READY"
+    assert set(ArchivedTask.objects.values_list("pk", flat=True)) == {locked.pk, taken.pk}
+    assert Task.objects.filter(pk=free.pk).exists()
+
+
+def test_an_id_that_is_twice_in_the_archive_moves_back_once():
+    turn_on("default")
+    row = make(days=TWO_HOURS)
+    assert walk() == 1
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE twice AS SELECT * FROM django_pglock_archivedtask")
+        cursor.execute("UPDATE twice SET finished_at = finished_at - interval '1 ms'")
+        cursor.execute("INSERT INTO django_pglock_archivedtask SELECT * FROM twice")
+        cursor.execute("DROP TABLE twice")
+    assert restore() == 1
+    assert Task.objects.get().pk == ArchivedTask.objects.get().pk == row.pk
+
+
+def test_a_task_that_moves_back_during_a_search_is_found(monkeypatch):
+    """The search has not found it in the table, and no longer finds it in the archive."""
+    turn_on("default")
+    row = make(days=TWO_HOURS, task_path=tasks.nothing.module_path)
+    assert walk() == 1
+    original = lookup.may_be_archived
+
+    def restore_first(using):
+        monkeypatch.setattr(lookup, "may_be_archived", original)
+        assert original(using)
+        assert restore() == 1
+        return True
+
+    monkeypatch.setattr(lookup, "may_be_archived", restore_first)
+    assert find_archived("default", row.pk).pk == row.pk
+    assert succeeded_among("default", [row.pk, make("FAILED", days=0).pk]) == {row.pk}
