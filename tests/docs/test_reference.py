@@ -34,6 +34,7 @@ OF_THE_PACKAGE = {
     "is_done",
     "is_open",
     "options",
+    "release_from_any_thread",
     "request",
 }
 
