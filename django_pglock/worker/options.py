@@ -12,8 +12,9 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.backends import database_of_backend, database_of_tasks, require_tasks
 
 LAST_PORT = 65535
-#: The clock that ``time.monotonic()`` reads: the first one on macOS, where the second one also runs during sleep.
-CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+#: The clock that ``time.monotonic()`` reads: the first one on macOS, where the second one also runs during sleep. None:
+#: Windows has no such function.
+CLOCK = getattr(time, "CLOCK_UPTIME_RAW", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def up_to(most: int) -> Callable[[str], int]:
@@ -81,7 +82,7 @@ def database_to_serve(backend: str | None, *, option: str) -> str:
 
 def check_clock() -> None:
     """Raise ``ConfigurationError`` if a test has replaced ``time.monotonic()``."""
-    if abs(time.monotonic() - time.clock_gettime(CLOCK)) > 60:
+    if CLOCK is not None and abs(time.monotonic() - time.clock_gettime(CLOCK)) > 60:
         raise ConfigurationError(
             "time.monotonic() was replaced, as freezegun does, so a worker cannot measure its pauses and would wait "
             "forever. Call freezegun.configure(extend_ignore_list=['django_pglock']), or use time-machine."
