@@ -33,8 +33,9 @@ TIME_LIMITS = {
     "tcp_user_timeout": 15_000,
 }
 
-#: psycopg sets a level only in a BEGIN. A single statement in autocommit has the role's default level.
-READ_COMMITTED = {"default_transaction_isolation": "read committed"}
+#: What statements of this package need, whatever the role's defaults are. psycopg sets an isolation level only in a
+#: BEGIN. A single statement in autocommit has the role's default level.
+NEEDED = {"default_transaction_isolation": "read committed", "array_nulls": "on"}
 
 #: psycopg reads dates and intervals only in these styles. A role or a database may have others.
 READABLE_STYLES = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
@@ -103,11 +104,11 @@ connection_created.connect(_set_styles, dispatch_uid="django_pglock.postgres.ses
 def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
     """Set server settings for this session, whatever their values for role, database and server are. One statement.
 
-    In addition, single statements of the session are READ COMMITTED from now on, like its transactions. Settings that
-    the server does not know are left out. Behind a pooler nothing is set, because the next client of the session would
-    get the settings.
+    In addition, single statements of the session are READ COMMITTED from now on, like its transactions, and NULL in an
+    array is not read as a text. Settings that the server does not know are left out. Behind a pooler nothing is set,
+    because the next client of the session would get the settings.
     """
-    _set(connection, {**READ_COMMITTED, **limits})
+    _set(connection, {**NEEDED, **limits})
 
 
 def _set(connection: DatabaseWrapper, settings: Mapping[str, str]) -> None:

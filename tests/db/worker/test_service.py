@@ -95,23 +95,28 @@ def test_a_lost_prepared_statement_names_the_pooler_and_the_option_once(
     assert caplog.text.count("Start the worker with --no-listen") == 1
 
 
-def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker, eventually, monkeypatch):
-    """At a higher isolation level, a claim, a settle or a rescue fails if another worker has changed the row."""
-    levels = []
+def test_sessions_of_a_worker_have_the_settings_that_its_statements_need(worker, eventually, monkeypatch):
+    """At a higher isolation level, a claim, a settle or a rescue fails if another worker has changed the row.
+
+    With ``array_nulls`` off, the settle of a failure would read NULL as a text.
+    """
+    found = []
 
     def ask():
         with connections["default"].cursor() as cursor:
-            cursor.execute("SHOW transaction_isolation")
-            levels.extend(cursor.fetchone())
+            cursor.execute("SELECT current_setting('transaction_isolation'), current_setting('array_nulls')")
+            found.append(cursor.fetchone())
 
     with connections["default"].cursor() as cursor:
         cursor.execute("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'serializable'")
+        cursor.execute("ALTER ROLE CURRENT_USER SET array_nulls = off")
     try:
         process = worker()
         monkeypatch.setattr(process.upkeep, "run_once", ask)
         process.upkeep.wake()
-        eventually(lambda: levels)
-        assert set(levels) == {"read committed"}
+        eventually(lambda: found)
+        assert set(found) == {("read committed", "on")}
     finally:
         with connections["default"].cursor() as cursor:
             cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+            cursor.execute("ALTER ROLE CURRENT_USER RESET array_nulls")
