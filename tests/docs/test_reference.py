@@ -34,7 +34,6 @@ OF_THE_PACKAGE = {
     "is_done",
     "is_open",
     "options",
-    "release_from_any_thread",
     "request",
 }
 
