@@ -80,7 +80,7 @@ class Command(TerminalCommand):
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
         """Take the lock, run the command, release the lock and exit with the exit code of the command."""
         if not self.command:
-            raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"), returncode=2)
+            raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
         try:
             # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes no session.
             # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.
