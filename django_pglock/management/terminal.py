@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import io
 import sys
@@ -21,7 +22,9 @@ class TerminalCommand(BaseCommand):
     def run_from_argv(self, argv: Any) -> None:
         """Run the command."""
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(errors="backslashreplace")
+            # It raises if this process has replaced a file behind the stream by a pipe.
+            with contextlib.suppress(OSError):
+                sys.stdout.reconfigure(errors="backslashreplace")
         super().run_from_argv(argv)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -18,3 +19,18 @@ def test_a_character_that_the_encoding_does_not_have_is_printed_as_an_escape(nam
     sys.stdout.flush()
     assert ended.value.code == 0
     assert rb"\xe9" in sys.stdout.buffer.getvalue()
+
+
+def test_a_command_prints_where_a_pipe_has_replaced_a_file(monkeypatch, tmp_path):
+    with open(tmp_path / "out", "w", encoding="ascii") as stream:
+        print("before", file=stream, flush=True)
+        reader, writer = os.pipe()
+        os.dup2(writer, stream.fileno())
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            load_command_class("django_pglock", "locks").run_from_argv(["manage.py", "locks", "--help"])
+        stream.flush()
+    os.close(writer)
+    assert ended.value.code == 0
+    with open(reader) as printed:
+        assert printed.read().startswith("usage:")
