@@ -134,7 +134,7 @@ def long_waits(facts: Facts) -> Iterator[Sentence]:
 def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
     """The lock keys for which tasks wait, if the oldest of these tasks has waited for long."""
     blocked = in_status(Task.objects.using(facts.using), TaskStatus.BLOCKED).order_by("status", "pk")
-    for key, since in ((task.pk, task.enqueued_at) for task in blocked.only("enqueued_at")[:1]):
+    for key, since in blocked.values_list("pk", "enqueued_at")[:1]:
         keys = len(blocked_keys(facts.using, "", limit=MOST_KEYS))
         if timezone.now() - since < LONG or not keys:
             return

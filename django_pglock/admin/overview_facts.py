@@ -72,7 +72,7 @@ class Facts:
         """Running tasks, by worker and id."""
         rows = Task.objects.using(self.using).filter(status="RUNNING").order_by("worker", "pk")
         fields = ("worker", "pk", "task_path", "queue", "last_attempted_at")
-        return [RunningTask(*(getattr(row, name) for name in fields)) for row in rows.only(*fields)[:MOST_RUNNING]]
+        return [RunningTask(*row) for row in rows.values_list(*fields)[:MOST_RUNNING]]
 
     @cached_property
     def ages(self) -> Mapping[str, float]:

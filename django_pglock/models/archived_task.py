@@ -7,7 +7,6 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.states import TaskStatus
@@ -45,12 +44,12 @@ class ArchivedTask(models.Model):
     group_key = models.CharField(_("group key"), max_length=512, null=True)
     fair_key = models.CharField(_("fair key"), max_length=512, null=True)
     unique_key = models.CharField(_("unique key"), max_length=512, null=True)
-    cancel_requested_at = ReadableDateTimeField(_("cancel requested at"), null=True)
-    run_after = ReadableDateTimeField(_("run after"), null=True)
-    enqueued_at = ReadableDateTimeField(_("enqueued at"))
-    started_at = ReadableDateTimeField(_("started at"), null=True)
-    last_attempted_at = ReadableDateTimeField(_("last attempted at"), null=True)
-    finished_at = ReadableDateTimeField(_("finished at"))
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
+    run_after = models.DateTimeField(_("run after"), null=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"))
+    started_at = models.DateTimeField(_("started at"), null=True)
+    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"))
     progress = models.JSONField(_("progress"), null=True)
     result = models.JSONField(_("result"), null=True)
     log = models.TextField(_("log"), null=True)

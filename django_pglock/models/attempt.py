@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import DumpedManager
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.models.task import Task
@@ -28,8 +27,8 @@ class Attempt(models.Model):
     worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
     # The row of a worker is deleted when the worker ends.
     worker_name = models.CharField(_("worker"), max_length=128, null=True)
-    started_at = ReadableDateTimeField(_("started at"))
-    finished_at = ReadableDateTimeField(_("finished at"))
+    started_at = models.DateTimeField(_("started at"))
+    finished_at = models.DateTimeField(_("finished at"))
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)
     exception_path = models.CharField(_("exception"), max_length=512)
     traceback = models.TextField(_("traceback"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import DumpedManager
 from django_pglock.models.requirements import OnPostgreSQL
 
@@ -17,7 +16,7 @@ class FailureGroup(models.Model):
     """
 
     fingerprint = models.BigIntegerField(_("fingerprint"), primary_key=True)
-    muted_at = ReadableDateTimeField(_("muted at"), null=True)
+    muted_at = models.DateTimeField(_("muted at"), null=True)
     muted_by = models.CharField(_("muted by"), max_length=255, blank=True, default="")
 
     for_dumpdata = DumpedManager()

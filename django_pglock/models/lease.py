@@ -11,7 +11,6 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.leases.queryset import LeaseManager
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 
@@ -51,10 +50,10 @@ class Lease(models.Model):
     holder = models.UUIDField(_("holder"), help_text=_("The id of the only handle that may renew the lease."))
     token = models.BigIntegerField(_("token"), help_text=_("Grows with each holder; use it as a fencing token."))
     ttl = _Duration(_("lifetime"), null=True, help_text=_("The lease expires this long after its last renewal."))
-    acquired_at = ReadableDateTimeField(_("acquired at"))
-    renewed_at = ReadableDateTimeField(_("renewed at"))
-    expires_at = ReadableDateTimeField(_("expires at"), null=True)
-    released_at = ReadableDateTimeField(_("released at"), null=True)
+    acquired_at = models.DateTimeField(_("acquired at"))
+    renewed_at = models.DateTimeField(_("renewed at"))
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    released_at = models.DateTimeField(_("released at"), null=True)
 
     for_dumpdata = _DefaultManager()
     objects = LeaseManager()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import QueueManager
@@ -19,7 +18,7 @@ class Queue(models.Model):
     """A queue that has been paused at least once. Other queues need no row; a queue without a row is not paused."""
 
     name = models.CharField(_("name"), max_length=128, primary_key=True)
-    paused_at = ReadableDateTimeField(_("paused at"), null=True, editable=False)
+    paused_at = models.DateTimeField(_("paused at"), null=True, editable=False)
     paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 

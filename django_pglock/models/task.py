@@ -7,12 +7,11 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
+from django_pglock.models.dates import READABLE
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import TaskManager
-from django_pglock.store.statements import READABLE
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
@@ -66,20 +65,20 @@ class Task(models.Model):
     )
     unique_key = models.CharField(_("unique key"), max_length=512, null=True)
     unique_scope = models.CharField(_("unique"), max_length=16, choices=UniqueScope.choices, null=True)
-    unique_until = ReadableDateTimeField(_("unique until"), null=True)
+    unique_until = models.DateTimeField(_("unique until"), null=True)
     waits_for = models.IntegerField(
         _("waits for"), db_default=0, help_text=_("Number of tasks that have to finish before this one.")
     )
-    cancel_requested_at = ReadableDateTimeField(_("cancel requested at"), null=True)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
     run_after = models.DateTimeField(_("run after"), null=True)
-    enqueued_at = ReadableDateTimeField(_("enqueued at"), db_default=Now())
-    started_at = ReadableDateTimeField(_("started at"), null=True)
-    last_attempted_at = ReadableDateTimeField(_("last attempted at"), null=True)
-    finished_at = ReadableDateTimeField(_("finished at"), null=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    started_at = models.DateTimeField(_("started at"), null=True)
+    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
     keep_result = models.IntegerField(
         _("keep result"), null=True, help_text=_("Seconds for which the row is kept after the task has finished.")
     )
-    expires_at = ReadableDateTimeField(_("expires at"), null=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
     fingerprint = models.BigIntegerField(_("fingerprint"), null=True, editable=False)
     progress = models.JSONField(_("progress"), null=True)
     result = models.JSONField(_("result"), null=True)
@@ -168,7 +167,7 @@ class Task(models.Model):
                 condition=Q(priority__range=(-100, 100))
                 & Q(concurrency__gt=0, fair_key__gt="", uncounted__gte=0, attempts__gte=F("uncounted")),
             ),
-            # Other programs write this column, and the statements that make due tasks ready calculate with it.
+            # Other programs write this column. One date that cannot be read would break each page that shows the task.
             # A name of its own, which the error quotes: for PostgreSQL as fast as a part of another constraint.
             models.CheckConstraint(name="pglock_task_run_after", condition=Q(run_after__range=READABLE)),
         ]

@@ -6,7 +6,6 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import NotDumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import WorkerManager
@@ -41,9 +40,9 @@ class Worker(models.Model):
         _("sleeping"), db_default=False, help_text=_("The worker is idle and wants a NOTIFY for new tasks.")
     )
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
-    started_at = ReadableDateTimeField(_("started at"), db_default=Now())
-    heartbeat_at = ReadableDateTimeField(_("heartbeat at"), db_default=Now())
-    beating_since = ReadableDateTimeField(
+    started_at = models.DateTimeField(_("started at"), db_default=Now())
+    heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
+    beating_since = models.DateTimeField(
         _("on time since"), db_default=Now(), help_text=_("No heartbeat was late and no session was lost since then.")
     )
 

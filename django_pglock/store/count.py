@@ -11,7 +11,7 @@ from typing import Any
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.promote import due
 from django_pglock.store.ready import ready_queues
-from django_pglock.store.statements import readable, rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.states import TaskStatus
 
 #: The largest number of tasks of one status that are counted.
@@ -27,18 +27,17 @@ COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 # How many tasks of each queue are ready, and for how many seconds the oldest of them has been ready. A limited number
 # of entries of each queue is read, from the two indexes of ready tasks. Only for the tasks with the lowest ids the rows
 # are read, too, because to read the rows of 229,000 tasks took seconds. ready.py says why the limits are subqueries.
-COUNT_READY = f"""
+COUNT_READY = """
 SELECT name.queue, ready.count, EXTRACT(EPOCH FROM clock_timestamp() - (
-    SELECT {readable("min(GREATEST(task.enqueued_at, task.run_after))")}
-    FROM {{task}} AS task WHERE task.id = ANY (ready.oldest)
+    SELECT min(GREATEST(task.enqueued_at, task.run_after)) FROM {task} AS task WHERE task.id = ANY (ready.oldest)
 ))::float8
 FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
     SELECT count(*) AS count, (array_agg(each.id ORDER BY each.id))[1:%s] AS oldest FROM (
-        (SELECT task.id FROM {{task}} AS task
+        (SELECT task.id FROM {task} AS task
          WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = name.queue
          ORDER BY task.queue, task.priority DESC, task.id LIMIT (SELECT %s::bigint))
         UNION ALL
-        (SELECT task.id FROM {{task}} AS task
+        (SELECT task.id FROM {task} AS task
          WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = name.queue
          ORDER BY task.queue, task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS each) AS ready
 WHERE ready.count > 0

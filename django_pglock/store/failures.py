@@ -17,7 +17,7 @@ from django.db.models.functions import Coalesce, Now
 
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.count import MOST_COUNTED
-from django_pglock.store.statements import readable, rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import message_in, place_in
@@ -35,23 +35,23 @@ HOURS = 24
 # one index probe. A group is counted in the same index, the newest tasks first, up to a limit. The index has the dates,
 # too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1. The
 # beginning of a traceback is read, too, because the message at its end may have any length.
-FAILURE_GROUPS = f"""
+FAILURE_GROUPS = """
 WITH RECURSIVE found AS (
-    (SELECT fingerprint, 1 AS number FROM {{task}} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
+    (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
      ORDER BY fingerprint LIMIT 1)
     UNION ALL
     SELECT next.fingerprint, found.number + 1 FROM found CROSS JOIN LATERAL (
-        SELECT task.fingerprint FROM {{task}} AS task
+        SELECT task.fingerprint FROM {task} AS task
         WHERE task.status = 'FAILED' AND task.fingerprint > found.fingerprint
         ORDER BY task.fingerprint LIMIT 1) AS next
     WHERE found.number < %s
 ), shown AS MATERIALIZED (
     SELECT found.fingerprint, newest.id, muted.muted_at, muted.muted_by
     FROM found CROSS JOIN LATERAL (
-        SELECT task.id, task.finished_at FROM {{task}} AS task
+        SELECT task.id, task.finished_at FROM {task} AS task
         WHERE task.status = 'FAILED' AND task.fingerprint = found.fingerprint
         ORDER BY task.fingerprint DESC, task.id DESC LIMIT 1) AS newest
-    LEFT JOIN {{failure_group}} AS muted ON muted.fingerprint = found.fingerprint AND muted.muted_at IS NOT NULL
+    LEFT JOIN {failure_group} AS muted ON muted.fingerprint = found.fingerprint AND muted.muted_at IS NOT NULL
     WHERE %s OR muted.muted_at IS NULL
     ORDER BY muted.muted_at IS NOT NULL, newest.finished_at DESC LIMIT (SELECT %s::bigint)
 ), hour AS MATERIALIZED (
@@ -59,41 +59,39 @@ WITH RECURSIVE found AS (
     FROM generate_series(1, %s) AS n
 )
 SELECT shown.fingerprint, task.task_path, COALESCE(last.exception_path, ''), COALESCE(last.trace, ''), shown.id,
-       counted.count, {readable("LEAST(counted.first_at, oldest.finished_at)")}, {readable("counted.last_at")},
-       counted.hours, counted.counts,
-       {readable("shown.muted_at")}, COALESCE(shown.muted_by, '')
-FROM shown JOIN {{task}} AS task ON task.id = shown.id
+       counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts,
+       shown.muted_at, COALESCE(shown.muted_by, '')
+FROM shown JOIN {task} AS task ON task.id = shown.id
 CROSS JOIN LATERAL (
     SELECT sum(each.count)::bigint AS count, min(each.first_at) AS first_at, max(each.last_at) AS last_at,
            array_agg(each.hour) AS hours, array_agg(each.count) AS counts
     FROM (SELECT width_bucket(entry.finished_at, (SELECT begins FROM hour)) AS hour, count(*) AS count,
                  min(entry.finished_at) AS first_at, max(entry.finished_at) AS last_at
-          FROM (SELECT task.finished_at FROM {{task}} AS task
+          FROM (SELECT task.finished_at FROM {task} AS task
                 WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
                 ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS entry
           GROUP BY 1) AS each) AS counted
 CROSS JOIN LATERAL (
-    SELECT task.finished_at FROM {{task}} AS task
+    SELECT task.finished_at FROM {task} AS task
     WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
     ORDER BY task.fingerprint, task.id LIMIT 1) AS oldest
 LEFT JOIN LATERAL (
     SELECT attempt.exception_path,
            left(attempt.traceback, 4000) || chr(10) || right(attempt.traceback, %s) AS trace
-    FROM {{attempt}} AS attempt
+    FROM {attempt} AS attempt
     WHERE attempt.task_id = shown.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
 """
 
 # The newest failed tasks without a fingerprint, each with its exception. They are at the end of the index.
-FAILURES_WITHOUT_FINGERPRINT = f"""
+FAILURES_WITHOUT_FINGERPRINT = """
 WITH newest AS MATERIALIZED (
-    SELECT id, task_path, {readable("finished_at")} AS finished_at FROM {{task}}
-    WHERE status = 'FAILED' AND fingerprint IS NULL
+    SELECT id, task_path, finished_at FROM {task} WHERE status = 'FAILED' AND fingerprint IS NULL
     ORDER BY fingerprint DESC, id DESC LIMIT (SELECT %s::bigint)
 )
 SELECT newest.id, newest.task_path, COALESCE(last.exception_path, ''), newest.finished_at,
        EXTRACT(EPOCH FROM statement_timestamp() - newest.finished_at)::float8
 FROM newest LEFT JOIN LATERAL (
-    SELECT attempt.exception_path FROM {{attempt}} AS attempt
+    SELECT attempt.exception_path FROM {attempt} AS attempt
     WHERE attempt.task_id = newest.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
 ORDER BY newest.id DESC
 """

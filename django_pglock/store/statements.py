@@ -20,7 +20,6 @@ Rules for all statements:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +34,6 @@ from django_pglock.store.claim_columns import NEXT_ATTEMPT, claim_columns
 #: unique key is over. NULL without ``keep_result``.
 EXPIRES_AT = """CASE WHEN keep_result IS NOT NULL
                            THEN GREATEST(clock_timestamp() + make_interval(secs => keep_result), unique_until) END"""
-
-#: The first and the last date that Python has in each time zone. psycopg cannot read any others, nor 'infinity'.
-READABLE = datetime(1, 1, 2, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc)
 
 #: Settings, until the end of a transaction, that make the planner read an index in its order instead of sorting. While
 #: the statistics do not contain a new backlog, the planner expects a few rows where there are a hundred thousand. JIT
@@ -57,12 +53,6 @@ _OTHERS = (
     *("schedule", "task_history", "waiter", "worker"),
 )
 _QUOTED = '"%s"'
-
-
-def readable(date: str) -> str:
-    """Return the expression for a date as the nearest one that Python has. NULL stays NULL."""
-    first, last = (f"'{each.isoformat()}'::timestamptz" for each in READABLE)
-    return f"CASE WHEN {date} > {last} THEN {last} WHEN {date} < {first} THEN {first} ELSE {date} END"
 
 
 def rows_of(model: str, using: str) -> Any:

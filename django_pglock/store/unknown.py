@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.ready import FIND_QUEUES, FIRST_READY
-from django_pglock.store.statements import readable, run
+from django_pglock.store.statements import run
 
 # Ready tasks whose function no living worker knows, or one worker does not know.
 UNKNOWN = f"""
@@ -17,7 +17,7 @@ UNKNOWN = f"""
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
       AND worker.id = COALESCE(%s::uuid, worker.id)
 )
-SELECT first.task_path, found.queue, count(*), {readable("min(first.enqueued_at)")} AS oldest
+SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
 FROM {FIRST_READY}
 WHERE first.task_path NOT IN (SELECT path FROM known)
   AND first.backend = COALESCE(%s::text, first.backend)
