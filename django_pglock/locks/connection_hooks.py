@@ -8,13 +8,16 @@ which may be added and removed at any time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from django.db.backends.signals import connection_created
 
 from django_pglock.locks.session_locks import SessionLocks
 from django_pglock.postgres.message import OWN_WRAPPERS, is_djangos_function
+
+# Each lock asks for the same function, that of its backend.
+_is_djangos = lru_cache(maxsize=64)(is_djangos_function)
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -44,7 +47,7 @@ def keep_out_of_pool(connection: DatabaseWrapper) -> None:
 
     The backends of other packages may have a pool of their own, from which they take their sessions.
     """
-    if connection.settings_dict["OPTIONS"].get("pool") or not is_djangos_function(type(connection).get_new_connection):
+    if connection.settings_dict["OPTIONS"].get("pool") or not _is_djangos(type(connection).get_new_connection):
         connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
 
 

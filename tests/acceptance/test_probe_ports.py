@@ -22,7 +22,9 @@ def is_ready(port):
             client.request("GET", "/readyz")
         except ConnectionError:
             return False
-        return client.getresponse().status == 200
+        answer = client.getresponse()
+        answer.read()
+        return answer.status == 200
 
 
 @pytest.fixture

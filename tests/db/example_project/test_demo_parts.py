@@ -35,7 +35,9 @@ def test_the_server_takes_over_the_port_that_is_held():
             # The kernel takes the connection already, and the answer comes when the server has started.
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request("GET", "/no/such/page/")
-            assert connection.getresponse().status == 404, fleet.output()
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 404, fleet.output()
             connection.close()
             server.send_signal(signal.SIGTERM)
         finally:
