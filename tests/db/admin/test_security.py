@@ -109,8 +109,7 @@ def test_every_page_escapes_what_it_shows(admin_client, evil_rows):
         assert "&lt;script&gt;alert" in refuse_activity(admin_client.get(page))
     for name in ("p", "o", "q", "e", "all", "_popup", "_facets", "_changelist_filters"):
         for model in LISTS:
-            response = admin_client.get(url(model), {name: EVIL}, follow=True)
-            assert response.status_code == 400 if name.startswith("_changelist") else refuse_activity(response)
+            assert refuse_activity(admin_client.get(url(model), {name: EVIL}, follow=True))
     for model, name in (
         ("task", "queue"), ("task", "task_path"), ("task", "attention"), ("task", "status__exact"), ("lease", "held"),
         ("queue", "paused"), ("advisorylock", "mode"), ("advisorylock", "is_granted__exact"),
