@@ -82,7 +82,7 @@ def memory(bench: Bench) -> list[Sequence[str]]:
     for rounds in bench.measure({each.name: partial(measure, each) for each in bench.enter((OURS,))}).values():
         found = [tuple(map(statistics.median, zip(*moment, strict=True))) for moment in zip(*rounds, strict=True)]
         _, half, full = found
-        is_flat = full[0] <= 1.05 * half[0] and full[1:] == half[1:]
+        is_flat = full[0] <= 1.05 * half[0] and full[1] <= half[1] and full[2] <= half[2]
         aims = ["at most 70", "at most 70", "at most 70, 5 % more than before, and no thread or session more"]
         for moment, values, aim in zip(moments, found, aims, strict=True):
             is_met = values[0] <= 70 and (is_flat or values is not full)
