@@ -11,6 +11,7 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import chosen
 from django_pglock.management.tables import duration_text
 from django_pglock.models import ArchivedTask, Worker
@@ -54,6 +55,8 @@ def add_options(parser: CommandParser) -> None:
 
 def archive(using: str, options: dict[str, Any], *, say: Say) -> None:
     """Turn the archive on or off, or print what is in it."""
+    if options["wait"] and options["what"] != "on":
+        raise WrongArguments(_("--wait needs on: manage.py locktasks archive on --wait"))
     state = archive_state(using)
     if not state.exists:
         raise CommandError(_("There is no table for the archive. Run: manage.py migrate django_pglock"))

@@ -6,9 +6,17 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
+from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 
 T = TypeVar("T")
+
+
+class WrongArguments(CommandError):
+    """Arguments that the parser accepts and the command does not. The exit code is 2, as for errors of the parser."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, returncode=2)
 
 
 def read_by(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import MOST_DAYS
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import TaskStatus
 
@@ -88,19 +89,18 @@ def filtered(rows: Any, options: dict[str, Any]) -> Any:
 def chosen(rows: Any, options: dict[str, Any]) -> Any:
     """Return the selected tasks.
 
-    Raises ``CommandError`` if there are neither ids nor filters nor --all, or more than one of these.
+    Raises ``WrongArguments`` if there are neither ids nor filters nor --all, or more than one of these.
     """
     has_filters = any(options[name] for name in ("queue", "task", "status")) or options["older_than"] is not None
     if options["ids"]:
         if has_filters or options["all"]:
-            raise CommandError(_("Give ids or filters, not both."), returncode=2)
+            raise WrongArguments(_("Give ids or filters, not both."))
         return rows.filter(pk__in=options["ids"])
     if has_filters and options["all"]:
-        raise CommandError(_("Give filters or --all, not both."), returncode=2)
+        raise WrongArguments(_("Give filters or --all, not both."))
     if not has_filters and not options["all"]:
-        raise CommandError(
-            _("No tasks are selected. Give ids, filters (--queue, --task, --status, --older-than) or --all."),
-            returncode=2,
+        raise WrongArguments(
+            _("No tasks are selected. Give ids, filters (--queue, --task, --status, --older-than) or --all.")
         )
     return filtered(rows, options)
 

@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, Operation
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.tasks.backends import database_of_tasks
 
 #: SQLSTATEs of a missing right and of a missing table.
@@ -52,9 +53,9 @@ def add_database(parser: CommandParser) -> None:
 def chosen_database(alias: str | None) -> str:
     """Return the database alias of the option --database or, without one, the one that the backends in ``TASKS`` use.
 
-    Raises ``CommandError`` if the backends use none or several, and for an alias that is not in ``DATABASES``.
+    Raises ``WrongArguments`` if the backends use none or several, and for an alias that is not in ``DATABASES``.
     """
     try:
         return database_of_tasks(alias, option="--database")
     except ConfigurationError as error:
-        raise CommandError(str(error)) from None
+        raise WrongArguments(str(error)) from None

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, in_group
@@ -70,7 +71,7 @@ def redrive(
 ) -> None:
     """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
-        raise CommandError(_("No failures are selected. Give --fingerprint, --task or --exception."), returncode=2)
+        raise WrongArguments(_("No failures are selected. Give --fingerprint, --task or --exception."))
     groups = [each.group for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)

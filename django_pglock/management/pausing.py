@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.terminal import name_of_user
 from django_pglock.models import Queue
@@ -31,7 +32,7 @@ def pause(using: str, options: dict[str, Any], *, say: Callable[[str], Any], war
     try:
         is_new = Queue.objects.using(using).pause(queue, by=name_of_user(), reason=options["reason"])
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise WrongArguments(str(error)) from error
     say((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
     try:
         check_target(using, queue)
@@ -45,7 +46,7 @@ def resume(using: str, options: dict[str, Any], *, say: Callable[[str], Any]) ->
     try:
         was_paused = Queue.objects.using(using).resume(queue)
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise WrongArguments(str(error)) from error
     if not was_paused:
         raise CommandError(_("Queue %r is not paused.") % queue)
     say(_("Queue %r was resumed.") % queue)

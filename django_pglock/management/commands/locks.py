@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.arguments import read_by
+from django_pglock.management.arguments import WrongArguments, read_by
 from django_pglock.management.databases import plain_refusals
 from django_pglock.management.pipes import ignore_broken_pipe
 from django_pglock.management.tables import ago, aligned, duration_text, printable
@@ -80,7 +80,7 @@ class Command(TerminalCommand):
         try:
             connection = connection_for(options["database"] or get_settings().USING)
         except ConfigurationError as error:
-            raise CommandError(str(error)) from error
+            raise WrongArguments(str(error)) from error
         if options["selftest"]:
             self._selftest(connection.alias, as_json=options["json"])
             return

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
 from django_pglock.management import archiving, argument_index, failures, pausing, schedules, stack
-from django_pglock.management.arguments import positive
+from django_pglock.management.arguments import WrongArguments, positive
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -300,7 +300,7 @@ class Command(TerminalCommand):
         try:
             verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
         except ValueError as error:
-            raise CommandError(str(error)) from error
+            raise WrongArguments(str(error)) from error
         tasks, archived = chosen(rows, options), archiving.chosen_too(rows.db, verb, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = sum(each[: MOST_COUNTED + 1].count() for each in (verb.movable(tasks), archived))
@@ -337,7 +337,7 @@ class Command(TerminalCommand):
         try:
             count = rows.prune(**wish, dry_run=is_dry, progress=progress)
         except ValueError as error:
-            raise CommandError(str(error)) from error
+            raise WrongArguments(str(error)) from error
         if is_dry:
             text = ngettext("%s task would be deleted.", "%s tasks would be deleted.", count)
             self.stdout.write(text % (f"{MOST_COUNTED}+" if count > MOST_COUNTED else count))

@@ -6,12 +6,13 @@ import sys
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import run_until_signal, show_log
@@ -66,7 +67,7 @@ class Command(TerminalCommand):
             for database in databases:
                 check_options(using=database, **build)
         except ConfigurationError as error:
-            raise CommandError(str(error)) from None
+            raise WrongArguments(str(error)) from None
         for database in databases:
             refuse_unknown(queues, database, options["backend"])
         processes = options["processes"] * len(databases)
@@ -80,7 +81,7 @@ class Command(TerminalCommand):
         build["using"] = databases[0]
         is_supervised = processes > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):
-            raise CommandError(
+            raise WrongArguments(
                 _(
                     "--reload runs one endless process, so it cannot be combined with --processes, several --database, "
                     "--max-… or --drain."
@@ -103,7 +104,7 @@ def chosen_databases(databases: list[str] | str | None, backend: str | None) -> 
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
-    """Raise ``CommandError`` for a queue that can have no tasks: the worker would idle forever."""
+    """Raise ``WrongArguments`` for a queue that can have no tasks: the worker would idle forever."""
     backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
     # With an empty QUEUES every name is allowed.
     if all(backend.queues for backend in backends):
@@ -111,18 +112,18 @@ def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
         known = ", ".join(sorted(configured))
         for pattern in queues.patterns + queues.excluded:
             if not any(map(pattern.covers, configured)):
-                raise CommandError(
+                raise WrongArguments(
                     _("QUEUES has no %(name)r; it has %(known)s.") % {"name": pattern.text, "known": known}
                 )
         if not any(map(queues.serves, configured)):
-            raise CommandError(_("All queues of QUEUES are excluded: %(known)s.") % {"known": known})
+            raise WrongArguments(_("All queues of QUEUES are excluded: %(known)s.") % {"known": known})
 
 
 def refuse_ports(first: int, processes: int) -> None:
-    """Raise ``CommandError`` if there are too few ports: a process without one would be restarted forever."""
+    """Raise ``WrongArguments`` if there are too few ports: a process without one would be restarted forever."""
     last = first + processes - 1
     if last > LAST_PORT:
-        raise CommandError(
+        raise WrongArguments(
             _("The processes would need the ports %(first)d to %(last)d for probes, but the highest port is %(most)d.")
             % {"first": first, "last": last, "most": LAST_PORT}
         )

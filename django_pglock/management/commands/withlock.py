@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockLost, LockNotAvailable
 from django_pglock.locks.api import lock
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import to_seconds
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.databases import plain_refusals
 from django_pglock.management.terminal import TerminalCommand
 
@@ -80,7 +81,7 @@ class Command(TerminalCommand):
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
         """Take the lock, run the command, release the lock and exit with the exit code of the command."""
         if not self.command:
-            raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
+            raise WrongArguments(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
         try:
             # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes no session.
             # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.
@@ -92,7 +93,9 @@ class Command(TerminalCommand):
         except LockLost as lost:
             self.stderr.write(str(lost))
             code = EX_SOFTWARE
-        except (ConfigurationError, LockError, ValueError) as error:
+        except (ConfigurationError, LockKeyError, ValueError) as error:
+            raise WrongArguments(str(error)) from error
+        except LockError as error:
             raise CommandError(str(error)) from error
         sys.exit(code)
 

@@ -301,7 +301,19 @@ def test_invalid_arguments_raise_a_command_error(arguments, text):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["retry"], ["cancel", "1", "--all"], ["cancel", "--all", "--queue", "x"], ["redrive"]]
+    "arguments",
+    [
+        ["retry"],
+        ["cancel", "1", "--all"],
+        ["cancel", "--all", "--queue", "x"],
+        ["redrive"],
+        ["status", "--database", "moon"],
+        ["move-to-queue", "--all", "--to", ""],
+        ["pause", "mail*"],
+        ["resume", "mail*"],
+        ["prune", "--status", "FAILED"],
+        *(["archive", what, "--wait"] for what in ("off", "status", "restore")),
+    ],
 )
 def test_the_exit_code_of_wrong_arguments_is_2(arguments):
     with pytest.raises(CommandError) as raised:
