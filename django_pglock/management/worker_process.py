@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import CommandError
+from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
@@ -47,6 +49,24 @@ def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> Non
         leave_running_tasks()
     if worker.left_behind:
         raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
+
+
+def own_command_line() -> list[str]:
+    """Return the command line of this process, with which a supervisor or the reloader starts other processes.
+
+    Raises ``WrongArguments`` if there is none: Python has read the program from its standard input.
+    """
+    if sys.argv[0] == "-c":
+        # Python has removed the code from the list.
+        return [sys.executable, *sys.orig_argv[1:]]
+    if sys.argv[0] in ("", "-"):
+        raise WrongArguments(
+            _(
+                "Several processes, --max-… and --reload start this program again, and Python has read it from its "
+                "standard input. Run: manage.py runlockworker"
+            )
+        )
+    return list(map(str, autoreload.get_child_arguments()))
 
 
 def log_banner(worker: Worker, build: dict[str, Any]) -> None:

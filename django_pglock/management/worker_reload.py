@@ -10,7 +10,12 @@ from typing import Any
 
 from django.utils import autoreload
 
-from django_pglock.management.worker_process import leave_running_tasks, log_banner, stop_at_signals
+from django_pglock.management.worker_process import (
+    leave_running_tasks,
+    log_banner,
+    own_command_line,
+    stop_at_signals,
+)
 from django_pglock.worker import Worker
 
 #: The exit code by which Django's reloader reports that code has changed.
@@ -41,7 +46,7 @@ def restart_until_end() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     while True:
-        child = subprocess.Popen(autoreload.get_child_arguments(), env=environment, start_new_session=True)  # noqa: S603
+        child = subprocess.Popen(own_command_line(), env=environment, start_new_session=True)  # noqa: S603
         code = child.wait()
         if code != CHANGED:
             return code

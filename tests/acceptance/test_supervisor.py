@@ -5,17 +5,33 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from tests.conftest import NEVER
+from tests.conftest import NEVER, ROOT
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
+
+PROGRAM = """
+import sys
+import django
+from django.core.management import CommandError, call_command
+
+django.setup()
+try:
+    call_command("runlockworker", processes=2, drain=True)
+except CommandError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.returncode)
+"""
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
@@ -43,6 +59,23 @@ def supervisor(worker_process, eventually):
         return process
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("is_code", "code", "text"),
+    [(True, 0, "has ended with exit code 0"), (False, 2, "Python has read it from its standard input. Run: manage.py")],
+)
+def test_a_program_without_a_file_starts_processes_if_its_code_is_an_argument(is_code, code, text):
+    tasks.nothing.enqueue()
+    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
+    ran = subprocess.run(
+        [sys.executable, *(["-c", PROGRAM] if is_code else ["-"])],
+        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
+        input=PROGRAM, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == code, ran.stderr
+    assert text in ran.stderr
+    assert done() == is_code
 
 
 def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventually):

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import CommandParser
-from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
@@ -15,7 +14,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
-from django_pglock.management.worker_process import run_until_signal, show_log
+from django_pglock.management.worker_process import own_command_line, run_until_signal, show_log
 from django_pglock.management.worker_reload import run_reloading
 from django_pglock.tasks.backends import our_backends
 from django_pglock.worker.claiming.queues import Queues
@@ -136,7 +135,7 @@ def supervise(databases: list[str], options: dict[str, Any]) -> int:
     """
     is_shared = options["processes"] > 1
     return Supervisor(
-        autoreload.get_child_arguments(),
+        own_command_line(),
         processes=options["processes"] * len(databases),
         grace=options["grace"],
         silence=get_settings().HEARTBEAT_LIMIT,
