@@ -5,10 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import READABLE
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import ScheduleManager
+from django_pglock.tasks.dates import READABLE
 
 
 class _DefaultManager(Dumped, ScheduleManager):

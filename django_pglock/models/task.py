@@ -7,12 +7,12 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import READABLE
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
+from django_pglock.tasks.dates import READABLE
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
 _OPEN = Q(finished_at__isnull=True)

@@ -24,6 +24,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.context import OWN_META
+from django_pglock.tasks.dates import READABLE, is_readable
 from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import (
     captured_level,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
-#: The years of ``run_after``. In each time zone, its date is within the range of Python's dates.
-FIRST_YEAR, LAST_YEAR = 2, 9998
 #: Digits of a bigint, and one more.
 MOST_DIGITS = 20
 
@@ -134,10 +133,9 @@ class PostgresTask(TaskFields):
     def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
             raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
-        if isinstance(self.run_after, datetime) and not FIRST_YEAR <= self.run_after.year <= LAST_YEAR:
-            raise TaskOptionError(
-                f"{where}: run_after is {self.run_after!r}; give a date of the years {FIRST_YEAR} to {LAST_YEAR}."
-            )
+        if isinstance(self.run_after, datetime) and not is_readable(self.run_after):
+            first, last = (date.date() for date in READABLE)
+            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a date from {first} to {last}.")
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         if own := sorted(set(OWN_META) & set(self.meta)):

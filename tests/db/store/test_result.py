@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
 from django_pglock.models import Task
 from django_pglock.store.result import result_of_row
+from django_pglock.worker import Worker
 from tests.db.store.archiving import fail
 from tests.db.store.test_prune import ago, make
 from tests.sample import result_tasks as sample
@@ -76,6 +78,25 @@ def test_a_result_has_the_options_with_which_its_task_was_enqueued():
     call = tasks.echo.using(priority=7, queue_name="other", run_after=later, max_attempts=4)
     found = tasks.echo.get_result(call.enqueue(1).id).task
     assert (found.priority, found.queue_name, found.run_after, found.max_attempts) == (7, "other", later, 4)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Adak"])
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_the_first_and_the_last_date_that_a_row_can_have_are_read(settings, zone, use_tz):
+    """A plain INSERT writes such a date. The worker and ``get_result()`` make the same result of the row."""
+    settings.TIME_ZONE, settings.USE_TZ = zone, use_tz
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO django_pglock_task (queue, backend, task_path, run_after) "
+            "SELECT 'default', 'default', %s, date::timestamptz "
+            "FROM unnest(ARRAY['0001-01-02 00:00+00', '9999-12-30 00:00+00']) AS date",
+            [tasks.nothing.module_path],
+        )
+    Worker(drain=True, threads=1).run()
+    rows = Task.objects.order_by("id")
+    assert [row.status for row in rows] == ["SUCCESSFUL", "SUCCESSFUL"]
+    for row in rows:
+        assert tasks.nothing.get_result(str(row.pk)).task.run_after == row.run_after
 
 
 def test_a_result_has_the_dates_of_its_task_and_the_workers_of_its_attempts():
