@@ -91,6 +91,11 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the tasks wait for
 # something else than a token. The longer they have waited, the later it is.
 #
+# A token is due some milliseconds before a worker notices it. With a burst of 1, each of these delays would move all
+# later tokens, and waiting tasks would never start at their rate. So the interval counts from the date of the token, if
+# this date is at most 50 ms and at most half of the interval ago. In no period this starts more than one task more than
+# exact intervals would. With a larger burst, the bucket makes up for the delay by itself.
+#
 # If all tasks that an older task waits for (``after=``) have ended, but ``RELEASE`` has not recorded this yet, no task
 # is admitted before that older task. ``RELEASE`` admits to the key afterwards. Only the first hundred older tasks are
 # read.
@@ -173,13 +178,15 @@ WITH head AS MATERIALIZED (
     SELECT allowed.key, moment.arrives_at,
            CASE WHEN remaining.more THEN GREATEST(
                moment.arrives_at - make_interval(secs => (burst - 1) * interval),
-               clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.05),
+               clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.025),
                    CASE WHEN through.taken = 0 THEN LEAST(1, allowed.idle / 10) END))) END
     FROM allowed
     CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
     CROSS JOIN LATERAL (
         SELECT CASE WHEN through.taken = 0 THEN COALESCE(allowed.arrived, allowed.arrives_at)
-                    ELSE allowed.arrives_at + make_interval(secs => through.taken * interval) END AS arrives_at
+                    ELSE GREATEST(allowed.arrived, allowed.arrives_at - make_interval(secs => CASE
+                             WHEN burst = 1 THEN LEAST(interval / 2, 0.05) ELSE 0 END))
+                         + make_interval(secs => through.taken * interval) END AS arrives_at
     ) AS moment
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {task} AS task

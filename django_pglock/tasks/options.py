@@ -99,8 +99,8 @@ class Rate:
 
     ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` may start
     at once after a pause. With the default of 1, starts are evenly distributed. In any period of time, the number of
-    starts is at most what the rate allows for this period, plus ``burst``. Short: ``rate="10/s"``, ``"100/m"``,
-    ``"1/30s"``.
+    starts is at most what the rate allows for this period, rounded up, plus ``burst``. Short: ``rate="10/s"``,
+    ``"100/m"``, ``"1/30s"``.
     """
 
     count: int

@@ -148,6 +148,38 @@ def test_unclaimed_tasks_count_against_the_burst():
     assert Task.objects.filter(status="READY").count() == 2
 
 
+@pytest.mark.parametrize(
+    ("interval", "burst", "late", "credit"),
+    [
+        (100, 1, 3600, 0.05),
+        (100, 1, 0, 0.05),
+        (0.06, 1, 3600, 0.03),
+        (0.06, 1, 0, 0.03),
+        (100, 2, 3600, 0),
+    ],
+)
+def test_a_late_admission_delays_the_next_one_only_if_it_is_very_late(interval, burst, late, credit):
+    """With a burst of 1 the next interval counts from the date of the token, or from a moment not long ago."""
+    limit = Rate(1, per=interval, key="tenant:{tenant}", burst=burst)
+    for _ in range(burst + 2):
+        keyed.trickle.using(rate=limit).enqueue(1)
+    Task.objects.filter(status="READY").update(status="SUCCESSFUL", finished_at=Now())
+    RateLimit.objects.update(arrives_at=Now() - timedelta(seconds=late))
+    arrived = RateLimit.objects.get().arrives_at
+    before = server_time()
+    assert admit("default", ["%rate tenant:1"]) == burst
+    after = server_time()
+    counted_from = RateLimit.objects.get().arrives_at - timedelta(seconds=interval * burst)
+    first, last = (max(arrived, moment - timedelta(seconds=credit)) for moment in (before, after))
+    assert first <= counted_from <= last
+
+
+def server_time():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        return cursor.fetchone()[0]
+
+
 def test_a_rate_limits_also_tasks_with_a_lock_key(claim):
     """The task has a lock key and a rate, and both limits hold."""
     task = keyed.step.using(rate=Rate(1, per=3600))
