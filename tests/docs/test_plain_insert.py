@@ -6,6 +6,7 @@ import re
 
 import pytest
 from django.db import connection
+from django.db.models import DateTimeField
 from psycopg import errors
 
 from django_pglock.models import Task
@@ -18,7 +19,7 @@ from tests.sample import advisory_tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SECTION = (ROOT / "docs" / "tasks.md").read_text().partition("## From another language")[2].partition("\n## ")[0]
-[AT_ONCE, OTHERS, RIGHTS] = re.findall(r"^```sql\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+[AT_ONCE, OTHERS, RIGHTS, UNREADABLE] = re.findall(r"^```sql\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 TABLE = re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", SECTION, re.MULTILINE)
 
 
@@ -74,6 +75,34 @@ def test_a_date_that_python_does_not_have_is_refused(other_program, date):
     with pytest.raises(Exception, match="pglock_task_run_after") as refused:
         other_program(later.replace("now() + interval '1 hour'", f"'{date}'"))
     assert isinstance(refused.value.__cause__, errors.CheckViolation)
+
+
+def test_the_rights_are_those_for_the_columns_of_the_table(other_program):
+    named = {name for cell, _ in TABLE for name in re.findall(r"`(\w+)`", cell)}
+    assert set(re.findall(r"\w+", RIGHTS.partition("INSERT (")[2].partition(")")[0])) == named
+    for field in Task._meta.fields:
+        if field.name not in named:
+            with pytest.raises(Exception, match="permission denied") as refused:
+                other_program(f"INSERT INTO django_pglock_task ({field.column}) VALUES (NULL)")
+            assert isinstance(refused.value.__cause__, errors.InsufficientPrivilege)
+
+
+def test_tasks_with_a_date_that_python_does_not_have_are_found():
+    dates = [each.name for each in Task._meta.fields if isinstance(each, DateTimeField) and each.name != "run_after"]
+    wrong = set()
+    with connection.cursor() as cursor:
+        for name in dates:
+            for date in ("infinity", "-infinity", "2026-01-01"):
+                cursor.execute(
+                    f"INSERT INTO django_pglock_task (queue, backend, task_path, {name}, status) "
+                    "VALUES ('default', 'default', 'x', %s, %s) RETURNING id",
+                    [date, "CANCELLED" if name == "finished_at" else "READY"],
+                )
+                wrong |= set(cursor.fetchone()) if "infinity" in date else set()
+        cursor.execute(UNREADABLE)
+        found = {id_ for (id_,) in cursor.fetchall()}
+    assert found == wrong
+    assert len(wrong) == 2 * len(dates)
 
 
 def test_the_table_has_all_columns_that_are_needed_and_none_that_is_not_there():
