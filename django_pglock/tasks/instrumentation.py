@@ -6,18 +6,18 @@ check of an empty tuple. An exception of an instrument is logged, and does not a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django_pglock.loggers import get_logger
 from django_pglock.tasks.arguments import from_json
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.fields import TaskFields
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 #: The name in a row's ``meta`` of the headers of all instruments.
 HEADERS = "headers"

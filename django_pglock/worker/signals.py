@@ -9,13 +9,14 @@ from weakref import ReferenceType
 
 from django.dispatch import Signal
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failure
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import BaseTaskBackend, TaskResult, task_backends, task_finished, task_started
 from django_pglock.worker.logs import log_claim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks for observers. A check for each task would take a tenth of the worker's time.
 CHECK_INTERVAL = 0.01

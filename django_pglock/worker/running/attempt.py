@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
     SUCCEEDED,
@@ -39,7 +39,7 @@ from django_pglock.worker.running.captured_logs import CapturedLogs, capture
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.signals import has_observers
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds before a task that lost its database connection runs again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0

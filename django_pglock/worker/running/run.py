@@ -16,18 +16,19 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.logs import RateOfRecords, log_claim
+from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
 from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
 
