@@ -8,6 +8,8 @@ here read the fields of Python's own objects, and catch what other attributes ra
 from __future__ import annotations
 
 import threading
+import traceback
+from collections.abc import Iterator
 from types import TracebackType, UnionType
 from typing import Any
 
@@ -58,10 +60,10 @@ def class_path_of(error: BaseException) -> str:
     return f"{module}.{class_name_of(error)}" if type(module) is str else class_name_of(error)
 
 
-def attribute_of(error: BaseException, name: str) -> Any:
-    """Return an attribute of an exception; None if it has none, or if the project's code that reads it raises."""
+def attribute_of(owner: object, name: str) -> Any:
+    """Return an attribute of an object; None if it has none, or if the project's code that reads it raises."""
     try:
-        return getattr(error, name, None)
+        return getattr(owner, name, None)
     except BaseException as broken:
         if is_sent(broken):
             raise
@@ -78,11 +80,86 @@ def text_of(error: BaseException) -> str:
         return f"its message cannot be read ({class_name_of(broken)})"
 
 
-def is_sent(error: BaseException) -> bool:
-    """Return whether other code may have sent this exception into the current thread, at any of its instructions.
+def following(error: BaseException) -> BaseException | None:
+    """Return the cause of an exception, or else its context."""
+    # Not by its truth: an exception with a length of 0 is false.
+    cause = cause_of(error)
+    return context_of(error) if cause is None else cause
 
-    The worker sends ``TaskTimeout``. Signal handlers raise KeyboardInterrupt and SystemExit in the main thread.
+
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """Return the code of an error of the server; None for other exceptions."""
+    found = attribute_of(error, "sqlstate")
+    return found if type(found) is str else None
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its causes and contexts, and the exceptions of exception groups."""
+    # Causes may be a circle: an exception can be the cause of its own cause.
+    seen: set[int] = set()
+    left: list[object] = [error]
+    while left:
+        each = left.pop()
+        if issubclass(type(each), BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            found: Any = each
+            yield found
+            members = attribute_of(found, "exceptions")
+            left += members if type(members) in (tuple, list) else ()
+            left += [cause_of(found), context_of(found)]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception as Python prints it; if that fails, the frames and the message alone."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as broken:
+        if is_sent(broken):
+            raise
+        return _plain_traceback_of(error, class_name_of(broken))
+
+
+def _plain_traceback_of(error: BaseException, broken: str) -> str:
+    parts: list[str] = []
+    for each in _line_of(error):
+        frames = traceback.format_tb(trace_of(each))
+        start = ["Traceback (most recent call last):\n", *frames] if frames else []
+        message = text_of(each) or f"this exception cannot be printed ({broken})"
+        name = class_path_of(each).removeprefix("builtins.")
+        parts.append("".join([*start, f"{name}: {message}\n"]))
+    return "\nThe above exception came before the following exception:\n\n".join(reversed(parts))
+
+
+def _line_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause or context, the cause or context of this one, and so on."""
+    # Causes may be a circle: an exception can be the cause of its own cause.
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = following(each)
+
+
+def is_printable(error: BaseException) -> bool:
+    """Return whether Python can print an exception."""
+    try:
+        traceback.format_exception(error)
+    except BaseException as broken:
+        if is_sent(broken):
+            raise
+        return False
+    return True
+
+
+def is_sent(error: BaseException) -> bool:
+    """Return whether this exception was sent into the current thread, and not raised by the code that runs there.
+
+    The worker sends ``TaskTimeout``. Python raises KeyboardInterrupt in the main thread.
     """
-    if is_a(error, Exception):
-        return is_a(error, TaskTimeout)
+    return is_a(error, TaskTimeout) or (is_a(error, KeyboardInterrupt) and is_main_thread())
+
+
+def is_main_thread() -> bool:
+    """Return whether this is the thread in which signal handlers run, and may raise exceptions."""
     return threading.get_ident() == threading.main_thread().ident

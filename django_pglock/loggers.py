@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_pglock.error_reading import class_path_of, is_a, is_sent
+from django_pglock.error_reading import class_path_of, is_a, is_main_thread, is_printable, is_sent, traceback_of
 
 #: The logger of the worker. No code of the project calls it, so all exceptions here come from the log.
 WORKER = "django_pglock.worker"
@@ -74,6 +74,10 @@ def _make_record(
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and not (record.exc_text or is_printable(error)):
+        # Formatters use this text, and could make none.
+        record.exc_text = traceback_of(error).rstrip("\n")
     try:
         type(logger).handle(logger, record)
     except BaseException as failed:
@@ -84,10 +88,12 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
 
 def _is_sent(error: BaseException, name: str) -> bool:
     """Return whether other code may have sent this exception into the thread during a call of the logger ``name``."""
-    if is_sent(error):
+    if is_sent(error) or is_a(error, Exception):
+        return is_sent(error)
+    if is_main_thread():
         return True
     # Others, such as gevent.Timeout, are sent into the project's own threads.
-    return name != WORKER and not is_a(error, (Exception, SystemExit, KeyboardInterrupt))
+    return name != WORKER and not is_a(error, (SystemExit, KeyboardInterrupt))
 
 
 def report(record: logging.LogRecord) -> None:

@@ -20,6 +20,7 @@ from tests.sample import (  # noqa: F401
     advisory_tasks,
     chaos_tasks,
     forking_tasks,
+    hostile_tasks,
     result_tasks,
     running_tasks,
     session_tasks,

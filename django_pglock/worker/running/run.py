@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
+from django_pglock.error_reading import is_a, text_of
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
@@ -120,7 +121,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
                 extra=claim.log_fields(),
             )
             return attempt.ended(outcome, is_settled=True)
-        if not isinstance(error, DatabaseFailure):
+        if not is_a(error, DatabaseFailure):
             return attempt.ended(_failure(attempt, error))
         if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
@@ -142,7 +143,7 @@ def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
             "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
             "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
             using,
-            " ".join(str(error).split()),
+            " ".join(text_of(error).split()),
         )
     return GivenBack()
 
