@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from django.db.models import Model
 from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
 
+from django_pglock import loggers
 from django_pglock.contrib.capture import Capture, CaptureTrigger
 from django_pglock.postgres.message import OWN_WRAPPERS
 from django_pglock.store import archive_state, plans
@@ -95,6 +97,13 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
     )
 
 
+def report_or_raise(record: logging.LogRecord) -> None:
+    """Report that the log has raised. But raise if the text of a record does not fit its values: this is our error."""
+    record.getMessage()
+    report(record)
+
+
+report, loggers.report = loggers.report, report_or_raise
 clusters.share()
 
 # Django's own also makes all content types and permissions anew, after each test.

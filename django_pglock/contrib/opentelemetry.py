@@ -156,7 +156,7 @@ class Sending(Operation, EnqueueObserver):
         else:
             self.span.set_attributes({MESSAGE_ID: ids[0]} if len(ids) == 1 else {MESSAGE_COUNT: len(ids)})
         seconds = self.leave()
-        self.telemetry.sent.add(1 if error else len(ids), self.labels)
+        self.telemetry.sent.add(len(ids) if error is None else 1, self.labels)
         self.telemetry.send_duration.record(seconds, self.labels)
 
 

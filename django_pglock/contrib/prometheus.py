@@ -8,7 +8,6 @@ does. ``register()`` adds them to what the process exports already, as with djan
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -23,12 +22,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from django_pglock.loggers import get_logger
 from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
 from django_pglock.worker.probes.metrics import STATUSES
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 #: Where the metrics of several processes of one server gather. The client library reads the same variable.
 MULTIPLE_PROCESSES = "PROMETHEUS_MULTIPROC_DIR"

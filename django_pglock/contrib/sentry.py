@@ -28,6 +28,7 @@ from sentry_sdk.tracing import TransactionSource
 from sentry_sdk.tracing_utils import has_span_streaming_enabled
 from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
+from django_pglock.error_reading import attribute_of, class_path_of, is_a
 from django_pglock.errors import TaskCancelled
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
 from django_pglock.tasks import instrumentation
@@ -169,9 +170,9 @@ class Running(RunObserver):
 
     def _may_report(self, error: BaseException) -> bool:
         claim = self.claim
-        if (isinstance(error, FlowWord) and not isinstance(error, Retry)) or isinstance(error, TaskCancelled):
+        if (is_a(error, FlowWord) and not is_a(error, Retry)) or is_a(error, TaskCancelled):
             return False
-        will_retry = isinstance(error, Retry) or self.attempt.definition.can_retry(error)
+        will_retry = is_a(error, Retry) or self.attempt.definition.can_retry(error)
         return self.integration.report_retries or claim.retries >= claim.max_retries or not will_retry
 
     def _event(self, error: BaseException) -> tuple[Any, Any]:
@@ -180,7 +181,7 @@ class Running(RunObserver):
         for stack in _stacks_of(event):
             own = [str(frame.get("module")).startswith(OWN_FRAMES) for frame in stack["frames"]]
             stack["frames"] = stack["frames"][own.index(False) if False in own else 0 :]
-        event["fingerprint"] = [self.claim.task_path, f"{type(error).__module__}.{type(error).__qualname__}"]
+        event["fingerprint"] = [self.claim.task_path, class_path_of(error)]
         return event, hint
 
     def _report(self, error: BaseException | None) -> None:
@@ -211,7 +212,7 @@ def _without_reported(event: Any, hint: Any) -> Any:
     if event.get("logger") not in LOGGERS:
         return event
     error = (hint.get("exc_info") or (None, None))[1]
-    is_known = isinstance(error, Cancel | TaskCancelled) or getattr(error, REPORTED, False)
+    is_known = error is not None and (is_a(error, Cancel | TaskCancelled) or attribute_of(error, REPORTED))
     return None if is_known else event
 
 

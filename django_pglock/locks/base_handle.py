@@ -15,9 +15,10 @@ from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScop
 from django_pglock.keys import Key
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
+from django_pglock.loggers import get_logger
 from django_pglock.postgres import forking
 
-logger = logging.getLogger("django_pglock.locks")
+logger = get_logger("django_pglock.locks")
 E = TypeVar("E", bound=LockError)
 #: The reason if another statement has freed a session lock.
 NOT_HELD_BY_SESSION = "PostgreSQL reports that this session did not hold it"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from psycopg.pq import TransactionStatus
 
+from django_pglock.error_reading import trace_of
 from django_pglock.postgres.connections import end_session, shut_down_socket, transaction_status
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ class OwnTransaction:
         """Commit the transaction, or roll it back if there was an error."""
         try:
             if self._connection.atomic_blocks[-1:] == [self._atomic]:
-                self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+                # Not by its truth: an exception with a length of 0 is false.
+                kind, trace = (None, None) if error is None else (type(error), trace_of(error))
+                self._atomic.__exit__(kind, error, trace)
         finally:
             if self._is_outermost and not self._is_over():
                 end_session(self._connection)

@@ -7,7 +7,6 @@ It ends with the first of these events: the response is closed; the response is 
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from contextvars import ContextVar
@@ -22,8 +21,9 @@ from django_pglock.errors import LockError
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.timer import call_later
+from django_pglock.loggers import get_logger
 
-logger = logging.getLogger("django_pglock.locks")
+logger = get_logger("django_pglock.locks")
 
 
 class ResponseLock:

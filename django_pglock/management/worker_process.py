@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -17,13 +19,14 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSockets
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
@@ -80,8 +83,13 @@ def leave_running_tasks() -> NoReturn:
     Python would wait for threads that the tasks have started, with ``asyncio.to_thread()`` for example, and a task
     would run here and in another worker at the same time.
     """
-    logging.shutdown()
-    end_process(sys.exc_info()[1])
+    error = sys.exc_info()[1]
+    try:
+        logging.shutdown()
+    except BaseException:  # noqa: BLE001 - a handler of the project raises when it is flushed
+        with suppress(Exception):
+            traceback.print_exc()
+    end_process(error)
 
 
 def collect_garbage_less_often() -> None:

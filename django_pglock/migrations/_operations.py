@@ -10,7 +10,6 @@ statement of a worker waiting, whatever other transactions do.
 
 from __future__ import annotations
 
-import logging
 import pkgutil
 import time
 from collections.abc import Iterator
@@ -25,7 +24,9 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from psycopg.errors import LockNotAvailable
 
-logger = logging.getLogger(__name__)
+from django_pglock.loggers import get_logger
+
+logger = get_logger(__name__)
 
 VENDOR = "postgresql"
 #: How long a migration waits for a table, and the seconds until it tries again. Meanwhile nobody waits behind it.

@@ -15,6 +15,7 @@ from psycopg import Error as PsycopgError
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 
+from django_pglock.error_reading import cause_of, following, sqlstate_of
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.libpq import CANCEL_WITHIN
 
@@ -178,15 +179,7 @@ def close_unusable_connections(*, without: str) -> None:
 
 def is_forbidden(error: BaseException) -> bool:
     """Return whether the error reports that the role lacks a right."""
-    return InsufficientPrivilege.sqlstate in (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
-
-
-def attribute_of(error: BaseException, name: str) -> Any:
-    """Return an attribute of an exception; None if it has none, or if user code that reads the attribute raises."""
-    try:
-        return getattr(error, name, None)
-    except Exception:  # noqa: BLE001 - a property or a __getattr__ of the user's may raise anything
-        return None
+    return InsufficientPrivilege.sqlstate in map(sqlstate_of, (error, cause_of(error)))
 
 
 def sqlstates_of(error: BaseException | None) -> Iterator[str]:
@@ -194,12 +187,10 @@ def sqlstates_of(error: BaseException | None) -> Iterator[str]:
     # Causes may be a circle: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if sqlstate := attribute_of(error, "sqlstate"):
+        if sqlstate := sqlstate_of(error):
             yield sqlstate
         seen.add(id(error))
-        cause = attribute_of(error, "__cause__")
-        # Not by its truth: an exception with a length of 0 is false.
-        error = attribute_of(error, "__context__") if cause is None else cause
+        error = following(error)
 
 
 def is_read_only(error: BaseException | None) -> bool:

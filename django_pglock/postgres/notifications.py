@@ -8,7 +8,6 @@ these works.
 
 from __future__ import annotations
 
-import logging
 import random
 import reprlib
 import time
@@ -21,6 +20,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from psycopg import sql
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["listen", "notify"]
 
-logger = logging.getLogger("django_pglock.listen")
+logger = get_logger("django_pglock.listen")
 
 #: Seconds before the first new session after a lost one. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0

@@ -5,7 +5,6 @@ Nothing here depends on tasks. Give your own model a ``ClaimManager``, and claim
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
+from django_pglock.error_reading import trace_of
+from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.marking import check_changes, checked_limit, mark_rows
 from django_pglock.store.transition import transition
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClaimManager", "ClaimQuerySet"]
 
-logger = logging.getLogger("django_pglock.claims")
+logger = get_logger("django_pglock.claims")
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -49,7 +50,7 @@ class ClaimedRows(Sequence[Row]):
             self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+            self.__exit__(type(error), error, trace_of(error))
             raise
         return self
 

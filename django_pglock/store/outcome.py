@@ -6,11 +6,10 @@ An outcome has the new status of the task and the values to write. It uses neith
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from django_pglock.postgres.connections import attribute_of
+from django_pglock.error_reading import chain_of, set_trace, trace_of
 from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import function_of
@@ -44,13 +43,13 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure for an exception."""
-        chain = list(_chain_of(error))
+        chain = list(chain_of(error))
         for each in chain:
-            each.__traceback__ = _without_own_frames(each.__traceback__)
-        failure = cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
+            set_trace(each, _without_own_frames(trace_of(each)))
+        failure = cls(*describe_exception(error), message_of(error), error, function_of(trace_of(error)))
         for each in chain:
             # The objects of the frames, such as locks and connections, must be freed before the next task begins.
-            traceback.clear_frames(each.__traceback__)
+            traceback.clear_frames(trace_of(each))
         return failure
 
 
@@ -145,22 +144,8 @@ FINAL = (Succeeded, Failed, Cancelled)
 _OWN_FRAMES = "django_pglock.worker."
 
 
-def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its causes and contexts, and the exceptions of exception groups."""
-    seen: set[int] = set()
-    left: list[object] = [error]
-    while left:
-        each = left.pop()
-        if isinstance(each, BaseException) and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            group = attribute_of(each, "exceptions")
-            left += group if isinstance(group, (tuple, list)) else ()
-            left += [attribute_of(each, "__cause__"), attribute_of(each, "__context__")]
-
-
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     inner = trace
-    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
+    while inner is not None and str(inner.tb_frame.f_globals.get("__name__")).startswith(_OWN_FRAMES):
         inner = inner.tb_next
     return trace if inner is None else inner

@@ -17,7 +17,6 @@ row, or the second one sees the waiter.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
@@ -27,6 +26,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from django_pglock.conf import MOST_DAYS, get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.references import refusing_keys, unreferenced
@@ -35,7 +35,7 @@ from django_pglock.store.statements import rows_of, run, run_together
 from django_pglock.store.windows import WINDOW, Progress
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 DAY = 86_400.0
 #: The order of ids and the order of dates may differ by this number of seconds.

@@ -6,16 +6,16 @@ refused task is alone in its statement. The refused tasks stay, and all others a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from django.db import DatabaseError, IntegrityError
 from psycopg.errors import RaiseException, TriggeredDataChangeViolation
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: SQLSTATEs of triggers: a trigger has raised an error, or has changed the row that is being deleted.
 FROM_TRIGGERS = {RaiseException.sqlstate, TriggeredDataChangeViolation.sqlstate}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 from uuid import UUID
 
 from django.db import ProgrammingError
 from psycopg.errors import InsufficientPrivilege
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.statements import run_by_index
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 CANCEL_REQUESTS = """
 SELECT id, attempts FROM {task}

@@ -16,7 +16,6 @@ the session is lost, the thread opens another one, writes the rows again, and re
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import socket
@@ -31,6 +30,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import has_session_ended, shut_down_socket
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
@@ -40,7 +40,7 @@ from django_pglock.store.result_waiters import DONE_CHANNEL, ended, note_waits
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 #: Seconds for all statements of one pass of the thread. A half-open connection never answers.
 STATEMENT_TIMEOUT = 15.0

@@ -6,11 +6,11 @@ A tick is one date at which a schedule is due. The verbs of schedules are in ``s
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.errors import DuplicateTask
+from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.statements import run
 from django_pglock.tasks import registry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.fields import TaskFields
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 # The server's clock, and the dates of the schedules in UTC without a zone. Django returns such dates unchanged, with
 # and without USE_TZ. Schedules of functions that this process does not know are not read.

@@ -7,12 +7,12 @@ others find a later date, or a locked row.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import InterfaceError, OperationalError, transaction
 
+from django_pglock.loggers import get_logger
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.schedule_rows import Row, enqueue_scheduled, known, read_rows
 from django_pglock.store.schedule_runs import PREVIOUS_RUN
@@ -21,7 +21,7 @@ from django_pglock.store.statements import rows_of, run
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 # If a worker freezes while it takes a tick, another worker must get the tick. And a worker must not wait forever for
 # another open transaction. The limits are valid for this transaction only, so they work behind a pooler, too.

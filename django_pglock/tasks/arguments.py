@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from django.utils.functional import Promise
 
+from django_pglock.error_reading import class_name_of, class_path_of, text_of, traceback_of
 from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
@@ -186,24 +186,11 @@ def storable(text: str) -> str:
 
 def describe_exception(error: BaseException) -> tuple[str, str]:
     """Return the path of an exception's class and its traceback, both storable, even if its ``__str__`` raises."""
-    path = f"{type(error).__module__}.{type(error).__qualname__}"
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
-        text = f"{_frames_of(error)}{path}: this exception cannot be printed ({type(broken).__name__})\n"
-    return storable(path)[:MAX_PATH], storable(text)
-
-
-def _frames_of(error: BaseException) -> str:
-    lines = traceback.format_tb(error.__traceback__)
-    return "".join(["Traceback (most recent call last):\n", *lines] if lines else [])
+    return storable(class_path_of(error))[:MAX_PATH], storable(traceback_of(error))
 
 
 def message_of(error: BaseException) -> str:
     """Return the class and the text of an exception on one line, even if its ``__str__`` raises."""
-    try:
-        text = " ".join(str(error).split())
-    except BaseException as broken:  # noqa: BLE001 - as above
-        text = f"its message cannot be read ({type(broken).__name__})"
+    text, name = " ".join(text_of(error).split()), class_name_of(error)
     text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
-    return storable(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)
+    return storable(f"{name}: {text}" if text else name)

@@ -7,15 +7,15 @@ table of tasks can choose such a path. So only modules of installed apps are imp
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib import import_module
 
 from django.apps import apps
 
+from django_pglock.loggers import get_logger
 from django_pglock.tasks import registry
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 _tried: set[str] = set()
 

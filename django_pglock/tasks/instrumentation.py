@@ -6,18 +6,19 @@ check of an empty tuple. An exception of an instrument is logged, and does not a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django_pglock.error_reading import is_a, is_sent
+from django_pglock.loggers import get_logger
 from django_pglock.tasks.arguments import from_json
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.fields import TaskFields
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 #: The name in a row's ``meta`` of the headers of all instruments.
 HEADERS = "headers"
@@ -116,13 +117,13 @@ class ObservedRun:
     def raised(self, error: BaseException) -> None:
         """Pass the exception of the function to all observers."""
         for observer in self._observers:
-            _call(observer.raised, error)
+            _call(observer.raised, error, has_ended=True)
 
     def ended(self, outcome: Any) -> None:
         """Pass the outcome to all observers, once."""
         observers, self._observers = self._observers, []
         for observer in reversed(observers):
-            _call(observer.ended, outcome)
+            _call(observer.ended, outcome, has_ended=True)
 
 
 #: An attempt and a block without observers.
@@ -151,9 +152,16 @@ def headers_of(meta: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _call(function: Callable[..., Any], *args: Any) -> Any:
+def _call(function: Callable[..., Any], *args: Any, has_ended: bool = False) -> Any:
+    """Call an instrument, and log what it raises.
+
+    Until the function of the project ``has_ended``, other code may send exceptions into the thread, such as
+    gevent.Timeout. Those are no ``Exception``.
+    """
     try:
         return function(*args)
-    except Exception:
+    except BaseException as error:
+        if is_sent(error) or not (has_ended or is_a(error, Exception)):
+            raise
         logger.exception("%s raised. The task is not affected.", getattr(function, "__qualname__", function))
         return None

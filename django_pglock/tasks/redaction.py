@@ -5,12 +5,12 @@ The row keeps all values, because the function needs them. The admin and ``lockt
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskOptionError
+from django_pglock.loggers import get_logger
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_names
 from django_pglock.tasks.context import OWN_META
@@ -19,7 +19,7 @@ from django_pglock.tasks.instrumentation import HEADERS
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-logger = logging.getLogger("django_pglock.tasks")
+logger = get_logger("django_pglock.tasks")
 
 REDACTED = "[redacted]"
 #: Instead of a value that another program has written with SQL, and that Python cannot read or print.

@@ -7,15 +7,15 @@ drops both records. To make them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
+from django_pglock.error_reading import trace_of
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failure
 from django_pglock.tasks.claim import Claim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: The loggers of the two packages that ``django.tasks`` comes from.
 NAMES = ("django.tasks", "django_tasks")
@@ -26,7 +26,7 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     if not logger.isEnabledFor(level):
         return
     error = None if failure is None else failure.exception
-    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    exc_info = None if error is None else (type(error), error, trace_of(error))
     args, extra = (claim, *values), claim.log_fields()
     # The message of an exception, which is the last value, may be a sentence with its own full stop.
     end = "" if text.endswith("%s") and str(values[-1]).endswith((".", "!", "?")) else "."
@@ -34,26 +34,7 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     if failure is not None:
         # The stored text. So no handler formats the exception, which could run the user's code and fail.
         record.exc_text = failure.traceback.rstrip("\n")
-    # A handler or filter of the user's may raise, for example after a task has closed sys.stderr. The outcome is stored
-    # already, and the calling thread has other tasks to report.
-    with suppress(Exception):
-        logger.handle(record)
-
-
-class RateOfRecords:
-    """Allows a record about something that repeats, and the next one after ``seconds``. Threads may share it."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._next_at = 0.0
-
-    def allows(self) -> bool:
-        """Return whether a record may be written now. Two threads may get True at the same moment."""
-        now = time.monotonic()
-        if now < self._next_at:
-            return False
-        self._next_at = now + self._seconds
-        return True
+    logger.handle(record)
 
 
 def silence_unhandled_loggers() -> list[str]:
@@ -92,8 +73,11 @@ def is_handled(name: str, level: int) -> bool:
     """Return whether a handler would take a record of this logger and level."""
     if not logging.getLogger(name).isEnabledFor(level):
         return False
-    record = logging.getLogger(name).makeRecord(name, level, "", 0, "", (), None)
-    return any(level >= handler.level and handler.filter(record) for handler in _handlers_of(name))
+    try:
+        record = logging.getLogger(name).makeRecord(name, level, "", 0, "", (), None)
+        return any(level >= handler.level and handler.filter(record) for handler in _handlers_of(name))
+    except Exception:  # noqa: BLE001 - a filter or a factory of records of the project raises
+        return True
 
 
 def _handlers_of(name: str) -> Iterator[logging.Handler]:

@@ -10,8 +10,6 @@ is stuck.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import random
 import threading
@@ -23,6 +21,8 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
+from django_pglock.error_reading import is_a, text_of
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
     has_session_ended,
     has_statement_in_progress,
@@ -35,7 +35,7 @@ from django_pglock.worker.shared_sessions import SharedSessions
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds before the first retry after a failed pass. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
@@ -160,22 +160,18 @@ class Service:
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
         except BaseException as error:  # the user's code may run here, and call sys.exit()
-            # So may the handlers and filters of the log, which may raise.
-            with contextlib.suppress(Exception):
-                logger.exception("The %s failed. It tries again.", self.name)
+            logger.exception("The %s failed. It tries again.", self.name)
             self._back_off(error)
         else:
             if self._failures:
-                with contextlib.suppress(Exception):
-                    logger.warning("The %s works again. Failed attempts: %d.", self.name, self._failures)
+                logger.warning("The %s works again. Failed attempts: %d.", self.name, self._failures)
             self._failures, self.last_error = 0, None
 
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         self.last_error = error
         if self._failures == 1:
-            with contextlib.suppress(Exception):
-                self._log_trouble(error)
+            self._log_trouble(error)
         self.close()
         if is_forbidden(error):
             self.forbidden(error)
@@ -187,7 +183,7 @@ class Service:
         what = "cannot do its work"
         if _is_about_connection(error):
             what = "has lost its database connection" if self.has_connected else "cannot reach the database"
-        text = str(error).strip()
+        text = text_of(error)
         if not self._has_named_pooler and POOLER_ERRORS.intersection(sqlstates_of(error)):
             self._has_named_pooler = True
             text = f"{text}. {POOLER_HINT}"
@@ -196,7 +192,7 @@ class Service:
 
 def _is_about_connection(error: BaseException) -> bool:
     """Return whether an error is about the connection, and not about a statement that the server refuses or cancels."""
-    if not isinstance(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
+    if not is_a(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
         return False
     # An error of libpq has no SQLSTATE. A statement timeout, for example, is an OperationalError with another one.
     return all(state.startswith(CONNECTION_ERRORS) for state in sqlstates_of(error))

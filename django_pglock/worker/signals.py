@@ -9,13 +9,15 @@ from weakref import ReferenceType
 
 from django.dispatch import Signal
 
+from django_pglock.error_reading import attribute_of
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failure
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import BaseTaskBackend, TaskResult, task_backends, task_finished, task_started
 from django_pglock.worker.logs import log_claim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks for observers. A check for each task would take a tenth of the worker's time.
 CHECK_INTERVAL = 0.01
@@ -33,9 +35,10 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
         logger.exception("A signal receiver for %s raised a BaseException, so later receivers were not called.", claim)
         return
     for receiver, answer in answers:
-        if isinstance(answer, Exception):
+        # By its class, because to read an answer may run code of the project.
+        if issubclass(type(answer), Exception):
             # Django logs this as well, but its logger has no handler unless DEBUG is on.
-            name = getattr(receiver, "__qualname__", type(receiver).__qualname__)
+            name = attribute_of(receiver, "__qualname__") or type(receiver).__qualname__
             failure = Failure.of(answer)
             log_claim(
                 logging.ERROR,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from functools import partial
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import model_of
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import HeartbeatReply
 from django_pglock.store.plans import keep_plans
 from django_pglock.store.wake import WOKEN_FIRST
@@ -41,7 +41,7 @@ from django_pglock.worker.supervising.channel import ENDING, REPLACE, Supervisor
 from django_pglock.worker.supervising.limits import Limits
 from django_pglock.worker.upkeep.upkeep import Upkeep
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds for the last writes of outcomes when the worker must end.
 LAST_WRITES = 10.0

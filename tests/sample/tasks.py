@@ -20,6 +20,7 @@ from tests.sample import (  # noqa: F401
     advisory_tasks,
     chaos_tasks,
     forking_tasks,
+    hostile_tasks,
     result_tasks,
     running_tasks,
     session_tasks,
@@ -170,6 +171,11 @@ async def leave_in_child():
 @task
 async def stop_its_loop():
     asyncio.get_running_loop().stop()
+
+
+@task
+async def break_callback():
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
 
 
 @task

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from uuid import UUID
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.rescue import possibly_lost
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.queues import Queues
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two queries for tasks of workers that may be dead.
 CHECK_INTERVAL = 0.5

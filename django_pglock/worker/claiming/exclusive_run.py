@@ -12,16 +12,16 @@ the other tasks run. So the process loses only a fixed share of its time.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.in_flight import InFlight
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds for which a suspect waits until no other task runs. Doubled each time that this is not enough.
 WAIT_TIMEOUT = 10.0

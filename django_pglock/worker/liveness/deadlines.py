@@ -8,17 +8,17 @@ problem. Each check proves that threads could run.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import shut_down_socket
 from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks.
 CHECK_INTERVAL = 1.0

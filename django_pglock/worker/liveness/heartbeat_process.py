@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import signal
@@ -24,11 +23,12 @@ from django.apps import apps
 from django.db import connections
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.worker.liveness.heartbeat_process_main import END
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 SCRIPT = Path(__file__).with_name("heartbeat_process_main.py")
 #: Seconds before a heartbeat process that has ended is replaced. Doubled each time, up to the second number. After a

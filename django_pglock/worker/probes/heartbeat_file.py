@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import threading
 from pathlib import Path
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.loggers import WORKER, get_logger
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 
 class HeartbeatFile:

@@ -6,7 +6,6 @@ This is a separate module, because most workers answer no probes, and need no me
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import time
 from http import HTTPStatus
@@ -16,11 +15,12 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.metrics import CONTENT_TYPE, Metrics
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: The largest number of requests that are open at once, and the seconds after which a request is closed.
 MOST_REQUESTS, LONGEST_REQUEST = 16, 5.0

@@ -6,18 +6,18 @@ answers contain nothing secret: no arguments, no errors, no addresses.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.metrics import Metrics
 
 if TYPE_CHECKING:
     from django_pglock.worker.probes.http_server import ProbeHTTPServer
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
 #: port.

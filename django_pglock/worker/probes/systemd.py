@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections import Counter
 from typing import Any
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import Service
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 
 class SystemdNotifier(Service):

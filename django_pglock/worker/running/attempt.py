@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -11,7 +10,9 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
+from django_pglock.error_reading import attribute_of, class_name_of, is_a
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
     SUCCEEDED,
@@ -39,7 +40,7 @@ from django_pglock.worker.running.captured_logs import CapturedLogs, capture
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.signals import has_observers
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds before a task that lost its database connection runs again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
@@ -138,14 +139,14 @@ class Attempt(StoppableAttempt):
         except TaskResultError as error:
             return self.failure(error)
         except BaseException as broken:  # noqa: BLE001 - to read a container may run the user's code
-            refused = TaskResultError(f"{what} cannot be read: {type(broken).__name__}.")
+            refused = TaskResultError(f"{what} cannot be read: {class_name_of(broken)}.")
             refused.__cause__ = broken
             return self.failure(refused)
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
         self.observed.raised(error)
-        if isinstance(error, TaskResultError):
+        if is_a(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))
         try:
@@ -166,19 +167,22 @@ class Attempt(StoppableAttempt):
     def _failure(self, error: BaseException) -> Outcome:
         if self.has_met_standby:
             return self.interruption(error)
-        if isinstance(error, Snooze):
+        if is_a(error, Snooze):
             return self._snoozed(error)
         claim = self.claim
         failure = Failure.of(error)
-        if isinstance(error, Cancel | TaskCancelled):
+        if is_a(error, Cancel | TaskCancelled):
             return Cancelled(failure)
-        may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
+        may_retry = is_a(error, Retry) or self.definition.can_retry(error)
         if claim.retries >= claim.max_retries or not may_retry:
             return Failed(failure)
         return Retried(failure, self._delay(error, failure))
 
-    def _snoozed(self, error: Snooze) -> Outcome:
-        delay, most = min(error.seconds, MAX_DELAY), self.options.get("max_snoozes", self.definition.max_snoozes)
+    def _snoozed(self, error: BaseException) -> Outcome:
+        delay, most = (
+            min(attribute_of(error, "seconds"), MAX_DELAY),
+            self.options.get("max_snoozes", self.definition.max_snoozes),
+        )
         if most is None:
             return Snoozed(delay)
         if self.snoozes < most:
@@ -188,8 +192,8 @@ class Attempt(StoppableAttempt):
         return Failed(Failure.of(refused))
 
     def _delay(self, error: BaseException, failure: Failure) -> float:
-        if isinstance(error, Retry) and error.seconds is not None:
-            return min(error.seconds, MAX_DELAY)
+        if is_a(error, Retry) and (seconds := attribute_of(error, "seconds")) is not None:
+            return min(float(seconds), MAX_DELAY)
 
         def result() -> TaskResult[..., Any]:
             # The failure is not stored yet, because the backoff is part of its outcome.

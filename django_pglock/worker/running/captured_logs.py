@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextvars import ContextVar
 
-from django_pglock.errors import TaskTimeout
+from django_pglock.error_reading import class_name_of, is_sent
 from django_pglock.tasks.arguments import storable
 
 #: The number of last records that are kept, and the largest number of characters of each record and of all together.
@@ -36,10 +36,11 @@ class CapturedLogs:
         try:
             # A copy, because a formatter stores the text of the traceback in the record, where other handlers read it.
             text = _FORMAT.format(copy.copy(record))
-        except TaskTimeout:
-            raise
-        except Exception as error:  # noqa: BLE001 - the arguments of a record are the user's objects
-            text = f"{record.levelname} {record.name}: the record cannot be formatted ({type(error).__name__})"
+        except BaseException as error:
+            if is_sent(error):
+                raise
+            # The arguments of a record are the project's objects.
+            text = f"{record.levelname} {record.name}: the record cannot be formatted ({class_name_of(error)})"
         self.count += 1
         self._texts.append(text if len(text) <= LONGEST_RECORD else f"{text[:LONGEST_RECORD]}…")
 

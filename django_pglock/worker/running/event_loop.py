@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -15,6 +14,8 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 
+from django_pglock.error_reading import is_a
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
@@ -26,7 +27,7 @@ from django_pglock.worker.running.run import end_by_error, run_async
 from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
 from django_pglock.worker.running.task_stack import coroutine_text, stack_text
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 
 class EventLoop:
@@ -78,7 +79,7 @@ class EventLoop:
             await self._renew_connections()
             ended = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            is_given_back = attempt.began is None and isinstance(error, asyncio.CancelledError)
+            is_given_back = attempt.began is None and is_a(error, asyncio.CancelledError)
             ended = attempt.ended(GivenBack()) if is_given_back else end_by_error(attempt.claims, error)
         self._end(attempt, ended)
 
@@ -180,7 +181,8 @@ class EventLoop:
         with self._starting:
             loop, self._loop = self._loop, None
         if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            with contextlib.suppress(RuntimeError):  # its thread has ended
+                loop.call_soon_threadsafe(loop.stop)
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -211,10 +213,13 @@ class EventLoop:
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
                 # coroutine that awaits that one gets them all the same, and the loop can continue.
-                with contextlib.suppress(Exception):  # a handler or filter of the log may raise
-                    logger.warning(
-                        "A coroutine that a task has started tried to end the process. The worker continues.",
-                        exc_info=True,
-                    )
+                logger.warning(
+                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
+                )
+            except BaseException:
+                # The log of asyncio has raised, for example while it reported that a callback has failed.
+                if loop.is_closed():
+                    raise
+                logger.exception("The event loop of the worker has raised an error, and continues.")
             if self._loop is not loop:
                 return

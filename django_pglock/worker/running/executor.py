@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.store.outcome import GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
@@ -39,7 +39,7 @@ from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.signals import send
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds for which a thread pauses after it had to give back a task.
 BETWEEN_TRIES = 1.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from django_pglock.error_reading import attribute_of, is_a, traceback_of
 
 #: The number of forks from the process that has imported this module to this process. It is compared before and after
 #: each task, because that is several times faster than to compare process ids.
@@ -28,13 +29,17 @@ def end_process(error: BaseException | None) -> NoReturn:
     A forked child that returns from the task's function must not continue as a thread of the worker. It would settle
     the claim of its parent, and run the claims in the parent's inbox.
     """
-    code = 0
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        code = error.code or 0
-    elif error is not None:
-        code = 1
-        traceback.print_exception(error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code & 0xFF)
+    code = 0 if error is None else 1
+    try:
+        if error is not None:
+            status: Any = attribute_of(error, "code") if is_a(error, SystemExit) else error
+            if status is None or issubclass(type(status), int):
+                code = int(status or 0)
+            else:
+                sys.stderr.write(traceback_of(error))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+    finally:
+        # Also if the streams of the project raise.
+        os._exit(code & 0xFF)

@@ -9,7 +9,6 @@ close a connection that a task has left in a transaction, because all coroutines
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import connections
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_idle
@@ -27,7 +27,7 @@ from django_pglock.worker.running.task_connections import in_manual_transaction,
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds for which one function may delay others before this is logged.
 OCCUPIED_FOR = 10.0

@@ -15,19 +15,21 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
+from django_pglock.error_reading import is_a, text_of
 from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.logs import RateOfRecords, log_claim
+from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
 from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
 
@@ -119,7 +121,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
                 extra=claim.log_fields(),
             )
             return attempt.ended(outcome, is_settled=True)
-        if not isinstance(error, DatabaseFailure):
+        if not is_a(error, DatabaseFailure):
             return attempt.ended(_failure(attempt, error))
         if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
@@ -141,7 +143,7 @@ def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
             "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
             "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
             using,
-            " ".join(str(error).split()),
+            " ".join(text_of(error).split()),
         )
     return GivenBack()
 

@@ -24,6 +24,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.worker.logs import log_claim
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.claim import Claim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: The number of steps of a loop in which a sent exception is raised. One step is enough.
 LOOP_STEPS = 3

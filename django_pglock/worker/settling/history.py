@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from django.db import Error as DatabaseFailure
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.histogram import bucket_of
 from django_pglock.store.history import MINUTE, Counts, add_history, clock
 from django_pglock.store.outcome import (
@@ -28,7 +28,7 @@ from django_pglock.store.outcome import (
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: The name of each outcome in the history.
 NAMES: dict[type[Any], str] = {

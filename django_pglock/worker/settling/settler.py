@@ -9,7 +9,6 @@ of the batch. So the outcome of a locked row is set aside, and tried again from 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit
 from django_pglock.store.logs import note_logs
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.worker.shared_sessions import SharedSessions
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 # Functions written in C, because they are called for thousands of ended claims. A name with a dot takes twice as long.
 CLAIM, OUTCOME, TEXT = attrgetter("claim"), attrgetter("outcome"), attrgetter("result")

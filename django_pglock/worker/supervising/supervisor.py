@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat_process_main import LONGEST, is_running
 from django_pglock.worker.supervising.channel import ENDING, LEFT_BEHIND, REPLACE
 from django_pglock.worker.supervising.child_process import ChildProcess
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds before a process that ended unexpectedly is started again. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0

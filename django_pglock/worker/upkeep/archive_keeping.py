@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from django.db import DatabaseError
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.archive import AGE, MOVED_AT_ONCE, archive_window
 from django_pglock.store.archive_days import drop_days
 from django_pglock.store.archive_state import UNTIL_FIRST_MOVE, archive_state, references_to_tasks
 from django_pglock.store.prune import DAY, ages_of
 from django_pglock.tasks.states import TaskStatus
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks whether the archive is on, and between two passes through the tasks.
 CHECK_INTERVAL = 30.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from uuid import UUID
 
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import is_oldest
 from django_pglock.store.unknown import UnknownTasks, unknown
 
-logger = logging.getLogger("django_pglock.worker")
+logger = get_logger(WORKER)
 
 #: Seconds between two checks, and before the first one. By then, workers that start together have written which
 #: functions they know.

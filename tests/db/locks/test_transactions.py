@@ -290,3 +290,16 @@ def test_a_database_that_is_not_postgresql_is_refused_at_the_call(monkeypatch):
     monkeypatch.setattr(connections["default"], "vendor", "sqlite")
     with pytest.raises(ConfigurationError, match="is sqlite"), locked:
         pass
+
+
+def test_an_exception_that_is_false_rolls_the_transaction_of_a_lock_back():
+    """An exception with a length may be empty. Before, the changes of the block were committed."""
+
+    class Problems(Exception):
+        def __len__(self):
+            return 0
+
+    with pytest.raises(Problems), lock("a", scope="transaction"):
+        Effect.objects.create(name="undone")
+        raise Problems
+    assert not Effect.objects.exists()

@@ -8,10 +8,10 @@ import pytest
 from django.db import OperationalError, connection
 from django.db.models.functions import Now
 
+from django_pglock.loggers import RateOfRecords
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.logs import RateOfRecords
 from django_pglock.worker.running import run
 from django_pglock.worker.running.attempt import Attempt
 from tests.sample import running_tasks, session_tasks, tasks

@@ -1,0 +1,226 @@
+"""A handler, a filter, a formatter or a factory of records that raises: the code that logs continues."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import pkgutil
+import threading
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import django_pglock
+from django_pglock import loggers
+from django_pglock.errors import TaskTimeout
+
+PACKAGE = Path(django_pglock.__file__).parent
+#: Modules that need packages that are not installed here, or that run when they are imported.
+NOT_IMPORTED = ("contrib", "migrations", "heartbeat_process_main", "pytest_plugin")
+
+
+class ThrownInto(BaseException):
+    """As gevent.Timeout."""
+
+
+@pytest.fixture(autouse=True)
+def reports(monkeypatch):
+    """Report each failure, and not one a minute."""
+    monkeypatch.setattr(loggers, "reports", loggers.RateOfRecords(0.0))
+
+
+@pytest.fixture
+def logger():
+    logger = loggers.get_logger("django_pglock.worker")
+    before = logger.handlers[:], logger.filters[:]
+    yield logger
+    logger.handlers, logger.filters = before
+
+
+class Raising(logging.Handler):
+    """Raises what it is given, in the handler itself, in its filter or in its formatter."""
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        super().__init__()
+        self.error = error
+        self.count = 0
+        setattr(self, where, self.fail)
+
+    def fail(self, *args):
+        self.count += 1
+        raise self.error
+
+    def emit(self, record):
+        self.format(record)
+
+
+def names():
+    """The names of the package's loggers. They are made when their modules are imported."""
+    for module in pkgutil.walk_packages([str(PACKAGE)], "django_pglock."):
+        if not set(module.name.split(".")) & set(NOT_IMPORTED):
+            import_module(module.name)
+    return sorted(name for name in logging.root.manager.loggerDict if name.startswith("django_pglock."))
+
+
+def test_each_module_of_the_package_gets_its_logger_from_get_logger():
+    """Of another logger, a call may raise."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "getLogger" and node.args:
+                called = ast.unparse(node.args[0])
+                if "django_pglock" in called or "__name__" in called:
+                    found.append((str(path.relative_to(PACKAGE)), called))
+    # The handler of runlockworker is added to the logger above all of the others, to which nothing is logged.
+    assert found == [("management/worker_process.py", "'django_pglock'")]
+
+
+def test_a_call_of_no_logger_of_the_package_raises_what_a_handler_raises(capsys):
+    assert len(names()) >= 5
+    for name in names():
+        logger, handler = logging.getLogger(name), Raising(OSError("the disk is full"), "emit")
+        logger.addHandler(handler)
+        try:
+            if isinstance(logger, logging.Logger) and vars(logger).get("handle"):
+                logger.error("a line of %s", name)
+                assert handler.count == 1, name
+                assert f"a line of %s'\nArguments: ('{name}',)" in capsys.readouterr().err
+        finally:
+            logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("where", ["emit", "handle", "filter", "format"])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), ThrownInto()], ids=repr)
+def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, capsys, where, error):
+    logger.addHandler(handler := Raising(error, where))
+    assert in_threads(lambda number: logger.error("line %d", number) or "went on", 1) == ["went on"]
+    assert handler.count == 1
+    printed = capsys.readouterr().err
+    assert "--- Logging error ---" in printed
+    assert "in fail\n    raise self.error" in printed
+    assert "Message: 'line %d'\nArguments: (0,)" in printed
+
+
+def test_a_filter_of_the_logger_itself_may_raise(logger, capsys):
+    logger.addFilter(Raising(ValueError("broken"), "filter"))
+    logger.error("a line")
+    assert "ValueError: broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ThrownInto()], ids=repr)
+def test_in_the_main_thread_what_a_signal_handler_may_have_raised_passes(logger, error):
+    """Ctrl-C may come in the middle of a call."""
+    assert threading.current_thread() is threading.main_thread()
+    logger.addHandler(Raising(error, "emit"))
+    with pytest.raises(type(error)):
+        logger.error("a line")
+
+
+def test_a_timeout_that_is_sent_into_a_function_passes(logger):
+    """It is raised once, in the middle of any call that the function makes."""
+    logger.addHandler(Raising(TaskTimeout(), "emit"))
+    with pytest.raises(TaskTimeout):
+        logger.error("a line")
+
+
+def test_what_is_sent_into_the_threads_of_the_project_passes_where_its_code_logs(in_threads):
+    """A lock logs in the thread of its caller, where a timeout of gevent may be pending."""
+    logger = loggers.get_logger("django_pglock.locks")
+    logger.addHandler(handler := Raising(ThrownInto(), "emit"))
+
+    def call(_):
+        with pytest.raises(ThrownInto):
+            logger.error("a line")
+        return "passed"
+
+    try:
+        assert in_threads(call, 1) == ["passed"]
+        handler.error = SystemExit(3)
+        in_threads(lambda _: logger.error("a line"), 1)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_record_is_logged_although_the_factory_of_records_raises(logger, capsys):
+    kept, factory = Raising(ValueError("unused"), "fail"), logging.getLogRecordFactory()
+    kept.emit = lambda record: seen.append(record)
+    seen = []
+    logger.addHandler(kept)
+
+    def fail(*args, **kwargs):
+        raise LookupError("no request here")
+
+    logging.setLogRecordFactory(fail)
+    try:
+        logger.error("a line about %s", "something")
+    finally:
+        logging.setLogRecordFactory(factory)
+    assert [(each.msg, each.name, each.levelname) for each in seen] == [
+        ("a line about %s", "django_pglock.worker", "ERROR")
+    ]
+    assert "LookupError: no request here" in capsys.readouterr().err
+
+
+def test_a_record_names_the_line_that_logs(logger):
+    logger.addHandler(kept := Raising(ValueError("unused"), "fail"))
+    seen = []
+    kept.emit = seen.append
+    logger.error("a line")
+    assert (seen[0].filename, seen[0].funcName) == ("test_loggers.py", "test_a_record_names_the_line_that_logs")
+
+
+class Unreadable(Exception):
+    """Raises whatever is read."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("no")
+
+
+def test_an_error_that_cannot_be_printed_is_named(logger, capsys):
+    logger.addHandler(Raising(Unreadable(), "emit"))
+    logger.error("a line")
+    said = capsys.readouterr().err
+    assert "The log has raised tests.unit.test_loggers.Unreadable. The record was: 'a line'" in said
+
+
+@pytest.mark.parametrize("stream", ["closed", None])
+def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, stream):
+    if stream == "closed":
+        stream = (tmp_path / "log").open("w")
+        stream.close()
+    monkeypatch.setattr("sys.stderr", stream)
+    logger.addHandler(handler := Raising(ValueError("broken"), "emit"))
+    logger.error("a line")
+    assert handler.count == 1
+
+
+def test_nothing_is_printed_if_the_project_has_switched_that_off(logger, monkeypatch, capsys):
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logger.addHandler(Raising(ValueError("broken"), "emit"))
+    logger.error("a line")
+    logger.handlers[-1].error = Unreadable()
+    logger.error("a line")
+    assert capsys.readouterr().err == ""
+
+
+def test_failures_of_the_log_are_printed_once_a_minute(logger, monkeypatch, capsys):
+    monkeypatch.setattr(loggers, "reports", loggers.RateOfRecords(loggers.BETWEEN_REPORTS))
+    logger.addHandler(handler := Raising(ValueError("broken"), "emit"))
+    for _ in range(3):
+        logger.error("a line")
+    assert handler.count == 3
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
+def test_a_text_that_does_not_fit_its_values_fails_a_test(logger):
+    """Only here, not in a project: tests/conftest.py sees to this."""
+    with pytest.raises(TypeError, match="not all arguments converted"):
+        logger.error("a line", "too much")  # noqa: PLE1205
+
+
+def test_a_record_that_repeats_is_allowed_once_in_its_time(monkeypatch):
+    clock = iter([100.0, 101.0, 159.9, 160.0, 161.0])
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: next(clock))
+    rate = loggers.RateOfRecords(60.0)
+    assert [rate.allows() for _ in range(5)] == [True, False, False, True, False]

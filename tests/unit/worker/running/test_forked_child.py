@@ -1,0 +1,44 @@
+"""A child that a task has forked ends, whatever the function has raised."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from django_pglock.worker.running.forked_child import end_process
+
+class Hostile(Exception):
+    def __getattribute__(self, name):
+        raise SystemExit(7)
+    def __str__(self):
+        raise SystemExit(7)
+
+try:
+    {raised}
+except BaseException as error:
+    end_process(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        ("pass; end_process(None)", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit(True)", 1, ""),
+        ("sys.exit('over')", 1, "SystemExit: over"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("raise Hostile", 1, "Hostile: its message cannot be read (SystemExit)"),
+        ("sys.stderr.close(); raise Hostile", 1, ""),
+    ],
+)
+def test_the_exit_code_is_the_one_of_python(raised, code, said):
+    program = PROGRAM.format(raised=raised)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    last = "".join(ended.stderr.splitlines()[-1:])
+    assert (ended.returncode, last.removeprefix("__main__.")) == (code, said)
