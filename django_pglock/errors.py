@@ -64,6 +64,11 @@ def model_of(name: str) -> Any:
         raise ConfigurationError(NOT_INSTALLED) from error
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line, for log records. Messages of PostgreSQL often have several lines."""
+    return " ".join(str(error).split())
+
+
 class Picklable:
     """Restores an exception with its attributes from a pickle or for a copy, without a call of its ``__init__``.
 

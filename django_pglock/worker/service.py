@@ -23,6 +23,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
+from django_pglock.errors import one_line
 from django_pglock.postgres.connections import (
     has_session_ended,
     has_statement_in_progress,
@@ -187,7 +188,7 @@ class Service:
         what = "cannot do its work"
         if _is_about_connection(error):
             what = "has lost its database connection" if self.has_connected else "cannot reach the database"
-        text = str(error).strip()
+        text = one_line(error)
         if not self._has_named_pooler and POOLER_ERRORS.intersection(sqlstates_of(error)):
             self._has_named_pooler = True
             text = f"{text}. {POOLER_HINT}"

@@ -35,6 +35,7 @@ import psycopg
 from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
+from django_pglock.errors import one_line
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
 from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, shut_down_socket
@@ -172,7 +173,7 @@ class SessionWatch(Service):
         who = "A coroutine" if wait.thread is None else f"Thread {wait.thread}"
         logger.warning(
             "%s has had no answer from database %r for %.0f s: %s",
-            who if claim is None else f"{who} ({claim!r})",
+            who if claim is None else f"{who}, which runs task {claim.id} ({claim.task_path}),",
             wait.alias,
             silent.checks * CHECK_INTERVAL,
             what,
@@ -210,7 +211,7 @@ class SilentSession:
     def note_failure(self, error: BaseException, *, has_answered: bool) -> None:
         """Note that the server could not be asked. A server that refuses may still work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
-        self.says = f"the server cannot be asked ({str(error).strip()})"
+        self.says = f"the server cannot be asked ({one_line(error)})"
         # A session that sends one statement after the other waits at every check, too, but it receives answers.
         if self._failures >= QUESTIONS_BEFORE_END and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"

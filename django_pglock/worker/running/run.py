@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
-from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.errors import ClaimLost, TaskCancelled, one_line
 from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.progress import note_progress
@@ -141,7 +141,7 @@ def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
             "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
             "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
             using,
-            " ".join(str(error).split()),
+            one_line(error),
         )
     return GivenBack()
 
