@@ -12,6 +12,7 @@ from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules, import_string
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.error_reading import one_line
 from django_pglock.errors import ConfigurationError
 
 BACKEND = "django_pglock.backend.PostgresBackend"
@@ -60,7 +61,7 @@ def require_psycopg() -> None:
     except ImportError as error:
         older = " psycopg2 is installed, but it has no pipelines." if find_spec("psycopg2") else ""
         raise ConfigurationError(
-            f"django_pglock needs psycopg 3, and the import of psycopg failed: {' '.join(str(error).split())}.{older} "
+            f"django_pglock needs psycopg 3, and the import of psycopg failed: {one_line(error)}.{older} "
             "Install it with: python -m pip install 'psycopg[binary]>=3.2'"
         ) from None
 

@@ -21,7 +21,7 @@ from django_pglock.verbs import TASK_VERBS, Verb
 
 #: The ids that one task takes: a row of about a megabyte.
 MOST_IDS = 100_000
-#: Before all other tasks: the queue may be full of those that are to be cancelled.
+#: The highest priority, because the queue may be full of the tasks that are to be cancelled.
 PRIORITY = 100
 
 

@@ -152,6 +152,11 @@ def is_printable(error: BaseException) -> bool:
     return True
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception on one line, for log records. Those of PostgreSQL often have several lines."""
+    return " ".join(text_of(error).split())
+
+
 def is_sent(error: BaseException) -> bool:
     """Return whether this exception was sent into the current thread, and not raised by the code that runs there.
 

@@ -44,7 +44,7 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
             # With the comment that shows the name of the lock in the admin and in holders().
             cursor.execute(f"{comment([key])}SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
             if not cursor.fetchone()[0]:
-                raise AssertionError(f"Lock {key.name!r} is held by somebody else already.")
+                raise AssertionError(f"Lock {key.name!r} is held by another session already.")
         try:
             yield
         finally:
@@ -59,7 +59,7 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
 def assert_locked(*parts: Any, using: str | None = None) -> None:
     """Raise ``AssertionError`` unless a session holds the lock of this name."""
     if _is_free(parts, using):
-        raise AssertionError(f"Lock {make_key(*parts).name!r} is held by nobody.")
+        raise AssertionError(f"No session holds the lock {make_key(*parts).name!r}.")
 
 
 def assert_not_locked(*parts: Any, using: str | None = None) -> None:

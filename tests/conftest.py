@@ -179,7 +179,7 @@ def in_threads() -> Callable[..., list[Any]]:
 @pytest.fixture(autouse=True)
 def notifications_of_this_test() -> None:
     """Clear the caches of earlier tests: rows that were rolled back, and the answer that no worker sleeps."""
-    wakeup._nobody_slept_at.clear()
+    wakeup._no_worker_slept_at.clear()
     wakeup._pending_notifications.clear()
     archive_state._known.clear()
 

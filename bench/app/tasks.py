@@ -28,7 +28,7 @@ def numbered(number):
 
 @task
 def sleep(seconds):
-    """Wait, as a task does that waits for somebody else."""
+    """Wait, as a task does that waits for another service."""
     time.sleep(seconds)
 
 

@@ -131,7 +131,7 @@ def nothing() -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Wait, as a task does that waits for somebody else."""
+    """Wait, as a task does that waits for another service."""
     time.sleep(seconds)
 
 

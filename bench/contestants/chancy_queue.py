@@ -27,7 +27,7 @@ async def nothing() -> None:
 
 
 async def sleep(seconds: float) -> None:
-    """Wait, as a task does that waits for somebody else."""
+    """Wait, as a task does that waits for another service."""
     await asyncio.sleep(seconds)
 
 

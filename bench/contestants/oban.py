@@ -28,7 +28,7 @@ class Nothing:
 
 
 class Sleep:
-    """Wait, as a job does that waits for somebody else."""
+    """Wait, as a job does that waits for another service."""
 
     async def process(self, job: Any) -> None:
         await asyncio.sleep(job.args["argument"])

@@ -60,7 +60,7 @@ def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResp
 
 
 def _enqueued(model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str) -> HttpResponse | None:
-    """Enqueue the task and lead to its page; None if an argument is refused, which the form then says."""
+    """Enqueue the task and redirect to its page. Return None if an argument is refused: the form then has the error."""
     if not form.is_valid():
         return None
     args, kwargs = form.call()

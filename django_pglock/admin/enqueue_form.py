@@ -22,12 +22,12 @@ _GROUPED = inspect.Signature([_Parameter("arguments", _Parameter.VAR_KEYWORD)])
 
 
 class _Decoder(json.JSONDecoder):
-    """Refuses JSON that Python cannot read, or that no page can show again, as other invalid JSON."""
+    """Refuses JSON that Python cannot read, or that no page can show, in the same way as other invalid JSON."""
 
     def decode(self, s: str, *arguments: Any) -> Any:
         try:
             value = super().decode(s, *arguments)
-            # Half of a character can be in JSON, and in no page.
+            # JSON can contain a lone surrogate. A page cannot, because UTF-8 does not have it.
             json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError:
             raise

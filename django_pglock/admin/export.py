@@ -34,7 +34,7 @@ FIELDS = (
     *("id", "status", "queue", "priority", "task_path", "args", "kwargs", "result", "meta", "attempts_made", "worker"),
     *("lock_key", "unique_key", "group_key", "enqueued_at", "run_after", "started_at", "finished_at"),
 )
-#: Those of the fields that another program may have filled with JSON that Python cannot read.
+#: The fields with JSON. Another program may have written JSON that Python cannot read.
 JSON_FIELDS = ("args", "kwargs", "result", "meta")
 #: A spreadsheet takes a cell that begins with one of these for a formula.
 _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")

@@ -347,7 +347,8 @@ def _pair(text: str) -> tuple[str, list[Any]]:
         read = json.loads(value, parse_constant=lambda name: name)
         to_json(read, what="The value")
     except TaskArgumentsError:
-        # No row has what PostgreSQL cannot store: infinity, which 1e999 is for Python, or half of a character.
+        # PostgreSQL cannot store this value, so no row has it. Examples: 1e999, which is infinity in Python, and a lone
+        # surrogate.
         raise IncorrectLookupParameters from None
     except (ValueError, RecursionError):
         return name.strip(), [value.strip()]

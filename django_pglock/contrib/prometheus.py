@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
 from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.statements import rows_of
@@ -53,7 +54,7 @@ class TaskCollector(Collector):  # type: ignore[misc]
             counts = sorted(chain(*map(shared_counts, databases)), key=attrgetter("queue"))
             workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
-            logger.warning("The metrics of tasks cannot be read: %s", str(error).strip())
+            logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
             return
         ready = _gauge("tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", "queue")
         oldest = _gauge(

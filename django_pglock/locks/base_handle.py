@@ -174,7 +174,7 @@ class BaseHandle:
         timeout = self.options.timeout
         waited = "" if not timeout else f" within {timeout:g} s"
         error = LockNotAvailable(
-            f"{self._noun} {self.name!r} is held by somebody else and was not granted{waited}.",
+            f"{self._noun} {self.name!r} has another holder and was not granted{waited}.",
             name=self.name,
             key=self.key,
             timeout=timeout,

@@ -55,12 +55,12 @@ class OpenBlocks:
         if blocks and frame != NO_FRAME and blocks[0][:2] == (frame, who):
             return blocks[0][2], False
         of_frame = [each for each in blocks if each[0] == frame] if frame != NO_FRAME else []
-        of_nobody = [each for each in blocks if each[0] == NO_FRAME]
+        without_frame = [each for each in blocks if each[0] == NO_FRAME]
         found = (
             next((each for each in of_frame if each[1] == who), None)
             or next(iter(of_frame), None)
-            or next((each for each in of_nobody if each[1] == who), None)
-            or (of_nobody[0] if len(of_nobody) == 1 else None)
+            or next((each for each in without_frame if each[1] == who), None)
+            or (without_frame[0] if len(without_frame) == 1 else None)
             or next((each for each in blocks if each[1] == who), None)
             or (blocks[0] if len(blocks) == 1 else None)
         )

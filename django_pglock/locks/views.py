@@ -190,7 +190,7 @@ class ViewKey:
             return "Add django.contrib.auth.middleware.AuthenticationMiddleware to MIDDLEWARE."
         if getattr(request.user, "is_authenticated", True):
             return ""
-        return "Nobody is logged in: log in first, or put @login_required above @lock_view."
+        return "No user is logged in: log in first, or put @login_required above @lock_view."
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

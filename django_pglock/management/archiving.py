@@ -222,7 +222,7 @@ def _wait(using: str, say: Say) -> None:
                 say(_("No worker is alive. Start one: manage.py runlockworker"))
             time.sleep(BETWEEN_LINES)
     except KeyboardInterrupt:
-        say(_("Workers go on moving tasks. To see how far they are: manage.py locktasks archive status"))
+        say(_("Workers continue to move tasks. To see how far they are: manage.py locktasks archive status"))
     else:
         say(_("All tasks that were old enough have been moved."))
 

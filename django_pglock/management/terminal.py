@@ -29,7 +29,7 @@ class TerminalCommand(BaseCommand):
 
 
 def confirm() -> None:
-    """Ask whether to go on. Raises ``CommandError`` for any other answer than yes."""
+    """Ask for confirmation. Raises ``CommandError`` for any other answer than yes."""
     try:
         answer = input(_("Continue? [y/N] "))
     except EOFError as error:

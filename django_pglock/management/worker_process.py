@@ -18,8 +18,8 @@ from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.arguments import WrongArguments
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers

@@ -29,7 +29,8 @@ from django_pglock.loggers import get_logger
 logger = get_logger(__name__)
 
 VENDOR = "postgresql"
-#: How long a migration waits for a table, and the seconds until it tries again. Meanwhile nobody waits behind it.
+#: How long a migration waits for a table, and the seconds until it tries again. Between two tries it blocks no other
+#: session.
 ONE_TRY, BETWEEN_TRIES = "100ms", 1.0
 
 LIMIT_WAIT = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"

@@ -20,6 +20,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections
 from psycopg import sql
 
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
@@ -82,7 +83,7 @@ def listen(channel: str, *, poll: float | None = None, using: str | None = None)
             try:
                 payloads = _wait(session, settings.POLL_INTERVAL if poll is None else poll)
             except CONNECTION_ERRORS as error:
-                logger.warning("The session that listens on %r is lost: %s", channel, str(error).strip())
+                logger.warning("The session that listens on %r is lost: %s", channel, one_line(error))
                 session.close()
                 session, payloads = _open_again(using, channel), []
     finally:

@@ -113,7 +113,7 @@ def _a_key() -> int:
 
 def _writes(first: Any, second: Any) -> Answer:
     if _value(first, "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"):
-        return False, _("The server is a standby, or read-only. A lock here excludes nobody on the primary.")
+        return False, _("The server is a standby, or read-only. A lock here excludes no client of the primary.")
     return True, _("The server accepts writes.")
 
 

@@ -28,7 +28,7 @@ FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stat
 """
 
 # The queues, and the age of the counts. The age is NULL if there are no counts that are young enough, or if no worker
-# is alive: then nobody will count again.
+# is alive: then no worker will count again.
 COUNTED_QUEUES = f"""
 WITH counted AS MATERIALIZED (
     SELECT queue, counted_at FROM {{queue_count}}

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import DatabaseError, IntegrityError
 from psycopg.errors import RaiseException, TriggeredDataChangeViolation
 
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 
@@ -53,7 +54,7 @@ class Refusals:
                 return sum(self._delete(verb, tasks.filter(pk__in=half), None, refused) for half in halves)
             refused += ids
             if ids and self.example is None:
-                self.example = ids[0], str(error).strip()
+                self.example = ids[0], one_line(error)
             return 0
 
     def log(self) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 from django.db import ProgrammingError
 from psycopg.errors import InsufficientPrivilege
 
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.statements import run_by_index
 
@@ -53,7 +54,7 @@ def requests_to(using: str, worker: UUID) -> Requests:
         except ProgrammingError as error:
             if not isinstance(error.__cause__, InsufficientPrivilege):
                 raise
-            logger.warning("This worker cannot answer requests for the stacks of its tasks: %s", str(error).strip())
+            logger.warning("This worker cannot answer requests for the stacks of its tasks: %s", one_line(error))
             _forbidden.add(using)
         else:
             cancels = [(id_, attempt) for id_, attempt, is_for_stack in found if not is_for_stack]

@@ -30,6 +30,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import has_session_ended, shut_down_socket
 from django_pglock.postgres.forking import keep_from_children
@@ -266,7 +267,7 @@ class ResultListener:
         self._poll_at, self._failures = 0.0, self._failures + 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            logger.warning("The session that listens for results is lost: %s", str(error).strip())
+            logger.warning("The session that listens for results is lost: %s", one_line(error))
         is_given_up = time.monotonic() - self._lost_at > LONGEST_OUTAGE
         self._tell([id_ for id_ in self._waiting if is_given_up or id_ not in self._before_loss], error)
         if self._waiting:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import InterfaceError, OperationalError, transaction
 
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.schedule_rows import Row, enqueue_scheduled, known, read_rows
@@ -62,7 +63,7 @@ def _try_tick(using: str, task: TaskFields, row: Row) -> int | None:
             return _take_tick(using, task, row)
     except (OperationalError, InterfaceError) as error:
         text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
-        logger.warning(text, row.path, row.next_at, str(error).strip())
+        logger.warning(text, row.path, row.next_at, one_line(error))
         return None
 
 

@@ -20,7 +20,7 @@ MAX_AGE_FOR_PAGES = 120.0
 #: The fields with dates, which are texts in JSON.
 _DATES = ("first_at", "last_at", "muted_at")
 
-# The stored groups. No row if they are too old, or if no worker is alive: then nobody will count again.
+# The stored groups. No row if they are too old, or if no worker is alive: then no worker will count again.
 READ_FAILURES = """
 SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM {queue_count}
 WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - make_interval(secs => %s)

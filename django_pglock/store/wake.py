@@ -68,7 +68,7 @@ WHERE EXISTS (SELECT FROM {task} AS task
               WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = ready.queue)
 """
 
-_nobody_slept_at: dict[str, float] = {}
+_no_worker_slept_at: dict[str, float] = {}
 # For each connection: the channels and queues that the open transaction has to notify. After a rollback they stay, and
 # the next commit notifies for them as well, which does no harm.
 _pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
@@ -96,7 +96,7 @@ def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
 
 def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     connection = connections[using]
-    if connection.autocommit and _nobody_sleeps(using):
+    if connection.autocommit and _no_worker_sleeps(using):
         # The task is already committed.
         return
     pending = _pending_notifications.setdefault(connection, set())
@@ -113,15 +113,15 @@ def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
 
 
 def _notify(using: str, pending: list[tuple[str, str]]) -> None:
-    if _nobody_sleeps(using):
+    if _no_worker_sleeps(using):
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
     values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
     if send(connection, filled(WAKE) % values) is None:
-        _nobody_slept_at[using] = now
+        _no_worker_slept_at[using] = now
 
 
-def _nobody_sleeps(using: str) -> bool:
-    return time.monotonic() - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL
+def _no_worker_sleeps(using: str) -> bool:
+    return time.monotonic() - _no_worker_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL

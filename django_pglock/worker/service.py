@@ -21,7 +21,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
-from django_pglock.error_reading import is_a, text_of
+from django_pglock.error_reading import is_a, one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
     has_session_ended,
@@ -183,7 +183,7 @@ class Service:
         what = "cannot do its work"
         if _is_about_connection(error):
             what = "has lost its database connection" if self.has_connected else "cannot reach the database"
-        text = text_of(error)
+        text = one_line(error)
         if not self._has_named_pooler and POOLER_ERRORS.intersection(sqlstates_of(error)):
             self._has_named_pooler = True
             text = f"{text}. {POOLER_HINT}"

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 #: A phrase, as a regular expression in which a space is any white space, and what to write instead.
 SAY_INSTEAD = {
     "whoever": "who: the worker, the holder, the caller",
-    "goes? on": "continues, or the verb of what happens",
+    "go(?:es)? on": "continues, or the verb of what happens",
     "went on": "continued",
     "going on": "continuing, or the verb of what happens",
     "shall": "must, or the plain verb",
@@ -60,6 +60,9 @@ SAY_INSTEAD = {
     "(?:asks|tells|stays with) nobody": "sends no statement, notifies no worker, has no holder",
     "if somebody": "if a user, if another transaction",
     "the same, as": "as: …",
+    "(?:by|with|than) nobody": "no session, no worker, no user",
+    "somebody else": "another session, another user",
+    "nobody (?:will|waits|sleeps|slept)": "no worker, no session",
     "mend": "correct",
     "sees? to it that": "ensures that",
     "hardly ever": "rarely, seldom",
@@ -115,7 +118,7 @@ SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|WITH|FROM|WHERE|VALUES|JOIN|
 
 def pages() -> list[Path]:
     """Return the pages that people read."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tests").rglob("*.md"))]
 
 
 def sources() -> list[Path]:

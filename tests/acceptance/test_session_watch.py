@@ -75,7 +75,7 @@ def test_a_statement_on_a_half_open_connection_ends_with_an_error(member, proxy,
     tasks.GO_ON.set()
     eventually(is_done, why="the thread hangs")
     assert [row.exception_path for row in Attempt.objects.all()] == ["django.db.utils.OperationalError"]
-    assert "lockworker-thread-1 (<Claim" in caplog.text
+    assert "Thread lockworker-thread-1, which runs task " in caplog.text
     assert "the session is idle at the server" in caplog.text
 
 

@@ -156,7 +156,7 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleepin
     worker = uuid4()
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=is_sleeping)
-    wakeup._nobody_slept_at.clear()
+    wakeup._no_worker_slept_at.clear()
     with transaction.atomic():
         for number in range(100):
             tasks.nothing.using(queue_name=("default", "mail")[number % 2]).enqueue()
@@ -167,9 +167,9 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(not
     worker = uuid4()
     beat_of(worker)
     with transaction.atomic():
-        wakeup._nobody_slept_at["default"] = time.monotonic() + 3600
+        wakeup._no_worker_slept_at["default"] = time.monotonic() + 3600
         tasks.nothing.enqueue()
-        wakeup._nobody_slept_at.clear()
+        wakeup._no_worker_slept_at.clear()
         Worker.objects.update(is_sleeping=True)
     assert notified() == ["default"]
 
@@ -179,7 +179,7 @@ def test_one_message_notifies_hundreds_of_queues(notified):
     worker = uuid4()
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=True)
-    wakeup._nobody_slept_at.clear()
+    wakeup._no_worker_slept_at.clear()
     names = [f"queue {number} 100%" for number in range(200)]
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
         wakeup.wake("default", names)

@@ -123,7 +123,7 @@ def test_every_status_is_a_symptom_of_a_task_that_does_not_run():
 
 def test_messages_that_pages_quote_as_symptoms_are_messages_of_the_code():
     of_the_server = {"sorry, too many clients already", "permission denied"}
-    messages = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts that go on in the next line
+    messages = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts that continue in the next line
     pages = "\n".join((ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("monitoring", "not_running"))
     # Tables and runbooks, without blocks of code.
     quoted = set(re.findall(r'"([^"\n]{12,})"', re.sub(r"```.*?```", "", pages, flags=re.DOTALL)))

@@ -115,7 +115,7 @@ class Company:
 
     def play(self, case: Case) -> None:
         """Play one case and judge it."""
-        wake._nobody_slept_at.clear()
+        wake._no_worker_slept_at.clear()
         self.world.reset()
         self.told.clear()
         ledger = Ledger()

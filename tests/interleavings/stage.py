@@ -2,8 +2,8 @@
 
 A verb runs unchanged. An execute wrapper of its connection counts the statements. At the chosen one the wrapper opens
 the transaction that the statement would have had for itself, so that the statement is executed and not committed when
-the verb stops. The director then lets others go on until they end or wait for a lock, as the server says, and decides
-whether the statement is committed or rolled back. Nobody sleeps.
+the verb stops. The director then lets others continue until they end or wait for a lock, as the server reports, and
+decides whether the statement is committed or rolled back. No step waits for a fixed time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Actor:
         self._turns.put(turn)
 
     def go_on(self, decision: str = COMMIT) -> None:
-        """Let the stopped verb go on: to the moment after the commit of its statement, and then to its end."""
+        """Let the stopped verb continue: to the moment after the commit of its statement, and then to its end."""
         self.has_stopped = False
         self._rests.clear()
         self._decisions.put(decision)
@@ -211,7 +211,7 @@ def swallowed_errors() -> Iterator[SwallowedErrors]:
 def interleave(actors: Sequence[Actor], turns: Sequence[Turn], ending: str) -> bool:
     """Run verbs: the first stops at its statement, the others start one by one; return whether one of them had to wait.
 
-    Then the first commits or dies. The others go on as far as they can before the first takes its next step.
+    Then the first commits or dies. The others continue as far as they can before the first takes its next step.
     """
     for actor, turn in zip(actors, turns, strict=False):
         actor.play(turn)

@@ -23,14 +23,14 @@ def main(number: int, pauses: list[float]) -> None:
     """Enqueue a task after each pause."""
     # The record must be committed at once, independent of the other session.
     session = dedicated_connection("default", application_name="what a producer has learned")
-    nobody_sleeps, send = wake._nobody_sleeps, wake.send
+    no_worker_sleeps, send = wake._no_worker_sleeps, wake.send
 
     def tell(kind: str) -> None:
         with session.cursor() as cursor:
             cursor.execute(TELL, (kind, number))
 
     def rely_on_memory(using: str) -> bool:
-        answer = nobody_sleeps(using)
+        answer = no_worker_sleeps(using)
         if answer:
             tell("RELIED")
         return answer
@@ -40,7 +40,7 @@ def main(number: int, pauses: list[float]) -> None:
         tell("NOBODY" if answer is None else "NOTIFIED")
         return answer
 
-    wake._nobody_sleeps, wake.send = rely_on_memory, ask
+    wake._no_worker_sleeps, wake.send = rely_on_memory, ask
     for pause in pauses:
         time.sleep(pause)
         nothing.enqueue(number)

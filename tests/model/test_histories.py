@@ -195,7 +195,7 @@ POSSIBLE_LEASES = {
 }
 FORGED_LEASES = {
     "two at once": of_lease(("TAKE", 1, 2)),
-    "a renewal by somebody else": of_lease(("RENEWED", 1, 1)),
+    "a renewal by another holder": of_lease(("RENEWED", 1, 1)),
     "a renewal of what has expired": of_lease(("EXPIRED", 0, 1), ("RENEWED", 0, 1)),
     "a release of what another one has": of_lease(("EXPIRED", 0, 1), ("TAKE", 1, 2), ("RELEASED", 0, 1)),
     "the same token again": of_lease(("RELEASED", 0, 1), ("TAKE", 1, 1)),

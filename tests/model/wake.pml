@@ -257,7 +257,7 @@ inline commit(me) {
     produces[me] = COMMITTED
 }
 
-/* store/wake.py: _nobody_sleeps */
+/* store/wake.py: _no_worker_sleeps */
 inline rely_on_memory(me) {
     produces[me] == COMMITTED && saw_nobody[me] && goes_on(me);
     will_tell(me, RELIED);
@@ -287,7 +287,7 @@ inline read_rows(me) {
     ready = ready + (NOTIFY_FIRST && produces[me] == WRITES)
 }
 
-/* store/wake.py: _notify `_nobody_slept_at[using] = now` */
+/* store/wake.py: _notify `_no_worker_slept_at[using] = now` */
 inline remember(me) {
     produces[me] == SILENCE && goes_on(me);
     saw_nobody[me] = !is_over[me] || COUNTED_LATE;
@@ -299,7 +299,7 @@ inline remember(me) {
     produces[me] = WRITES
 }
 
-/* store/wake.py: _nobody_sleeps `< NEGATIVE_TTL` */
+/* store/wake.py: _no_worker_sleeps `< NEGATIVE_TTL` */
 inline expire(me) {
     saw_nobody[me] || (produces[me] == SILENCE && !is_over[me]);
     is_over[me] = (produces[me] == SILENCE);

@@ -81,7 +81,7 @@ class Table:
         # as its answer is on the way.
         self.silent: set[int] = set()
         self.unanswered: set[int] = set()
-        self._nobody_sleeps_until = 0.0
+        self._no_worker_sleeps_until = 0.0
         self.left = len(shape.calls) + len(shape.late)
         for call in shape.calls:
             self.insert(call)
@@ -100,11 +100,11 @@ class Table:
         """Insert as another process does, which reads whether a worker sleeps only from time to time."""
         self.silent.add(call.id)
         self.insert(call)
-        if self.schedule.now < self._nobody_sleeps_until:
+        if self.schedule.now < self._no_worker_sleeps_until:
             return
         self.wake([call.queue])
         if not self.is_told:
-            self._nobody_sleeps_until = self.schedule.now + NEGATIVE_TTL
+            self._no_worker_sleeps_until = self.schedule.now + NEGATIVE_TTL
 
     def claimable(self) -> list[Call]:
         return [call for call in self.ready if call.queue not in self.paused]

@@ -47,7 +47,7 @@ def _is_locked(file: IO[str]) -> bool:
 
 
 def wait_for(path: str) -> None:
-    """Wait until a test lets the function go on."""
+    """Wait until a test lets the function continue."""
     Path(f"{path}.inside").touch()
     while not Path(path).exists():
         time.sleep(0.005)

@@ -140,7 +140,7 @@ def terminate_a_child(number):
 
 @task
 def leave_a_child():
-    """Go on beside a child that outlives the worker."""
+    """Continue beside a child that outlives the worker."""
     if pid := fork():
         Effect.objects.create(name="left", pid=pid)
         signal.pause()

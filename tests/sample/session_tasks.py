@@ -114,7 +114,7 @@ def ask_after_idle():
 
 
 def hide_end_by_idle():
-    """Catch the error, as code does that may go on without its answer."""
+    """Catch the error, as code does that can continue without the answer."""
     with suppress(DatabaseError):
         ask_after_idle()
 

@@ -77,7 +77,7 @@ class Command(TerminalCommand):
         self.help = _(
             "Show queues and tasks, and change tasks. A verb takes ids or filters. With filters it first prints how "
             "many tasks match, and asks for confirmation. A verb changes only tasks that are in the right state at "
-            "that moment; it does not change tasks that somebody else has changed meanwhile."
+            "that moment; it does not change tasks that have changed meanwhile."
         )
         self.examples = _(
             """examples:
@@ -125,7 +125,7 @@ class Command(TerminalCommand):
         self._add_queries(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
-            ("discard", _("Cancel failed tasks that nobody will run again. They are no longer among the failures.")),
+            ("discard", _("Cancel failed tasks that will not be run again. They are no longer among the failures.")),
             ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
             ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
             ("run-now", _("Run scheduled tasks now instead of at their time.")),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.rescue import possibly_lost
@@ -69,7 +70,7 @@ class Drain:
             self.left_behind = ["what it may not claim"]
             logger.error(
                 "This worker ends, because its role lacks a right: %s. docs/security.md lists what it needs.",
-                str(error).strip(),
+                one_line(error),
             )
             self.end()
 

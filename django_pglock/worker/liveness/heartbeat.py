@@ -22,7 +22,7 @@ from typing import Any
 
 from django.db import Error as DatabaseFailure
 
-from django_pglock.error_reading import text_of
+from django_pglock.error_reading import one_line
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import Beat, HeartbeatReply, beat_all, deregister
 from django_pglock.tasks import registry
@@ -216,7 +216,7 @@ class Heartbeat(ConnectedService):
     def why_not_ready(self) -> str:
         """Return why there was no beat yet, for people."""
         if (error := self.last_error) is not None:
-            return " ".join(text_of(error).split())
+            return one_line(error)
         return f"migrations of django_pglock are pending {self._migrate()}" if self.pending else "it does not answer"
 
     def _migrate(self) -> str:

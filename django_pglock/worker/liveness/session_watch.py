@@ -1,25 +1,28 @@
 """The session watch: ends sessions on which an answer never comes. For task threads, coroutines and threads of tasks.
 
-A connection may be half open forever: a proxy or pooler that is frozen keeps acknowledging, and neither TCP nor the
-server notice. By the clock alone that looks like a long report. So when an answer has not come for ten seconds, the
-watch asks the server, on another session of the same database alias:
+A connection may be half open forever: a frozen proxy or pooler still acknowledges data, so neither TCP nor the server
+notices. The duration alone does not show this, because a statement may take long. So if there is no answer for ten
+seconds, the watch asks the server about the session, on another session of the same database alias:
 
-    the server works on the statement        it is a long one; the log names it once, after a minute
-    the server has no such session           the session is ended
-    the session is idle at the server        the answer was lost, or the statement never arrived: ended
-    the server waits for us, and we for it   the network between is interrupted: ended
-    the server cannot be reached, thrice     ended
+    what the server reports                   what the watch does
+    ----------------------------------------  -----------------------------------------------------------------
+    it executes the statement                 nothing; after a minute it logs one line about the wait
+    it has no such session                    ends the session
+    the session is idle                       ends it: the answer was lost, or the statement never arrived
+    it waits for the client (three times)     ends it: client and server wait for each other, so the network is
+                                              interrupted
+    nothing: it cannot be reached (3 times)   ends it
 
-To end a session means to shut its socket down, so that the waiting thread gets an ``OperationalError``. The watch
-counts checks, not seconds: a process that was stopped has not waited.
+To end a session, the watch shuts its socket down, so that the waiting thread gets an ``OperationalError``. The watch
+counts checks, not seconds, because a stopped process does not wait.
 
-A server that does not answer keeps a question waiting for seconds. So each question has a thread of its own, and the
-watch itself waits for none: it checks and ends sessions of other aliases meanwhile. An alias never has more than one
-such thread, and has none while all its sessions get their answers.
+If a server does not answer, a question takes seconds. So each question has its own thread, and the watch continues to
+check and end sessions of other aliases. An alias has at most one such thread, and none while all its sessions get
+answers.
 
-Behind a pooler the process number of the session is the pooler's; there a statement counts as lost when no statement in
-the database is as old as ours. A standby may be one of several at one address, and another one does not know our
-session; so a session that a standby does not know is only reported.
+Behind a pooler, the process number of a session is the pooler's. There, a statement counts as lost if no statement in
+the database is as old as this one. Several standbys may share one address, and each knows only its own sessions. So if
+a standby does not know a session, this is only logged.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import psycopg
 from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
+from django_pglock.error_reading import one_line
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
 from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, shut_down_socket
@@ -172,7 +176,7 @@ class SessionWatch(Service):
         who = "A coroutine" if wait.thread is None else f"Thread {wait.thread}"
         logger.warning(
             "%s has had no answer from database %r for %.0f s: %s",
-            who if claim is None else f"{who} ({claim!r})",
+            who if claim is None else f"{who}, which runs task {claim.id} ({claim.task_path}),",
             wait.alias,
             silent.checks * CHECK_INTERVAL,
             what,
@@ -210,7 +214,7 @@ class SilentSession:
     def note_failure(self, error: BaseException, *, has_answered: bool) -> None:
         """Note that the server could not be asked. A server that refuses may still work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
-        self.says = f"the server cannot be asked ({str(error).strip()})"
+        self.says = f"the server cannot be asked ({one_line(error)})"
         # A session that sends one statement after the other waits at every check, too, but it receives answers.
         if self._failures >= QUESTIONS_BEFORE_END and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"

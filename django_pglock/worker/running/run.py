@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
-from django_pglock.error_reading import is_a, text_of
+from django_pglock.error_reading import is_a, one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
@@ -143,7 +143,7 @@ def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
             "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
             "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
             using,
-            " ".join(text_of(error).split()),
+            one_line(error),
         )
     return GivenBack()
 

@@ -23,6 +23,7 @@ import psycopg
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from django_pglock.error_reading import one_line
 from django_pglock.errors import TaskTimeout
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
@@ -164,7 +165,7 @@ class TaskThread:
             except psycopg.Error as error:
                 # The cancel request may arrive later, and would then cancel the next statement of the session.
                 is_busy = True
-                self._shut_down_socket(session, attempt, f"could not be cancelled ({str(error).strip()})")
+                self._shut_down_socket(session, attempt, f"could not be cancelled ({one_line(error)})")
             else:
                 if is_busy and time.monotonic() - attempt.deadline > CANCEL_GRACE_PERIOD:
                     # The server has cancelled the statement, or executes none, but its answer does not reach us.

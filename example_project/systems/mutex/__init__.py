@@ -1,14 +1,14 @@
 """The mutex: rows of a table as locks, with owners, time limits, states, retries and queues.
 
 The problem
-    Several programs share a database and nothing else. Each task may be in the hands of only one of them at a time. A
+    Several programs share a database and nothing else. Only one of them may work on a task at a time. A
     program may die in the middle, and its task must not be lost. There is no lock server, and there must be none.
 
 What PostgreSQL does about it
-    A row can be the lock. An UPDATE that names the state from which it moves a row is a question and an answer at
-    once: of all clients that send it, one moves the row. ``FOR UPDATE SKIP LOCKED`` gives each of many clients other
-    rows, and nobody waits. Unlike an advisory lock, such a lock outlives sessions, poolers, restarts and failovers, and
-    everybody can look at it.
+    A row can be the lock. An UPDATE that names the state from which it moves a row checks and changes the state in one
+    step: of all clients that send it, one moves the row. ``FOR UPDATE SKIP LOCKED`` gives each of many clients other
+    rows, and no client waits. Unlike an advisory lock, such a lock stays after the end of sessions, behind poolers, and
+    after restarts and failovers, and each client can read it.
 
 How it is built
     ``TaskState`` in ``models.py`` is a project's own table, of which the library knows nothing. Its queryset derives

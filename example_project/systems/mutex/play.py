@@ -1,4 +1,4 @@
-"""The play of the mutex: an owner and somebody else, a holder that freezes, and 64 clients of which 32 are killed."""
+"""The play of the mutex: an owner and another client, a holder that freezes, and 64 clients of which 32 are killed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def hold(queue: str, name: str, seconds: float) -> None:
     """Acquire a row, work for too long, and release it. Exit with 1 if that was still possible."""
     row = TaskState.objects.acquire(queue, name, "carla", timedelta(seconds=seconds))
     assert row is not None
-    # It cannot go on before it is stopped: by then somebody else has the row.
+    # Wait until another client has the row, so that this holder cannot continue before it was stopped.
     wait_until(lambda: TaskState.objects.get(pk=row.pk).owner != "carla")
     raise SystemExit(int(row.release()))
 

@@ -1,9 +1,9 @@
 """``python -m example_project.systems.payments.server PORT``: a payment provider on loopback.
 
-It is a program of somebody else: it has a memory of its own, which no rollback of ours undoes. ``POST /charges`` and
-``POST /refunds`` with an ``Idempotency-Key`` do a thing once for each key. ``GET /book`` shows what was done, and how
-often it was asked for. ``POST /hold`` keeps back all answers, and not what is done, until ``POST /release``: so that a
-client can be killed between the charge and the answer.
+It stands for the service of another company: it has its own storage, which a rollback of the shop does not change.
+``POST /charges`` and ``POST /refunds`` with an ``Idempotency-Key`` have their effect once for each key. ``GET /book``
+shows each effect, and how often it was requested. After ``POST /hold`` the effects continue, but no answer is sent
+until ``POST /release``. So a client can be killed between the charge and the answer.
 """
 
 from __future__ import annotations

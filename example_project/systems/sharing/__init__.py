@@ -4,7 +4,7 @@
 them. Run two instances of that program, and both find the same row.
 
 **What PostgreSQL does about it.** ``FOR UPDATE SKIP LOCKED`` locks the rows that it returns to the end of the
-transaction, and passes over rows that others have locked. So each instance gets other rows, nobody waits, and the rows
+transaction, and skips rows that others have locked. So each instance gets other rows, no instance waits, and the rows
 of an instance that dies are free again when its session ends. Nothing has to be configured when instances come and go.
 
 **Sharing rows** (``processing.py``) takes ``ClaimManager`` on the model, and ``filter(processed=False).claim(10)`` as a

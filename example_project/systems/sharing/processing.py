@@ -35,7 +35,7 @@ def process_batch(node: str, limit: int = 10) -> int:
 
 
 def run_node(node: str) -> None:
-    """Process rows until the process ends. Kill it to stop it: its transaction is rolled back, and others go on."""
+    """Process rows until the process ends. Kill it to stop it: its transaction is rolled back, and others continue."""
     for _ in listen("rows", poll=1):  # rows of programs that do not notify are found within a second
         while process_batch(node):
             pass

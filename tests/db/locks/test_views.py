@@ -183,7 +183,7 @@ def test_an_anonymous_user_is_told_to_log_in():
     request = request_of()
     request.user = AnonymousUser()
     with pytest.raises(
-        LockKeyError, match=r"request\.user\.pk.*Nobody is logged in: .* put @login_required above @lock_v"
+        LockKeyError, match=r"request\.user\.pk.*No user is logged in: .* put @login_required above @lock_v"
     ):
         checkout(request)
 

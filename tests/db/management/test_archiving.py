@@ -198,7 +198,7 @@ def test_an_interrupt_ends_only_the_wait(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(archiving.time, "sleep", interrupt)
-    assert "Workers go on moving tasks." in locktasks("archive", "on", "--wait")
+    assert "Workers continue to move tasks." in locktasks("archive", "on", "--wait")
     assert archive_state("default").is_on
     assert Task.objects.count() == 1
 

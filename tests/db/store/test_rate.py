@@ -66,7 +66,7 @@ def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token(
     with closing(dedicated_connection("default")) as listener, listener.cursor() as cursor:
         cursor.execute(f"LISTEN {wake.SCHEDULED_CHANNEL}")
         for number in range(4):
-            wake._nobody_slept_at.clear()
+            wake._no_worker_slept_at.clear()
             keyed.trickle.enqueue(1)
             cursor.execute("SELECT pg_notify(%s, %s)", [wake.SCHEDULED_CHANNEL, f"call {number}"])
         for note in listener.connection.notifies(timeout=NEVER):

@@ -59,7 +59,7 @@ def test_withlock_reports_a_busy_lock_and_does_not_run_the_command(options, expe
         out, err = process.communicate(timeout=120)
     assert process.returncode == expected
     assert "ran" not in out
-    assert "Lock 'deploy' is held by somebody else" in err
+    assert "Lock 'deploy' has another holder" in err
 
 
 def test_withlock_takes_a_lock_of_the_scope_in_the_settings():
