@@ -33,7 +33,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 from example_project.postgres import PrivatePostgres
-from tests import clusters
+from tests import clusters, origins
 from tests.db.locks.sessions import Somebody
 from tests.warm.process import start
 
@@ -105,6 +105,7 @@ def report_or_raise(record: logging.LogRecord) -> None:
 
 report, loggers.report = loggers.report, report_or_raise
 clusters.share()
+origins.note()
 
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
@@ -174,6 +175,18 @@ def in_threads() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sessions_of_this_module() -> Iterator[None]:
+    """Let a session that a test has lost, and has not closed, fail the last test of its module, and not a later one.
+
+    The warning names the test that has opened the session. Without another session than Django's there is none to lose.
+    """
+    yield
+    own = {each.connection for each in connections.all(initialized_only=True)}
+    if origins.open_sessions().keys() - own:
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

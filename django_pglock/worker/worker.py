@@ -361,6 +361,9 @@ class Worker:
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.sessions.close()
         self.probes.stop()
+        if have_ended and not stuck:
+            # The program may go on, like a test, which then deletes its database.
+            self.executor.loop.wait(LAST_WRITES)
         return have_ended and not stuck
 
     def _end(self, *services: Service) -> None:

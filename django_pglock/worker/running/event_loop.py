@@ -184,6 +184,12 @@ class EventLoop:
             with contextlib.suppress(RuntimeError):  # its thread has ended
                 loop.call_soon_threadsafe(loop.stop)
 
+    def wait(self, timeout: float) -> None:
+        """Wait after ``stop()`` for the end of the loop and of its sessions, up to ``timeout`` seconds for each."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self.orm.wait(timeout)
+
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         # Here sync_to_async() looks up the thread of a loop. asgiref declares only one kind of executor, and uses each.

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class OrmThread(ThreadPoolExecutor):
         self.attempt: Attempt | None = None
         self.since = 0.0
         self._connections: Sequence[Any] = ()
+        self._closing: Future[None] | None = None
         self._cancelling = threading.Lock()
         # Counted up in the loop's thread and down in this one.
         self._waiting = 0
@@ -79,8 +80,13 @@ class OrmThread(ThreadPoolExecutor):
 
     def close(self) -> None:
         """Make the thread end after its present call, and close its connections."""
-        super().submit(connections.close_all)
+        self._closing = super().submit(connections.close_all)
         self.shutdown(wait=False)
+
+    def wait(self, timeout: float) -> None:
+        """Wait after ``close()`` until the connections are closed, up to ``timeout`` seconds."""
+        if self._closing is not None:
+            wait([self._closing], timeout)
 
     def _run(self, attempt: Attempt | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.attempt, self.since = attempt, time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from typing import Any
+from urllib.error import HTTPError
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -34,6 +35,10 @@ acharge = sync_to_async(charge, thread_sensitive=False)
 def _post(path: str, key: object, content: dict[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", "Idempotency-Key": str(key)}
     request = urllib.request.Request(f"{settings.PAYMENTS_URL}/{path}", json.dumps(content).encode(), headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        answer: dict[str, Any] = json.load(response)
-        return answer
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except HTTPError as error:
+        error.close()  # until then, the exception keeps the connection open
+        raise

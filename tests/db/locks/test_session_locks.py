@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -139,10 +140,15 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT gra
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_a_thread_that_ends_frees_what_it_holds(somebody, eventually):
-    kept = []
+    kept, sessions = [], []
 
     def work():
         kept.append(lock("a").acquire())
+        sessions.append(weakref.ref(connection.connection))
+
+    def is_deleted():
+        gc.collect()
+        return sessions[0]() is None
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -150,6 +156,8 @@ def test_a_thread_that_ends_frees_what_it_holds(somebody, eventually):
     kept.clear()
     gc.collect()
     eventually(lambda: somebody.can_have("a"))
+    # A later test would not ignore the warning about the session that is not closed.
+    eventually(is_deleted, why="the session is kept")
 
 
 # TestCase
