@@ -74,6 +74,9 @@ def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
     answers = beat_all("default", [Beat(each, **values) for each in (here, gone)])
     assert (list(answers), answers[here].known) == ([here], 1)
     assert Worker.objects.get().pk == here
+    beat_all("default", [Beat(gone, **values, task_paths=["f", "g"])])
+    answers = beat_all("default", [Beat(here, **values), Beat(gone, **values, task_paths=["f", "g", "h"])])
+    assert (answers[here].known, answers[gone].known) == (1, 3)
 
 
 def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, eventually):
@@ -221,6 +224,8 @@ def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker():
 
     for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
         older_worker(hostname="north")
+    for hostname in ("east", "west"):
+        older_worker(hostname=hostname, beating_since=Now() + timedelta(days=1))
     assert may_rest(mine, "north"), "if its host is lost, so is it"
     assert not may_rest(others, "south"), "the loss of the host in the north leaves nobody who beats often"
     older_worker(hostname="south")
