@@ -21,13 +21,11 @@ from django_pglock.store.liveness import (
     UPKEEP_WORKERS,
     WITNESS_AFTER,
     Beat,
-    alive,
     beat,
     beat_all,
     delete_dead,
     deregister,
     is_oldest,
-    silent,
     witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
@@ -298,8 +296,8 @@ def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):
     assert [is_oldest("default", worker) for worker in workers] == [True, False, False]
     Worker.objects.filter(pk=workers[0]).update(heartbeat_at=Now() - timedelta(seconds=500))
     assert [is_oldest("default", worker) for worker in workers] == [False, True, False]
-    assert set(alive(Worker.objects.all()).values_list("pk", flat=True)) == set(workers[1:])
-    assert [row.pk for row in silent(Worker.objects.all())] == workers[:1]
+    assert {row.pk for row in Worker.objects.alive()} == set(workers[1:])
+    assert [row.pk for row in Worker.objects.silent()] == workers[:1]
 
 
 def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
