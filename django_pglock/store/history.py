@@ -73,7 +73,6 @@ CLOCK = "SELECT date_part('epoch', clock_timestamp())"
 HISTORY_OF = f"""
 SELECT date_part('epoch', started_at), {NUMBERS} FROM {{task_history}}
 WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND started_at < %s
-ORDER BY started_at
 """
 
 # The same for one function in all queues.

@@ -46,10 +46,6 @@ IN_TIME = 1.2
 #: Workers rest only if ``HEARTBEAT_LIMIT`` is at least this number of intervals. Otherwise a resting worker with a late
 #: heartbeat would count as dead.
 LEAST_LIMIT = 2 * REST_INTERVALS
-#: If all older workers that beat in each interval are on one host, a worker may rest only on this host, and only if
-#: they are at least this number. So after the loss of a host, the resting workers of the other hosts still have a
-#: witness.
-LEAST_ON_HOST = 2
 #: The number of upkeep workers: the oldest workers, which do the upkeep often. More than one, because one may freeze.
 UPKEEP_WORKERS = 2
 
@@ -57,11 +53,13 @@ UPKEEP_WORKERS = 2
 _OLDER = """(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
           AND older.beating_since < older.heartbeat_at
           AND older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
-# Whether enough older workers beat in each interval, and there are enough further workers.
+# Whether enough older workers beat in each interval, and there are enough further workers. If all older workers that
+# beat in each interval are on one host, a worker may rest only on this host. So after the loss of a host, the resting
+# workers of the other hosts still have a witness.
 _HAS_ENOUGH_OLDER_WORKERS = f"""
     SELECT count(*) >= {LEAST_FREQUENT} + {LEAST_OTHERS} AND count(*) FILTER (WHERE is_often) >= {LEAST_FREQUENT} AND (
         min(hostname) FILTER (WHERE is_often) < max(hostname) FILTER (WHERE is_often)
-        OR count(*) FILTER (WHERE is_often AND hostname = worker.hostname) >= {LEAST_ON_HOST})
+        OR min(hostname) FILTER (WHERE is_often) = worker.hostname)
     FROM (SELECT older.hostname, {_OLDER} AS is_often FROM {{worker}} AS older
           WHERE older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS older_workers"""
 # A worker that waits for notifications about the same queues as the worker that beats.

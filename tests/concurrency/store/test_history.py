@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from django.db import connection, transaction
 
 from django_pglock.models import TaskHistory
 from django_pglock.store.history import KEPT, Counts, add_history, prune_history, series
@@ -47,3 +48,15 @@ def test_workers_that_delete_old_rows_at_the_same_time_delete_each_once(in_threa
     # A round may end early if other workers have locked the remaining rows, so another worker runs one more round.
     assert sum(in_threads(prune, WORKERS)) + prune(0) == 2 * 3 * len(old)
     assert TaskHistory.objects.count() == 2 * 3
+
+
+def test_a_row_that_is_locked_does_not_delay_the_deletion_of_others(somebody):
+    old = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600 - 2 * KEPT[3600])
+    add_history("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
+    somebody.connection.set_autocommit(False)
+    somebody.ask("SELECT id FROM django_pglock_taskhistory LIMIT 1 FOR UPDATE")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '10s'")
+        assert prune_history("default") == 2 * 3 - 1
+    somebody.connection.rollback()
+    assert prune_history("default") == 1

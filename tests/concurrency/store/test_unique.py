@@ -85,10 +85,13 @@ def test_a_unique_call_after_the_claim_of_the_waiting_task_makes_another_task(cl
     assert claimed() == [second.id]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost(eventually, level):
+@pytest.mark.parametrize(
+    ("level", "on_conflict"), [*((level, "skip") for level in LEVELS), ("READ COMMITTED", "replace")]
+)
+def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost(eventually, level, on_conflict):
     """The claim locks the row first. Then the call is written, or the whole transaction must be tried again."""
-    refresh.enqueue(1)
+    task = refresh.using(unique=Unique("{number}", on_conflict=on_conflict))
+    task.enqueue(1)
     errors = []
     with closing(dedicated_connection("default")) as worker, worker.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -98,7 +101,7 @@ def test_a_unique_call_concurrent_with_the_claim_of_the_waiting_task_is_not_lost
             try:
                 with transaction.atomic():
                     begin(level)
-                    refresh.enqueue(1)
+                    task.enqueue(1)
             except OperationalError as error:
                 errors.append(error)
             finally:

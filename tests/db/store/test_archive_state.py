@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import date
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from django_pglock.store import archive_state as module
 from django_pglock.store.archive_days import create_days, sizes_of_days
 from django_pglock.store.archive_state import (
+    ArchiveState,
     archive_state,
     day_of,
     may_be_archived,
@@ -42,6 +43,7 @@ def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
 
 def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeypatch, django_assert_num_queries):
     """Otherwise each search for a missing task would send one more query, also without an archive."""
+    assert module.UNTIL_FIRST_MOVE > module.CACHED_FOR, "then all processes know that the archive is on"
     module._known.clear()
     with django_assert_num_queries(1):
         assert not may_be_archived("default")
@@ -49,6 +51,15 @@ def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeyp
     monkeypatch.setattr(module, "CACHED_FOR", 0.0)
     with django_assert_num_queries(1):
         assert not may_be_archived("default")
+
+
+def test_before_the_migration_that_makes_its_table_there_is_no_archive():
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_pglock_archivedtask RENAME TO of_a_later_version")
+        none = ArchiveState(exists=False, on_for=None, schema="", is_readable=False, days=())
+        assert archive_state("default") == none
+        assert not may_be_archived("default")
+        transaction.set_rollback(True)
 
 
 def test_only_tables_that_the_package_has_named_are_days():

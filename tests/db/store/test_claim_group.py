@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task
 from django_pglock.store.claim_group import claim_group
+from tests.conftest import NEVER
 from tests.db.store.endings import statuses
 from tests.sample import keyed_tasks as keyed
 
@@ -167,6 +169,27 @@ def test_a_group_takes_no_task_past_a_locked_row_of_its_lock_key(claim, locked):
     rows = enqueue_notes(*"abcd")
     with locked(rows[2].id):
         assert take_notes(claim) == ["b"]
+
+
+def test_a_group_takes_no_task_that_ends_while_the_statement_waits_for_its_leader(claim, in_threads, eventually):
+    """The snapshot of the statement still shows the task as waiting."""
+    _, second, _ = enqueue_notes(*"abc")
+    [leader] = claim()
+    has_ended = threading.Event()
+
+    def work(number):
+        if number:
+            assert has_ended.wait(NEVER)
+            return claim_group("default", leader, limit=10, gather=0)
+        with transaction.atomic(), connection.cursor() as cursor:
+            Task.objects.select_for_update().get(pk=leader.id)
+            Task.objects.filter(pk=second.id).update(status="CANCELLED", finished_at=Now())
+            has_ended.set()
+            eventually(lambda: cursor.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
+        return None
+
+    assert in_threads(work, 2) == [None, []]
+    assert Task.objects.get(pk=second.id).status == "CANCELLED"
 
 
 def test_a_group_with_a_lock_key_takes_gathering_tasks_up_to_another_task(claim):

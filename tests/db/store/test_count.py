@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import Task
+from django_pglock.models import Queue, Task
 from django_pglock.store.count import OLDEST, failed_counts, queue_counts, ready_counts, search_end
 from tests.db.admin.visits import make
 
@@ -64,6 +64,17 @@ def test_failed_tasks_and_the_newest_others_are_counted_whatever_the_plan():
     assert failed_counts("default", ["a", "b", "none"], most=2) == {"a": 2, "b": 1, "none": 0}
     found = [(each.queue, each.counts["FAILED"], each.counts["RUNNING"]) for each in queue_counts("default", most=2)]
     assert found == [("a", 2, 0), ("b", 1, 2), ("c", 1, 0)]
+
+
+def test_workable_tasks_are_ready_or_due_and_in_queues_that_are_not_paused():
+    for queue in ("mail", "bulk", "late"):
+        for _ in range(2):
+            make("READY", queue=queue), make("SCHEDULED", queue=queue)
+        make("SCHEDULED", queue=queue, run_after=Now() + timedelta(hours=1)), make("FAILED", queue=queue)
+    Queue.objects.pause("late")
+    count = Task.objects.count_workable
+    assert [count(), count(["mail"]), count(["mail", "late"]), count(["late"])] == [8, 4, 4, 0]
+    assert count(most=1) == 3, "a ready task of each of the two queues, and one that is due"
 
 
 def test_the_end_of_a_search_is_one_row():

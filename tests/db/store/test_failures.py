@@ -56,15 +56,16 @@ def test_a_failure_is_settled_with_its_fingerprint_and_retried_without(claim):
 
 
 def test_a_group_of_failures_has_exception_place_count_and_dates():
-    _, oldest, _, newest = (fail(fingerprint=7, hours_ago=hours_ago) for hours_ago in (2.5, 30, 2.2, 0.5))
+    hours = (2.5, 26, 30, 2.2, 0.5, 0.7)
+    _, _, oldest, _, last, newest = (fail(fingerprint=7, hours_ago=hours_ago) for hours_ago in hours)
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.task_path, group.exception_path) == (7, PATH, "bank.Refused")
     assert (group.name, group.exception, group.place, group.message) == ("nothing", "Refused", "bank.py:88", "order 7")
-    assert (group.newest, group.count, group.is_capped) == (newest.pk, 4, False)
+    assert (group.newest, group.count, group.is_capped) == (newest.pk, 6, False)
     oldest.refresh_from_db()
-    newest.refresh_from_db()
-    assert (group.first_at, group.last_at) == (oldest.finished_at, newest.finished_at)
-    assert group.by_hour == (*[0] * 21, 2, 0, 1)
+    last.refresh_from_db()
+    assert (group.first_at, group.last_at) == (oldest.finished_at, last.finished_at)
+    assert group.by_hour == (*[0] * 21, 2, 0, 2)
     assert (group.muted_at, group.muted_by) == (None, "")
 
 
@@ -76,6 +77,7 @@ def test_the_latest_failures_come_first_and_muted_ones_last():
     assert not store.mute("default", 6, by="bob"), "it is muted already"
     groups = Task.objects.failures()
     assert [each.fingerprint for each in groups] == [7, 5, 6]
+    assert all(each.first_at == each.last_at for each in groups)
     assert (groups[2].muted_at is not None, groups[2].muted_by) == (True, "ann")
     assert [each.fingerprint for each in Task.objects.failures(with_muted=False)] == [7, 5]
     assert [each.fingerprint for each in Task.objects.failures(limit=1)] == [7]
@@ -121,7 +123,7 @@ def test_the_message_is_that_of_the_last_attempt(fingerprint):
             task=task, number=number, outcome="FAILED", exception_path="bank.Refused", traceback=trace, **dates
         )
     [group] = Task.objects.failures()
-    assert group.message == "attempt 3"
+    assert (group.message, group.count) == ("attempt 3", 1)
 
 
 def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):

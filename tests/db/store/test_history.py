@@ -53,7 +53,8 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
     assert [point.counts.attempts for point in minutes(queue="mail")] == [6, 0, 0]
     assert [point.counts.attempts for point in minutes(task_path="app.send")] == [6, 5, 0]
     assert [point.counts.attempts for point in minutes(queue="bulk", task_path="app.send")] == [0, 5, 0]
-    assert [point.counts.attempts for point in minutes(queue="unknown")] == [0, 0, 0]
+    for unknown in ({"queue": "unknown"}, {"task_path": "unknown"}):
+        assert [point.counts.attempts for point in minutes(**unknown)] == [0, 0, 0]
     [hour] = series("default", NOON, NOON + timedelta(hours=1), 3600)
     assert (hour.counts.attempts, hour.counts.run_seconds) == (11, pytest.approx(156.3))
     assert set(TaskHistory.objects.values_list("seconds", flat=True)) == {60, 3600}
@@ -93,15 +94,16 @@ def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now(
 
 def test_histograms_are_added_element_by_element_whichever_is_longer():
     first, second = counts(succeeded=95, wait=0.002, run=50.0), counts(succeeded=5, wait=90.0, run=0.01)
-    for each in (first, second):
-        add_history("default", {(MINUTE, "mail", "app.send"): each})
+    for path, order in (("app.send", (first, second)), ("app.open", (second, first))):
+        for each in order:
+            add_history("default", {(MINUTE, "mail", path): each})
 
-    found = minutes()[0].counts
-    assert (sum(found.wait), sum(found.run)) == (100, 100)
-    assert found.wait_quantile(0.95) == pytest.approx(0.002, rel=0.42)
-    assert found.wait_quantile(0.96) == pytest.approx(90, rel=0.42)
-    assert found.run_quantile(0.5) == pytest.approx(50, rel=0.42)
-    assert found.run_quantile(0.05) == pytest.approx(0.01, rel=0.42)
+        found = minutes(task_path=path)[0].counts
+        assert (sum(found.wait), sum(found.run)) == (100, 100)
+        assert found.wait_quantile(0.95) == pytest.approx(0.002, rel=0.42)
+        assert found.wait_quantile(0.96) == pytest.approx(90, rel=0.42)
+        assert found.run_quantile(0.5) == pytest.approx(50, rel=0.42)
+        assert found.run_quantile(0.05) == pytest.approx(0.01, rel=0.42)
 
 
 def test_one_message_adds_all_history_counts_of_a_worker():
@@ -130,9 +132,11 @@ def test_the_manager_of_the_history_returns_the_same_as_the_store(settings):
 
 
 def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
-    add_history("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(10)})
-    found = series("default", NOON - timedelta(minutes=8), NOON + timedelta(minutes=1), timedelta(minutes=5))
-    assert [(point.started_at.minute, point.counts.succeeded) for point in found] == [(50, 4), (55, 5), (0, 1)]
+    add_history("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(-5, 10)})
+    span = NOON - timedelta(minutes=8), NOON + timedelta(minutes=5)
+    for names in ({}, {"task_path": "app.send"}):
+        found = series("default", *span, timedelta(minutes=5), **names)
+        assert [(point.started_at.minute, point.counts.succeeded) for point in found] == [(50, 4), (55, 5), (0, 5)]
 
 
 def test_histograms_of_one_step_are_added_whichever_is_longer():
@@ -195,7 +199,7 @@ def test_totals_by_function_and_by_queue(span):
     assert [(each.queue, each.task_path, each.counts.attempts) for each in queues] == [("bulk", "", 9), ("mail", "", 6)]
     assert [each.task_path for each in totals("default", NOON, NOON + span, queue="mail")] == ["app.send", "app.open"]
     assert [each.queue for each in totals("default", NOON, NOON + span, task_path="app.send")] == ["bulk", "mail"]
-    assert totals("default", NOON + span, NOON + 2 * span) == []
+    assert totals("default", NOON + span, NOON + 2 * span) == totals("default", NOON - span, NOON) == []
 
 
 def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours():

@@ -21,13 +21,11 @@ from django_pglock.store.liveness import (
     UPKEEP_WORKERS,
     WITNESS_AFTER,
     Beat,
-    alive,
     beat,
     beat_all,
     delete_dead,
     deregister,
     is_oldest,
-    silent,
     witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
@@ -74,6 +72,9 @@ def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
     answers = beat_all("default", [Beat(each, **values) for each in (here, gone)])
     assert (list(answers), answers[here].known) == ([here], 1)
     assert Worker.objects.get().pk == here
+    beat_all("default", [Beat(gone, **values, task_paths=["f", "g"])])
+    answers = beat_all("default", [Beat(here, **values), Beat(gone, **values, task_paths=["f", "g", "h"])])
+    assert (answers[here].known, answers[gone].known) == (1, 3)
 
 
 def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, eventually):
@@ -221,6 +222,8 @@ def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker():
 
     for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
         older_worker(hostname="north")
+    for hostname in ("east", "west"):
+        older_worker(hostname=hostname, beating_since=Now() + timedelta(days=1))
     assert may_rest(mine, "north"), "if its host is lost, so is it"
     assert not may_rest(others, "south"), "the loss of the host in the north leaves nobody who beats often"
     older_worker(hostname="south")
@@ -293,8 +296,8 @@ def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):
     assert [is_oldest("default", worker) for worker in workers] == [True, False, False]
     Worker.objects.filter(pk=workers[0]).update(heartbeat_at=Now() - timedelta(seconds=500))
     assert [is_oldest("default", worker) for worker in workers] == [False, True, False]
-    assert set(alive(Worker.objects.all()).values_list("pk", flat=True)) == set(workers[1:])
-    assert [row.pk for row in silent(Worker.objects.all())] == workers[:1]
+    assert {row.pk for row in Worker.objects.alive()} == set(workers[1:])
+    assert [row.pk for row in Worker.objects.silent()] == workers[:1]
 
 
 def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():

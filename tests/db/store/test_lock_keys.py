@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db.models.functions import Now
 
 from django_pglock.models import Task
 from django_pglock.store.lock_keys import blocked_keys, holders
@@ -30,4 +31,7 @@ def test_a_key_is_held_by_tasks_that_are_admitted_or_will_be_retried():
     Task.objects.filter(pk=later).update(started_at="2026-01-01T00:00Z")
     assert holders("default", "order:1", limit=5) == [first, later]
     assert holders("default", "order:1", limit=1) == [first]
+    Task.objects.filter(pk=first).update(status="SCHEDULED", started_at=Now(), run_after=Now())
+    Task.objects.filter(pk=later).update(status="READY")
+    assert holders("default", "order:1", limit=5) == [first, later], "by id, and not by status"
     assert holders("default", "order:2", limit=5) == []

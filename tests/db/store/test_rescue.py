@@ -281,8 +281,11 @@ def test_a_locked_row_is_rescued_later(claim, locked):
     assert [each.id for each in rescue("default")] == [first]
 
 
-def test_a_task_that_was_claimed_again_since_rescue_read_it_is_not_rescued(
-    claim, session, in_threads, eventually, monkeypatch
+@pytest.mark.parametrize(
+    "change", [{"attempts": 2, "worker": uuid4()}, {"status": "SUCCESSFUL", "finished_at": Now()}], ids=" ".join
+)
+def test_a_task_that_was_claimed_again_or_has_ended_since_rescue_read_it_is_not_rescued(
+    claim, session, in_threads, eventually, monkeypatch, change
 ):
     """Here rescue pauses between its snapshot and the lock on the row."""
     pause = "CROSS JOIN (SELECT pg_advisory_xact_lock(1)) AS pause"
@@ -298,11 +301,11 @@ def test_a_task_that_was_claimed_again_since_rescue_read_it_is_not_rescued(
         if number == 0:
             return rescue("default")
         eventually(lambda: session.connection.execute(waiting).fetchone() == (1,), why="rescue does not pause")
-        Task.objects.filter(pk=lost.id).update(attempts=2, worker=uuid4())
+        Task.objects.filter(pk=lost.id).update(**change)
         session.connection.execute("SELECT pg_advisory_unlock(1)")
 
     assert in_threads(act, 2) == [[], None]
-    assert Task.objects.get().status == "RUNNING"
+    assert Task.objects.get().status == change.get("status", "RUNNING")
 
 
 def test_the_lost_attempt_has_the_number_without_the_claims_that_were_given_back(claim):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, time, timedelta, timezone
 
 import pytest
 from django.db import connection
@@ -38,16 +38,24 @@ def values_of(rows):
 
 def test_tasks_and_their_attempts_move_back_as_they_were():
     turn_on("default")
-    plain, keyed = make(days=3), make(days=TWO_HOURS, attempts=3, retries=2, unique_key="u", unique_scope="UNFINISHED")
+    midnight = datetime.combine(datetime.now(timezone.utc) - timedelta(days=3), time(), timezone.utc)
+    make(days=4)
+    plain, keyed = (
+        make(days=4, finished_at=midnight),
+        make(days=TWO_HOURS, attempts=3, retries=2, unique_key="u", unique_scope="UNFINISHED"),
+    )
     Task.objects.filter(pk=plain.pk).update(
         args=[1], kwargs={"a": None}, result={"r": [1]}, meta={"m": 1}, progress=[1, 2], log="x", lock_key="l",
         group_key="g", fair_key="f", concurrency=3, cancel_requested_at=ago(1), priority=7,
     )  # fmt: skip
     fail(keyed, 1), fail(keyed, 2, outcome="LOST", worker=None, log=None)
     before, attempts = values_of(Task.objects.all()), values_of(Attempt.objects.all())
-    assert walk() == 2
+    assert walk() == 3
     assert not Attempt.objects.exists()
-    assert restore(batch=1) == 2
+    assert restore(batch=1) == 3
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW enable_seqscan")
+        assert cursor.fetchone() == ("on",), "a setting outlasts its batch"
     assert values_of(Task.objects.all()) == before
     back = values_of(Attempt.objects.all())
     assert [{**each, "id": 0} for each in back] == [{**each, "id": 0} for each in attempts]

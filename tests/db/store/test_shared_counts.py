@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -29,6 +30,20 @@ def test_the_pause_between_two_counts_is_a_multiple_of_the_time_that_a_count_tak
     shared_counts.shared_counts("default")
     [row] = QueueCount.objects.all()
     assert 19 < (row.count_again_at - row.counted_at).total_seconds() < 21
+
+
+def test_one_worker_counts_when_a_count_is_due_and_without_requests_when_it_is_overdue(monkeypatch):
+    counted = []
+    monkeypatch.setattr(shared_counts, "_count", lambda using, count_id: counted.append(count_id))
+    shared_counts.shared_counts("default")
+    shared_counts.shared_counts("default")
+    assert len(counted) == 1, "the first worker still counts"
+    QueueCount.objects.update(count_again_at=Now())
+    shared_counts.keep_counts("default")
+    assert len(counted) == 1
+    QueueCount.objects.update(count_again_at=Now() - timedelta(seconds=shared_counts.OVERDUE_WITHOUT_REQUEST))
+    shared_counts.keep_counts("default")
+    assert len(counted) == 2
 
 
 def test_outdated_counts_are_not_shown(monkeypatch):

@@ -9,6 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
 from django_pglock.store.plans import _prepared, keep_plans
 from django_pglock.store.ready import ready_queues
@@ -49,6 +50,17 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps
     assert ready_queues("default") == ["default"]
     claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
+
+
+def test_the_settings_of_a_session_that_keeps_plans_stay():
+    session = dedicated_connection("default")
+    try:
+        keep_plans(session)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT current_setting('plan_cache_mode'), current_setting('enable_seqscan')")
+            assert cursor.fetchone() == ("force_generic_plan", "off")
+    finally:
+        session.close()
 
 
 def test_a_kept_plan_is_executed(keeps_plans):

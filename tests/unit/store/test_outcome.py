@@ -82,10 +82,19 @@ def in_its_context():
         raise ValueError("second")  # noqa: B904 - the context is what is tested
 
 
+def in_a_group():
+    group = KeyError("a ValueError")  # Python 3.10 has no groups.
+    try:
+        fail_with_a_connection()
+    except ValueError as error:
+        group.exceptions = (error,)
+    raise group
+
+
 references = []
 
 
-@pytest.mark.parametrize("function", [caused, caused_inside, in_its_context])
+@pytest.mark.parametrize("function", [caused, caused_inside, in_its_context, in_a_group])
 def test_the_variables_of_all_linked_exceptions_are_released(function):
     """The next task may begin now. It may need a connection or a lock that a variable still refers to."""
     references.clear()
