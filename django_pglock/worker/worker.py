@@ -362,7 +362,7 @@ class Worker:
         self.sessions.close()
         self.probes.stop()
         if have_ended and not stuck:
-            # The program may go on, like a test, which then deletes its database.
+            # The program may continue, like a test, which then deletes its database.
             self.executor.loop.wait(LAST_WRITES)
         return have_ended and not stuck
 
