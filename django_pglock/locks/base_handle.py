@@ -189,10 +189,12 @@ class BaseHandle:
         signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)
         return error
 
-    def _report_lost(self, reason: str, error: BaseException | None) -> None:
+    def _report_lost(self, reason: str, error: BaseException | None, *, cause: BaseException | None = None) -> None:
         """Report a lost lock: raise ``LockLost``, or only log it if the body has already raised ``error``."""
         lost = self._note_lost(reason)
         if error is None:
+            if cause is not None:
+                raise lost from cause
             raise lost
         logger.error("%s", lost)
 

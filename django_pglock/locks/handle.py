@@ -213,9 +213,22 @@ class Handle(BaseHandle):
             reason = self._free(record)
             if reason is not None:
                 self._report_lost(reason, error)
+        elif (
+            record.request.max_hold is not None and record.raw is self._connection.connection and has_ended(record.raw)
+        ):
+            # COMMIT would fail, too. Its error, of the server or of a pooler, does not name the lock.
+            self._report_lost("its session has ended", error)
         if self._own_transaction is not None:
-            self._own_transaction.end(error)
-            self._own_transaction = None
+            self._end_own_transaction(self._own_transaction, record, error)
+
+    def _end_own_transaction(self, own: OwnTransaction, record: LockRecord, error: BaseException | None) -> None:
+        try:
+            own.end(error)
+        except DatabaseFailure as failed:
+            if not has_ended(record.raw):
+                raise
+            self._report_lost(f"its session has ended ({first_line(failed)})", error, cause=failed)
+        self._own_transaction = None
 
     def _free(self, record: LockRecord) -> str | None:
         """Free the session lock. Return why that was not possible, or None."""

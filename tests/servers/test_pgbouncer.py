@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,7 @@ from django_pglock.models import AdvisoryLock, Attempt, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres import selftest
+from django_pglock.postgres.connections import has_session_ended
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
@@ -103,6 +105,35 @@ def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
         with pytest.raises(LockLost):
             handle.release()
     assert locks_held() == 1
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_a_holder_that_stalls_behind_it_gets_the_error_of_a_lost_lock(alias, eventually, mode):
+    """PgBouncer adds an error of its own, so that psycopg finds two answers to one COMMIT."""
+    connection.ensure_connection()
+    with PgBouncer({"stalls": f"{way_to_server(connection.connection.info)} pool_size=5"}, mode=mode) as pgbouncer:
+        name = alias(f"stalls_{mode}", NAME="stalls", HOST=str(pgbouncer.folder), PORT="")
+        for scope, block in (("transaction", nullcontext()), ("transaction", transaction.atomic(using=name))):
+            with pytest.raises(LockLost), block, lock("a", scope=scope, using=name, max_hold=0.2):
+                eventually(lambda: has_session_ended(connections[name]))
+        with pytest.raises(LockLost), lock("a", scope="session", using=name, max_hold=0.2):
+            eventually(lambda: locks_held() == 0)
+
+        async def stall():
+            async with lock("a", scope="transaction", using=name, max_hold=0.2):
+                while await asyncio.to_thread(is_locked):
+                    await asyncio.sleep(0.01)
+
+        with pytest.raises(LockLost):
+            asyncio.run(stall())
+        assert_no_locks()
+
+
+def is_locked():
+    try:
+        return locks_held() > 0
+    finally:
+        connections["default"].close()
 
 
 def test_the_self_test_finds_that_session_locks_do_not_exclude(pgbouncer, alias, monkeypatch):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import nullcontext
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import override_settings
 
 from django_pglock import LockLost, LockNotAvailable, lock, lock_all, try_lock
-from tests.db.locks.sessions import advisory_rows, my_pid, setting, statements_of
+from django_pglock.postgres.connections import has_session_ended
+from tests.db.locks.sessions import advisory_rows, execute, my_pid, setting, statements_of
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
@@ -64,6 +67,47 @@ def test_a_holder_that_stalls_loses_the_lock_and_gets_an_error(somebody, eventua
             eventually(handle.assert_held)
     with lock("a"):
         pass
+
+
+@pytest.mark.parametrize("in_atomic", [False, True])
+def test_a_holder_of_a_transaction_lock_that_stalls_gets_the_same_error(eventually, in_atomic):
+    """Before, it got the error of the COMMIT, which did not name the lock."""
+    block = transaction.atomic if in_atomic else nullcontext
+    with pytest.raises(LockLost, match="'a' was lost"), block(), lock("a", scope="transaction", max_hold=0.2) as handle:
+        Effect.objects.create(name="undone")
+        eventually(lambda: has_session_ended(connection))
+        with pytest.raises(LockLost):
+            handle.assert_held()
+    assert not Effect.objects.exists()
+    with lock("a", scope="transaction"):
+        Effect.objects.create(name="done")
+    assert Effect.objects.count() == 1
+
+
+def test_a_session_that_ends_in_the_commit_of_a_lock_is_reported_as_a_lost_lock():
+    """No check before the COMMIT can see it."""
+    execute("CREATE TEMP TABLE last (number int)")
+    execute(
+        "CREATE FUNCTION pg_temp.leave() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NULL; END'"
+    )
+    execute(
+        "CREATE CONSTRAINT TRIGGER leave AFTER INSERT ON last DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION pg_temp.leave()"
+    )
+    with pytest.raises(LockLost, match="its session has ended") as lost, lock("a", scope="transaction"):
+        execute("INSERT INTO last VALUES (1)")
+    assert isinstance(lost.value.__cause__, DatabaseError)
+    with lock("a", scope="transaction"):
+        Effect.objects.create(name="done")
+    assert Effect.objects.count() == 1
+
+
+def test_an_error_of_the_commit_of_a_lock_is_passed_on_if_the_session_lives():
+    execute("CREATE TEMP TABLE once (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(IntegrityError), lock("a", scope="transaction"):
+        execute("INSERT INTO once VALUES (1), (1)")
+    assert advisory_rows() == 0
 
 
 def test_a_coroutine_that_exceeds_max_hold_loses_the_lock(somebody):
