@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.statements import run_together
+from django_pglock.store.statements import rows_of, run_together
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
@@ -216,37 +216,33 @@ WITH other AS MATERIALIZED (
 SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 """
 
-# Does the same for one task that has a rate and no lock. It takes a token from the bucket of its key, on the conditions
-# of ``ENQUEUE_AT_RATE`` (insert_at_key.py): no other task waits for a token, and fewer tasks than the burst are READY.
-# Only the task itself may be BLOCKED, so its range of the index has at most as many rows as the burst. Also returns
-# whether nothing is left to do: ``opens_at`` is set for the next token, or the task no longer waits, because another
-# admission to its key came first.
+# Does the same for one task that has a rate. It takes a token from the bucket of its key, on the conditions of
+# ``ENQUEUE_AT_RATE`` (insert_at_key.py). Only the task itself may be BLOCKED, so its range of the index has at most as
+# many rows as may be admitted. No other transaction takes a token meanwhile, because this one has locked the key: so
+# the bucket is read first, and the token is taken only if the task is still BLOCKED. Each use of the table of tasks
+# costs the planner as much as a small statement, so there are two. Also returns whether ``opens_at`` is set for the
+# next token.
 ADMIT_OWN_AT_RATE = """
-WITH own AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task
+WITH admitted AS (
+    UPDATE {task} AS task SET status = 'READY'
     WHERE task.id = %s AND task.status || '' = 'BLOCKED' AND task.waits_for = 0
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    FOR NO KEY UPDATE
+      AND (SELECT count(*) <= %s AND count(*) FILTER (WHERE here.status = 'BLOCKED') = 1
+           FROM (SELECT task.status FROM {task} AS task
+                 WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, %s)
+                   AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+                 ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS here)
+      AND COALESCE((SELECT arrives_at <= clock_timestamp() + make_interval(secs => %s)
+                    FROM {rate_limit} WHERE key = %s), true)
+    RETURNING task.queue
 ), token AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at)
-    SELECT %s, clock_timestamp() + make_interval(secs => %s)
-    FROM (SELECT task.id, task.status FROM {task} AS task
-          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'READY')
-            AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
-          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS here
-    HAVING count(*) <= %s AND count(*) FILTER (WHERE here.status = 'BLOCKED' AND here.id <> %s) = 0
-       AND EXISTS (SELECT FROM own)
+    SELECT %s, clock_timestamp() + make_interval(secs => %s) FROM admitted
     ON CONFLICT (key) DO UPDATE
     SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
-    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
-    RETURNING key
-), admitted AS (
-    UPDATE {task} AS task SET status = 'READY'
-    WHERE task.id = ANY (ARRAY(SELECT id FROM own)) AND EXISTS (SELECT FROM token)
-    RETURNING task.queue
 )
 SELECT (SELECT queue FROM admitted),
-       NOT EXISTS (SELECT FROM own) OR (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+       (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
 """
 
 
@@ -273,20 +269,30 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
         admit(using, [key])
 
 
-def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str) -> None:
+def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *, is_alone: bool = False) -> None:
     """Give the next token of its key to one task with a rate, right after the commit that enqueued it.
 
-    ``queue`` is the queue of the task. The statement is cheaper than those of ``admit``, and is enough in most cases.
+    ``queue`` is the queue of the task. ``is_alone``: no other task of the key may run at the same time. The statement
+    is cheaper than those of ``admit``, and is enough in most cases.
     """
-    interval, most = rate.interval, rate.portion
-    values = (id_, key, interval, key, key, most + 1, most, id_, interval, (most - 1) * interval, key)
-    admitted, is_done = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
+    interval, (most, last) = rate.interval, room_at_rate(rate, is_alone=is_alone)
+    tokens = (rate.portion - 1) * interval
+    values = (id_, most, key, key, last, most + 1, tokens, key, key, interval, interval, key)
+    admitted, has_alarm = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
     if admitted is not None:
         wake(using, [queue])
-    elif not is_done:
+    elif not has_alarm and rows_of("Task", using).filter(pk=id_, status=TaskStatus.BLOCKED).exists():
         admit(using, [key])
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
         wake(using, [queue], SCHEDULED_CHANNEL)
+
+
+def room_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:
+    """Return how many tasks of a key with a rate may be admitted, and the last status in which a task counts.
+
+    Those of a lock key that one task at a time has count until they have ended. All others count until they run.
+    """
+    return (1, TaskStatus.SCHEDULED.value) if is_alone else (rate.portion, TaskStatus.READY.value)
 
 
 def admit_on_commit(using: str, keys: Collection[str | None]) -> None:

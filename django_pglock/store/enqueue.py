@@ -71,8 +71,9 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
 
 def _can_admit_at_once(using: str, task: TaskFields) -> bool:
     """Return whether a call can be written and admitted in one transaction of our own."""
-    has_both = task.rate is not None and (task.lock is not None or due_of(task) != (None, None))
-    is_simple = not has_both and not task.after and task.unique is None
+    may_share = task.lock is not None and not is_alone(task)
+    needs_more = task.rate is not None and (may_share or due_of(task) != (None, None))
+    is_simple = not needs_more and not task.after and task.unique is None
     return is_simple and not in_transaction(connection_for(using))
 
 
@@ -101,8 +102,9 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
     key = calls[0].lock
     if len(rows) == 1 and key is not None and task.rate is None:
         after_commit(using, admit_own, using, rows[0].id, key, is_alone=is_alone(task))
-    elif len(rows) == 1 and key is not None and task.rate is not None and task.lock is None:
-        after_commit(using, admit_own_at_rate, using, rows[0].id, key, task.rate, task.queue_name)
+    elif len(rows) == 1 and key is not None and task.rate is not None and (task.lock is None or is_alone(task)):
+        has_lock = task.lock is not None
+        after_commit(using, admit_own_at_rate, using, rows[0].id, key, task.rate, task.queue_name, is_alone=has_lock)
     else:
         admit_on_commit(using, {call.lock for call in calls})
         if task.rate is not None:

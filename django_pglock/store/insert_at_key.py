@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
-from django_pglock.store.admit import ADMITTED, LOCK_KEY
+from django_pglock.store.admit import ADMITTED, LOCK_KEY, room_at_rate
 from django_pglock.store.call import Call, Enqueued, is_alone, row_of, seconds_kept
 from django_pglock.store.insert_tasks import ENQUEUE_ONE, values_of_one
 from django_pglock.store.statements import message
@@ -31,18 +31,18 @@ WITH other AS MATERIALIZED (
     (SELECT status FROM other)
 """
 
-# One call that is due at once and has a rate, but no lock. It takes a token from the bucket of its key if the bucket
-# has one, no other task waits for a token, and fewer tasks than the burst are READY. The comment at ``ADMIT`` in
-# admit.py says why. BLOCKED tasks are the first in this range of the index, so one probe is enough. Also returns
-# whether ``opens_at`` is set for the next token. If it is, nothing else has to be done for a BLOCKED task. The task has
-# no unique key, so the statement needs no ON CONFLICT, which would make the server search for conflicts before it
-# writes.
+# One call that is due at once and has a rate. It takes a token from the bucket of its key if the bucket has one, no
+# other task waits for a token, and fewer tasks than the burst are READY. If the key is also a lock key, no other task
+# of it may be admitted or wait for a retry. The comment at ``ADMIT`` in admit.py says why. BLOCKED tasks are the first
+# in this range of the index, so one probe is enough. Also returns whether ``opens_at`` is set for the next token. If it
+# is, nothing else has to be done for a BLOCKED task. The task has no unique key, so the statement needs no ON CONFLICT,
+# which would make the server search for conflicts before it writes.
 ENQUEUE_AT_RATE = """
 WITH token AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at)
     SELECT %s, clock_timestamp() + make_interval(secs => %s)
     FROM (SELECT task.status FROM {task} AS task
-          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'READY')
+          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, %s)
             AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
           ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS ahead
     HAVING count(*) < %s AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
@@ -52,9 +52,9 @@ WITH token AS (
     RETURNING key
 )
 INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
-    lock_key, fair_key, keep_result)
+    lock_key, fair_key, concurrency, keep_result)
 SELECT CASE WHEN EXISTS (SELECT FROM token) THEN 'READY' ELSE 'BLOCKED' END,
-       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int
+       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int, %s::int
 RETURNING id, status, date_part('epoch', enqueued_at), NULL,
           (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
 """
@@ -71,15 +71,16 @@ def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[
 
 
 def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
-    """Write one call with a rate.
+    """Write one call with a rate. If it also has a lock key, no other task of this key may run at the same time.
 
     Also returns whether the call waits for a token whose date is set. Then nothing else has to be done.
     """
     assert task.rate is not None  # noqa: S101 - for the type checker
-    key, interval, most = call.lock, task.rate.interval, task.rate.portion
+    key, interval = call.lock, task.rate.interval
+    most, last = room_at_rate(task.rate, is_alone=task.lock is not None)
     values = (
-        *(key, interval, key, key, most, most, interval, (most - 1) * interval),
-        *(*row_of(task, call, meta), key, call.fair, seconds_kept(task), key),
+        *(key, interval, key, key, last, most, most, interval, (task.rate.portion - 1) * interval),
+        *(*row_of(task, call, meta), key, call.fair, task.concurrency, seconds_kept(task), key),
     )
     enqueued, has_alarm = _insert(using, key, ENQUEUE_AT_RATE, values)
     return enqueued, enqueued.status == TaskStatus.BLOCKED and has_alarm is True

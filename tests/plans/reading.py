@@ -99,8 +99,8 @@ def comparisons(plan):
     return sum(node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan))
 
 
-def scans_by_key(plan):
-    """Return how many scans of the task table read at most one row by the index of lock keys, and how many there are.
+def scans_by_key(plan, most=1):
+    """Return how many scans of the task table read ``most`` rows by the index of lock keys, and how many there are.
 
     Each scan has to be planned, which takes longer than to execute it. None of them may be other than by an index.
     """
@@ -108,10 +108,13 @@ def scans_by_key(plan):
     scans = [node for node in table if "Scan" in node["Node Type"]]
     assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
     by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
-    assert max(node["Actual Rows"] for node in by_key) <= 1
+    assert max(node["Actual Rows"] for node in by_key) <= most
     return [len(by_key), len(scans)]
 
 
 def rated(most, row):
     """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be let through at once."""
-    return ("backlog", 1, "backlog", "backlog", most, most, 1, most - 1, *row, "backlog", None, None, "backlog")
+    return (
+        *("backlog", 1, "backlog", "backlog", "READY", most, most, 1, most - 1),
+        *(*row, "backlog", None, None, None, "backlog"),
+    )

@@ -116,7 +116,7 @@ def test_each_file_of_the_store_has_a_test_of_the_same_name():
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
     "it inserts rows and reads none": (
-        *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
+        *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_BLOCKED", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
     ),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_MOVE", "LIMIT_RESTORE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),

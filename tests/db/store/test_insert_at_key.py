@@ -16,6 +16,7 @@ from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own, admit_
 from django_pglock.store.call import meta_of
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from django_pglock.store.insert_tasks import _insert_one
+from django_pglock.tasks.options import Rate
 from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -88,11 +89,30 @@ def test_admission_with_a_rate_after_a_transaction_is_one_short_message(messages
     for waiting in range(2):
         insert, admission = messages(enqueue)
         assert insert.count("django_pglock_task") == 1, waiting
-        assert admission.count("django_pglock_task") == 3, "its own row twice, and one look at the key"
+        assert admission.count("django_pglock_task") == 2, "its own row, and one look at the key"
     assert statuses() == ["READY", "READY"]
-    assert len(messages(enqueue)) == 3, "no token is left: the general statement sets the date of the next one"
+    assert len(messages(enqueue)) == 4, "no token is left: the general statement sets the date of the next one"
     assert len(messages(enqueue)) == 2, "the date is set"
     assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
+
+
+def test_a_task_with_a_rate_and_a_lock_is_as_few_messages_as_one_with_a_rate(messages, claim):
+    both = keyed.step.using(rate=Rate(5, per=3600, burst=2))
+    assert len(messages(lambda: both.enqueue(1))) == 1
+
+    def enqueue():
+        with transaction.atomic():
+            both.enqueue(2)
+
+    insert, admission = messages(enqueue)
+    assert insert.count("django_pglock_task") == 1
+    assert admission.count("django_pglock_task") == 2
+    assert statuses() == ["READY"] * 2
+    claim(2)
+    both.enqueue(1)
+    with transaction.atomic():
+        both.enqueue(2)
+    assert statuses() == ["RUNNING"] * 2 + ["BLOCKED"] * 2, "there are tokens, and the lock keys are held"
 
 
 def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
@@ -253,28 +273,38 @@ SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval
 @many_worlds
 @given(BUCKETS, RATED_ROWS)
 def test_admission_at_insert_with_a_rate_has_the_result_of_the_general_statement(bucket, rows):
-    """The remaining tokens and the time of the next check are equal, too."""
-    call, meta = _call_of(keyed.trickle, [1], {}), meta_of(keyed.trickle)
     world = [(status, None, waits, False, False) for status, waits in rows]
+    check_admission_at_rate(keyed.trickle, RATED_KEY, bucket, world)
+
+
+@many_worlds
+@given(BUCKETS, ROWS)
+def test_admission_at_insert_with_a_rate_and_a_lock_has_the_result_of_the_general_statement(bucket, world):
+    check_admission_at_rate(keyed.step.using(rate=Rate(5, per=3600, burst=2)), KEY, bucket, world)
+
+
+def check_admission_at_rate(task, key, bucket, world):
+    """The remaining tokens and the time of the next check are equal, too."""
+    call, meta, is_alone = _call_of(task, [1], {}), meta_of(task), task.lock is not None
 
     def fill():
         arrives_in, alarm = bucket
-        make(world, key=RATED_KEY, meta=meta)
+        make(world, key=key, meta=meta)
         if arrives_in is not None:
             with connection.cursor() as cursor:
-                cursor.execute(FILL, [RATED_KEY, arrives_in, alarm, arrives_in])
+                cursor.execute(FILL, [key, arrives_in, alarm, arrives_in])
 
     def admit():
-        admit_by_the_general_statement(RATED_KEY)
+        admit_by_the_general_statement(key)
 
     def enqueue():
-        enqueued, is_done = insert_at_rate("default", keyed.trickle, call, meta)
+        enqueued, is_done = insert_at_rate("default", task, call, meta)
         if enqueued.status == "BLOCKED" and not is_done:
             admit()
 
     def enqueue_in_a_transaction():
-        [enqueued] = _insert_one("default", keyed.trickle, call, meta)
-        admit_own_at_rate("default", enqueued.id, RATED_KEY, keyed.trickle.rate, "default")
+        [enqueued] = _insert_one("default", task, call, meta)
+        admit_own_at_rate("default", enqueued.id, key, task.rate, "default", is_alone=is_alone)
 
     def look():
         found.append(
@@ -286,7 +316,7 @@ def test_admission_at_insert_with_a_rate_has_the_result_of_the_general_statement
 
     found = []
     row = ("BLOCKED", None, 0, False, False)
-    general = after([], fill, admit, lambda: make([row], key=RATED_KEY, meta=meta), admit, look)
+    general = after([], fill, admit, lambda: make([row], key=key, meta=meta), admit, look)
     assert after([], fill, admit, enqueue, look) == general
     assert after([], fill, admit, enqueue_in_a_transaction, look) == general
     assert found[0] == found[1] == found[2]

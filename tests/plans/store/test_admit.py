@@ -10,7 +10,8 @@ from tests.plans.store.backlog import Call
 
 def own_at_rate(id_, most):
     """Return the values of ``ADMIT_OWN_AT_RATE``, where ``most`` tasks may be admitted at once."""
-    return (id_, "backlog", 1, "backlog", "backlog", most + 1, most, id_, 1, most - 1, "backlog")
+    key = "backlog"
+    return (id_, most, key, key, "READY", most + 1, most - 1, key, key, 1, 1, key)
 
 
 def calls(backlog):
@@ -35,4 +36,4 @@ def test_admission_to_one_key_reads_the_index_of_keys(plans):
     """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
     assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
     assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]
-    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"]) == [1, 3]
+    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"], most=2) == [1, 2]
