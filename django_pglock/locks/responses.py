@@ -90,14 +90,16 @@ class _Ended:
 
 
 def _end_late(lock: ResponseLock, limit: float) -> None:
-    if lock.name:
+    # The lock is freed first, because a handler of the log may raise.
+    name = lock.name
+    lock.drop()
+    if name:
         logger.error(
             "Lock %r was released, because its response was not closed within %g s "
             "(DJANGO_PGLOCK['MAX_RESPONSE_HOLD']).",
-            lock.name,
+            name,
             limit,
         )
-    lock.drop()
 
 
 # The locks of the current request. Under ASGI, the context that Django's handler opens identifies the request. Under

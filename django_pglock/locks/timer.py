@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+logger = logging.getLogger("django_pglock.locks")
 
 
 class Timer:
@@ -70,7 +74,12 @@ class TimerThread:
                 while not self._all or (left := self._all[0][0] - time.monotonic()) > 0:
                     self._change.wait(left if self._all else None)
                 _, _, timer = heapq.heappop(self._all)
-            timer.run()
+            try:
+                timer.run()
+            except BaseException:
+                # The calls of other timers must run. A handler of the log may raise here, and also below.
+                with suppress(BaseException):
+                    logger.exception("A delayed call of django_pglock has failed.")
 
 
 #: At this number of timers, the cancelled ones are removed.

@@ -113,6 +113,71 @@ def test_each_file_of_the_store_has_a_test_of_the_same_name():
     assert found - STORE.keys() == set(), "tests whose file is not there"
 
 
+#: Files outside of the store without tests of the same name, by the file with their tests. Parts of one subject are
+#: tested together where a test needs all of them.
+TESTED_TOGETHER = {
+    "acceptance/management/commands/test_locktasks.py": ("management/stack",),
+    "acceptance/test_deadlines.py": ("worker/liveness/deadlines",),
+    "acceptance/test_fork.py": ("postgres/forking", "worker/running/forked_child"),
+    "acceptance/test_heartbeat_process.py": ("worker/liveness/heartbeat_process_main",),
+    "acceptance/test_resting_workers.py": ("worker/liveness/heartbeat",),
+    "acceptance/test_session_watch.py": ("postgres/connection_registry",),
+    "concurrency/locks/test_coroutine_sessions.py": ("postgres/async_sessions",),
+    "concurrency/worker/running/test_watchdog.py": ("worker/running/stoppable",),
+    "db/admin/test_actions.py": ("verbs",),
+    "db/admin/test_enqueue.py": ("admin/enqueue_form",),
+    "db/admin/test_overview.py": ("admin/overview_facts", "admin/overview_tables"),
+    "db/admin/test_schedules.py": ("admin/schedule_runs",),
+    "db/admin/test_task_list.py": ("admin/filter_forms", "admin/task_filters"),
+    "db/locks/leases/test_lease.py": ("locks/leases/queryset", "locks/leases/statements"),
+    "db/locks/test_api.py": (
+        "locks/base_handle",
+        *("locks/statements/session_scope", "locks/statements/steps", "locks/statements/timeouts"),
+        "signals",
+    ),
+    "db/locks/test_lock_all.py": ("locks/semaphore_handles",),
+    "db/locks/test_transactions.py": ("locks/own_transaction", "locks/statements/transaction_scope"),
+    "db/management/commands/test_locktasks.py": (
+        *("management/arguments", "management/choosing", "management/task_output"),
+    ),
+    "db/management/commands/test_runlockworker.py": ("management/worker_arguments",),
+    "db/postgres/test_activity.py": ("postgres/pending_statements",),
+    "db/store/test_argument_index.py": ("management/argument_index",),
+    "db/store/test_cancel.py": ("worker/liveness/running_tasks",),
+    "db/store/test_claim_fair.py": ("worker/claiming/queue_cursor",),
+    "db/store/test_progress.py": ("worker/settling/progress",),
+    "db/store/test_worker_lock.py": ("worker/liveness/worker_lock",),
+    "db/test_checks.py": ("conf", "tasks/backends"),
+    "db/test_names.py": ("locks/connection_hooks", "locks/statements/fragments"),
+    "db/worker/claiming/test_discovery.py": ("tasks/importing",),
+    "db/worker/probes/test_server.py": (
+        *("worker/probes/health", "worker/probes/http_server", "worker/probes/metrics", "worker/probes/probes"),
+    ),
+    "db/worker/running/test_timeout.py": ("worker/running/task_thread",),
+    "db/worker/settling/test_settler.py": ("worker/ended_claim",),
+    "db/worker/test_worker.py": ("worker/identity",),
+    "foreign/test_otel_tasks.py": ("contrib/opentelemetry",),
+    "foreign/test_prometheus.py": ("contrib/prometheus",),
+    "foreign/test_sentry_tasks.py": ("contrib/sentry",),
+    "typing/api.py": ("tasks/decorator",),
+    "unit/tasks/test_results.py": ("tasks/compat",),
+    "unit/worker/supervising/test_supervisor.py": ("worker/supervising/channel", "worker/supervising/child_process"),
+}
+#: Declarations of tables, which the tests of the verbs use. ``test_models_and_migrations_agree`` compares them.
+DECLARATIONS = ("models/", "migrations/")
+
+
+def test_each_file_of_the_package_has_tests_of_the_same_name_or_is_listed_with_its_tests():
+    """So a reader finds the tests of a file. Inside of the store each file has tests of its own name."""
+    folders = ("unit", "db", "concurrency", "acceptance", "plans")
+    tests = {path.relative_to(TESTS / folder) for folder in folders for path in (TESTS / folder).rglob("test_*.py")}
+    named = {path.with_name(path.stem.removeprefix("test_")).as_posix() for path in tests}
+    files = {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in SOURCES if path.name != "__init__.py"}
+    listed = [name for names in TESTED_TOGETHER.values() for name in names]
+    assert sorted(listed) == sorted({name for name in files - named if not name.startswith(DECLARATIONS)})
+    assert [path for path in TESTED_TOGETHER if not (TESTS / path).exists()] == []
+
+
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
     "it inserts rows and reads none": (

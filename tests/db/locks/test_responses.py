@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from django.db import connection
 from django.http import StreamingHttpResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
 
 from django_pglock import lock_view
 from django_pglock.postgres import async_sessions
@@ -94,3 +95,23 @@ def test_a_lock_that_was_lost_while_the_response_was_sent_is_reported(somebody, 
     close(lose)
     assert heard == [(lock_lost, "a"), (lock_released, "a")]
     assert "Lock 'a' was lost before it was released: its session has ended." in caplog.text
+
+
+class Raising(logging.Handler):
+    def emit(self, record):
+        raise OSError("the disk of the log is full")
+
+
+@override_settings(DJANGO_PGLOCK={"MAX_RESPONSE_HOLD": 0.05})
+def test_a_log_handler_that_raises_does_not_keep_the_lock_of_a_response(somebody, eventually):
+    """Two responses, because the first one must not end the thread that frees the second one."""
+    handler = Raising()
+    logging.getLogger("django_pglock.locks").addHandler(handler)
+    try:
+        for name in ("a", "b"):
+            view = lock_view(name)(lambda request: StreamingHttpResponse(iter([b"one"])))
+            response = view(RequestFactory().get("/"))
+            eventually(lambda name=name: somebody.can_have(name))
+            response.close()
+    finally:
+        logging.getLogger("django_pglock.locks").removeHandler(handler)
