@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-logger = logging.getLogger("django_pglock.locks")
+from django_pglock.loggers import get_logger
+
+logger = get_logger("django_pglock.locks")
 
 
 class Timer:
@@ -77,9 +77,8 @@ class TimerThread:
             try:
                 timer.run()
             except BaseException:
-                # The calls of other timers must run. A handler of the log may raise here, and also below.
-                with suppress(BaseException):
-                    logger.exception("A delayed call of django_pglock has failed.")
+                # The calls of other timers must run.
+                logger.exception("A delayed call of django_pglock has failed.")
 
 
 #: At this number of timers, the cancelled ones are removed.

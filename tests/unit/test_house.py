@@ -118,7 +118,7 @@ def test_each_file_of_the_store_has_a_test_of_the_same_name():
 TESTED_TOGETHER = {
     "acceptance/management/commands/test_locktasks.py": ("management/stack",),
     "acceptance/test_deadlines.py": ("worker/liveness/deadlines",),
-    "acceptance/test_fork.py": ("postgres/forking", "worker/running/forked_child"),
+    "acceptance/test_fork.py": ("postgres/forking",),
     "acceptance/test_heartbeat_process.py": ("worker/liveness/heartbeat_process_main",),
     "acceptance/test_resting_workers.py": ("worker/liveness/heartbeat",),
     "acceptance/test_session_watch.py": ("postgres/connection_registry",),
