@@ -25,6 +25,7 @@ from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
 
 from django_pglock import loggers
+from django_pglock.conf import get_settings
 from django_pglock.contrib.capture import Capture, CaptureTrigger
 from django_pglock.postgres.message import OWN_WRAPPERS
 from django_pglock.store import archive_state, plans
@@ -203,6 +204,11 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
 
 
+def postpone_heartbeat_process(worker: Worker) -> None:
+    """Let a worker start its heartbeat process with its second heartbeat. Most workers of tests end before."""
+    worker.heartbeat_process._not_before = time.monotonic() + get_settings().HEARTBEAT_INTERVAL / 2
+
+
 @pytest.fixture
 def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
     """Start a worker in threads of this process; it is shut down at the end."""
@@ -210,6 +216,7 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
 
     def start(**options: Any) -> Worker:
         worker = Worker(**{"threads": 2, "grace": 5, **options})
+        postpone_heartbeat_process(worker)
         worker.start()
         started.append(worker)
         return worker

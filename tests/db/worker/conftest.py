@@ -9,6 +9,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.worker import Worker
+from tests.conftest import postpone_heartbeat_process
 from tests.sample.models import Effect
 
 
@@ -37,6 +38,7 @@ def gate():
 def run_to_its_end(**options: Any) -> Worker:
     """Run a worker that ends by itself."""
     worker = Worker(threads=2, grace=5, **options)
+    postpone_heartbeat_process(worker)
     ended = threading.Thread(target=worker.run, daemon=True)
     ended.start()
     ended.join(60)
