@@ -8,9 +8,14 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
+from django.test import override_settings
 
+import tests.settings
+import tests.settings_slow_beats
+from django_pglock.conf import get_settings
 from example_project.demo.processes import _end_with_parent
 from tests.conftest import ROOT
 from tests.warm import process as warm
@@ -102,7 +107,7 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
     """As a new interpreter has, although the parent has read those of the first."""
     others = {
         "DATABASE_URL": f"{os.environ['DATABASE_URL']}_other", "PAYMENTS_URL": "http://127.0.0.1:1",
-        "HEARTBEAT_LIMIT": "20", "CHAOS_PGLOCK": '{"HEARTBEAT_LIMIT": 21, "POLL_INTERVAL": 9}',
+        "DEBUG": "yes", "HEARTBEAT_LIMIT": "20", "CHAOS_PGLOCK": '{"HEARTBEAT_LIMIT": 21, "POLL_INTERVAL": 9}',
     }  # fmt: skip
     _, before = started(0, DJANGO_SETTINGS_MODULE=module)
     parents = list(warm._parents)
@@ -115,10 +120,30 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
         env=environment, input="", capture_output=True, text=True, check=True,
     )  # fmt: skip
     expected = json.loads(new.stdout.splitlines()[0])
-    names = ("database", "url", "settings")
+    names = ("database", "debug", "url", "settings")
     assert [about[name] for name in names] == [expected[name] for name in names]
     assert about["database"] == f"{before['database']}_other"
     assert [before[name] for name in names] == [again[name] for name in names]
+
+
+def test_processes_with_similar_settings_have_one_parent_and_their_own_settings(started):
+    _, ours = started(0)
+    parents = list(warm._parents)
+    _, other = started(0, DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    _, again = started(0)
+    assert list(warm._parents) == parents
+    assert ours["settings"] == again["settings"] == repr(get_settings())
+    with override_settings(DJANGO_PGLOCK=tests.settings_slow_beats.DJANGO_PGLOCK):
+        assert other["settings"] == repr(get_settings())
+
+
+@pytest.mark.parametrize("name", warm.SIMILAR)
+def test_similar_settings_differ_only_in_settings_that_are_read_again(name):
+    def values(module):
+        kept = {key: value for key, value in vars(module).items() if key.isupper()}
+        return {key: value for key, value in kept.items() if key not in warm.SETTINGS_READ_AGAIN}
+
+    assert values(import_module(name)) == values(tests.settings)
 
 
 #: Ends by ``sys.exit`` while a thread works, and with a function to call at its exit and a stream to flush.
@@ -135,7 +160,7 @@ sys.exit({code})
 
 @pytest.mark.parametrize(("code", "expected"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
 def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expected):
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1"}
     with WarmProcess(
         [sys.executable, "-c", ENDS.format(code=code)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -145,7 +170,7 @@ def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expec
 
 
 def test_a_warm_process_with_a_closed_output_ends_as_a_new_interpreter():
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1"}
 
     def exit_code(start):
         read, write = os.pipe()

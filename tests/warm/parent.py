@@ -164,9 +164,9 @@ def change_environment(changes: dict[str, str | None]) -> None:
 
 def is_read_again(changes: dict[str, str | None]) -> bool:
     """Return whether settings depend on one of the changes."""
-    from tests.warm.process import READ_AGAIN
+    from tests.warm.process import MODULE, READ_AGAIN
 
-    return any(name in changes and os.environ.get(name) != changes[name] for name in READ_AGAIN)
+    return any(name in changes and os.environ.get(name) != changes[name] for name in (MODULE, *READ_AGAIN))
 
 
 def read_settings_again() -> None:
@@ -176,12 +176,14 @@ def read_settings_again() -> None:
     from django.core.signals import setting_changed
     from django.db import connections
 
+    from tests.warm.process import SETTINGS_READ_AGAIN
+
     for name in list(sys.modules):
         package, _, module = name.partition(".")
         if package in ("tests", "example_project") and module.rpartition(".")[2].startswith("settings"):
             del sys.modules[name]
     read = importlib.import_module(os.environ["DJANGO_SETTINGS_MODULE"])
-    for name in ("DATABASES", "DJANGO_PGLOCK", "PAYMENTS_URL"):
+    for name in SETTINGS_READ_AGAIN:
         if hasattr(read, name):
             setattr(settings, name, getattr(read, name))
     setting_changed.send(None, setting="DJANGO_PGLOCK", value=settings.DJANGO_PGLOCK, enter=True)

@@ -18,11 +18,21 @@ from tests.warm.parent import FAREWELL
 PARENT = Path(__file__).with_name("parent.py")
 ROOT = PARENT.parent.parent.parent
 #: Warm parents of one process of tests at once. Each has its own environment, because Django's settings depend on it.
-LIMIT = 3
+LIMIT = 5
 #: Parts of the environment that no settings depend on: processes with the same parent differ in these.
 FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
 #: Parts of it on which some settings depend: a child in which these differ reads these settings again.
-READ_AGAIN = ("DATABASE_URL", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
+READ_AGAIN = ("DATABASE_URL", "DEBUG", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
+#: The settings that are read again.
+SETTINGS_READ_AGAIN = ("DATABASES", "DEBUG", "DJANGO_PGLOCK", "PAYMENTS_URL")
+MODULE = "DJANGO_SETTINGS_MODULE"
+#: Modules that differ only in these settings: processes with one of these modules have the same parent.
+SIMILAR = (
+    "tests.settings",
+    "tests.settings_no_poll",
+    "tests.settings_slow_beats",
+    "tests.settings_transaction_scope",
+)
 #: Settings that do something to the process when they are read: this must not happen twice.
 READ_ONCE = ("CHAOS_CLOCK", "CHAOS_MEMORY")
 #: The command of worker processes, which start others if they are supervisors.
@@ -41,7 +51,7 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
     if is_measured or not hasattr(os, "fork"):
         return subprocess.Popen(arguments, env=env, **options)
-    is_ours = env.get("DJANGO_SETTINGS_MODULE", "").startswith(("tests.", "example_project."))
+    is_ours = env.get(MODULE, "").startswith(("tests.", "example_project."))
     return (WarmProcess if is_ours else BareProcess)(arguments, env=env, **options)
 
 
@@ -88,13 +98,19 @@ _closed: list[WarmParent] = []
 
 def free_in(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the parts of an environment in which processes with the same parent may differ."""
-    return FREE if any(name in environment for name in READ_ONCE) else (*FREE, *READ_AGAIN)
+    if any(name in environment for name in READ_ONCE):
+        return FREE
+    return (*FREE, *READ_AGAIN, *([MODULE] if environment.get(MODULE) in SIMILAR else []))
 
 
 def parent_for(environment: Mapping[str, str]) -> WarmParent:
     """Return the warm parent with this environment; start it if there is none."""
     free = free_in(environment)
-    key = tuple(sorted((name, value) for name, value in environment.items() if name not in free))
+    fixed = {name: value for name, value in environment.items() if name not in free}
+    if MODULE in free:
+        # A parent without settings is another one.
+        fixed[MODULE] = SIMILAR[0]
+    key = tuple(sorted(fixed.items()))
     parent = _parents.pop(key, None)
     if parent is None or parent.has_ended():
         parent = WarmParent({name: value for name, value in environment.items() if name not in FREE})
@@ -178,7 +194,7 @@ class BareProcess(WarmProcess):
     """A child of a warm parent without settings. ``PYTHONPATH`` names the folder of its project."""
 
     def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
-        parents = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        parents = {name: value for name, value in os.environ.items() if name != MODULE}
         known = [*filter(None, [parents.get("PYTHONPATH")]), str(ROOT)]
         parents |= {"PYTHONPATH": os.pathsep.join(known), "PYTHONDONTWRITEBYTECODE": "1"}
         request["environment"] = {name: env.get(name) for name in {*parents, *env}}
