@@ -42,10 +42,10 @@ READABLE_STYLES = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
 #: An entry of a connection's settings: the server is told these styles when the connection is opened.
 SETS_STYLES = "PGLOCK_SETS_STYLES"
 
+# A setting that the server does not know is NULL. To read pg_settings takes a millisecond more.
 SET_SETTINGS = """
-SELECT set_config(wanted.name, wanted.value, false)
-FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings USING (name)
-WHERE pg_backend_pid() = %s
+SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS wanted (name, value)
+WHERE current_setting(name, true) IS NOT NULL AND pg_backend_pid() = %s
 """
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from django.db import connections
 
-from django_pglock.postgres.sessions import dedicated_connection, limit_waiting, unreadable_styles
+from django_pglock.postgres.sessions import dedicated_connection, limit_waiting, set_limits, unreadable_styles
 
 pytestmark = pytest.mark.django_db
 
@@ -59,3 +59,12 @@ def test_no_statement_is_sent_if_the_styles_are_readable():
         connection.ensure_connection()
     connection.close()
     assert [each for each in sent if "set_config" in each] == []
+
+
+def test_settings_that_the_server_does_not_know_are_left_out():
+    connection = dedicated_connection("default")
+    set_limits(connection, {"no_such_setting": "1s", "lock_timeout": "7s"})
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('no_such_setting', true), current_setting('lock_timeout')")
+        assert cursor.fetchone() == (None, "7s")
+    connection.close()
