@@ -122,7 +122,7 @@ def test_a_missing_socket_is_logged_once_and_the_worker_continues(worker, monkey
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "nonsense"}, None),
         ({"WATCHDOG_USEC": "2500000"}, 2.5),
-        ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": str(os.getpid())}, 2.5),
+        ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": "ours"}, 2.5),
         ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": "1"}, None),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_watchdog_limit_of_systemd_is_used_only_by_the_watched_process(monke
     for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, str(os.getpid()) if value == "ours" else value)
     assert watchdog_limit(is_one_of_several=False) == limit
     # The main process is the supervisor then; one of its processes answers for it.
     assert watchdog_limit(is_one_of_several=True) == (2.5 if "WATCHDOG_PID" in environment else limit)
