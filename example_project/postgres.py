@@ -27,7 +27,8 @@ from typing import Any
 from example_project import postgres_guard
 
 #: Dynamic shared memory is in the data folder and not in /dev/shm, so that nothing is left after a crash of the server.
-ALWAYS = {"listen_addresses": "", "max_connections": "200", "dynamic_shared_memory_type": "mmap"}
+#: Django sets the time zone of each session if that is not UTC.
+ALWAYS = {"listen_addresses": "", "max_connections": "200", "dynamic_shared_memory_type": "mmap", "timezone": "UTC"}
 #: With a limit of what old segments of WAL take: the folder may be in memory.
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "256MB"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
