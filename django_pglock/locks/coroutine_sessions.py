@@ -9,7 +9,8 @@ session is one holder. This package ensures that the coroutines in it exclude ea
 
 So no coroutine fails or waits because there are too few sessions, if the server accepts ``ASYNC_SESSIONS`` and one
 more. Locks that need a whole session (of scope "transaction", or with ``max_hold``) open one more. If the server
-refuses it, these locks are busy.
+refuses it, these locks are busy. A pooler does not refuse a session. It lets the client wait until another client
+disconnects. So the wait for one more session is limited. After that, it counts as a refusal.
 """
 
 from __future__ import annotations
@@ -27,10 +28,17 @@ from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.locks.options import Request
 from django_pglock.locks.session_locks import LockRecord, SessionLocks
 from django_pglock.locks.statements.steps import END_SESSION, Row
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session, refuse_greenlets
+from django_pglock.loggers import RateOfRecords, get_logger
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, NoSession, refuse_greenlets
 
 #: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
+#: Seconds for which a lock waits for one more session, if the loop has one. A pooler may have none left for the loop.
+OPEN_WITHIN = 10.0
+
+logger = get_logger("django_pglock.locks")
+#: For sessions that cannot be opened. Each coroutine tries again and again.
+no_session = RateOfRecords(60.0)
 
 
 class LockSession:
@@ -114,22 +122,35 @@ class LockSessions:
             return None
         owner = self.owner()
         try:
-            session = await self._pool.get()
-        except OperationalError:
+            session = await self._pool.get(OPEN_WITHIN)
+        except OperationalError as error:
             if not self._open:
                 raise
             # The server accepts no more sessions. If there is a shared one, the coroutine can use it.
+            if isinstance(error, NoSession) and not may_share and no_session.allows():
+                logger.warning("%s A lock waits for it as for a busy lock. %s", error, self._advice)
             return None
         self._open.add(session)
         lock_session = owner[scope] = LockSession(session)
         lock_session.owner, lock_session.lock_count = owner, 1
         return lock_session
 
+    @property
+    def _advice(self) -> str:
+        return (
+            f"This event loop has {len(self._open)} sessions for locks, and may open ASYNC_SESSIONS + 1 "
+            f"({self._pool.limit + 1}), and one for each lock with max_hold or of scope 'transaction'. If a pooler or "
+            "the role allows fewer, lower DJANGO_PGLOCK['ASYNC_SESSIONS'] or raise that limit."
+        )
+
     async def shared_session(self) -> LockSession:
         """Return the session that coroutines share."""
         async with self._sharing:
             if self._shared is None or self._shared.session.has_ended:
-                session = await open_session(self._alias)
+                try:
+                    session = await self._pool.take(OPEN_WITHIN)
+                except NoSession as error:
+                    raise NoSession(f"{error} {self._advice}") from None
                 self._open.add(session)
                 self._shared = LockSession(session, is_shared=True)
         return self._shared

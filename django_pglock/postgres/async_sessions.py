@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.db import OperationalError
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
@@ -43,6 +44,10 @@ CANCEL_AGAIN = 0.05
 
 # By ``id()``, because sessions are opened and dropped in any thread.
 _sessions: dict[int, weakref.ref[AsyncSession]] = {}
+
+
+class NoSession(OperationalError):
+    """A session could not be opened within the time that the caller has set, and none was given back."""
 
 
 class AsyncSession:
@@ -177,9 +182,15 @@ async def open_session(using: str) -> AsyncSession:
     except asyncio.CancelledError:
         # No callback in the loop, because the loop may end before the thread has connected.
         is_given_up.set()
-        connecting.add_done_callback(lambda _: _finish(connection))
+        connecting.add_done_callback(lambda ended: _finish_given_up(connection, ended))
         raise
     return AsyncSession(connection)
+
+
+def _finish_given_up(connection: DatabaseWrapper, connecting: asyncio.Future[None]) -> None:
+    # Its error is read, because otherwise asyncio would log that no code has read it.
+    _ = connecting.cancelled() or connecting.exception()
+    _finish(connection)
 
 
 def _finish(connection: DatabaseWrapper) -> None:
@@ -209,6 +220,9 @@ class AsyncSessionPool:
         self._ended = ended
         # The unused sessions, and since when; the last was given back last.
         self._idle: list[tuple[float, AsyncSession]] = []
+        # For each caller that waits for a new session: it gets the next one that is given back, if this is earlier.
+        self._awaited: list[asyncio.Future[AsyncSession]] = []
+        self._has_opened = False
         # The timer itself is not kept: it knows the loop, which could not be collected then.
         self._has_timer = False
 
@@ -217,23 +231,61 @@ class AsyncSessionPool:
         """Whether one more session may be lent."""
         return self.in_use < self.limit
 
-    async def get(self) -> AsyncSession:
-        """Return a session for the caller alone. The caller must have checked ``has_room``."""
+    async def get(self, within: float | None = None) -> AsyncSession:
+        """Return a session for the caller alone. The caller must have checked ``has_room``. Raises as ``take()``."""
         self.in_use += 1
         try:
-            return self._take_idle() or await open_session(self.using)
+            return await self.take(within)
         except BaseException:
             self.in_use -= 1
             raise
+
+    async def take(self, within: float | None = None) -> AsyncSession:
+        """Return a session that the pool does not count and does not get back.
+
+        A pooler may let a client wait until another one disconnects, perhaps one of this pool. So the caller gets the
+        new session or a session that is given back, whichever comes first. Raises ``NoSession`` after ``within``
+        seconds. The first session has no limit here, because a server may be slow to connect to.
+        """
+        if (unused := self._take_idle()) is not None:
+            return unused
+        opening = asyncio.ensure_future(open_session(self.using))
+        given: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
+        self._awaited.append(given)
+        taken: AsyncSession | None = None
+        try:
+            while not (given.done() or opening.done()):
+                await asyncio.wait({opening, given}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+                # Asked here, because several callers may begin at once, before the first session is open.
+                if self._has_opened and not (given.done() or opening.done()):
+                    raise NoSession(f"No session to database {self.using!r} was free within {within:g} s.")
+            taken = given.result() if given.done() else opening.result()
+            self._has_opened = True
+            return taken
+        finally:
+            self._awaited.remove(given)
+            # The one that was not taken; both, if the caller was cancelled.
+            opening.cancel()
+            for each in (opening, given):
+                if each.done() and not each.cancelled() and each.exception() is None and each.result() is not taken:
+                    self._keep(each.result())
 
     def put(self, session: AsyncSession) -> None:
         """Take a session back. Keep it for the next user if it is reusable, otherwise end it."""
         self.in_use -= 1
         if session.is_reusable:
-            self._idle.append((time.monotonic(), session))
-            self._set_timer(IDLE_TIMEOUT)
+            self._keep(session)
         else:
             self._finish(session)
+
+    def _keep(self, session: AsyncSession) -> None:
+        """Give a session to a caller that waits for one, or keep it for the next one."""
+        for given in self._awaited:
+            if not given.done():
+                given.set_result(session)
+                return
+        self._idle.append((time.monotonic(), session))
+        self._set_timer(IDLE_TIMEOUT)
 
     def close_idle(self) -> None:
         """End the unused sessions."""
