@@ -15,7 +15,8 @@ GRAPHILE = "graphile-worker, batched"
 
 CPU_AIMS = {
     *("lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique=", "after="),
-    *("rate=", "rate=, behind others that wait", "rate=, in a transaction"),
+    *("rate=", "rate=, behind others that wait", "rate=, in a transaction", "rate= and lock="),
+    "rate= and lock=, in a transaction",
 }
 
 

@@ -63,6 +63,7 @@ AT_ONCE = [
     ({"lock": "a"}, {}, ["READY", "BLOCKED"]),
     ({"group": "a"}, {}, ["READY", "BLOCKED"]),
     ({"rate": OFTEN}, {}, ["READY", "READY"]),
+    ({"lock": "a", "rate": OFTEN}, {}, ["READY", "BLOCKED"]),
     ({"lock": "a", "fair": "b"}, {}, ["READY", "BLOCKED"]),
     ({"unique": True}, {}, ["READY", "READY"]),
     ({"lock": "a"}, {"run_after": HOUR}, ["SCHEDULED", "SCHEDULED"]),
@@ -81,7 +82,7 @@ def test_a_call_in_a_testcase_gets_its_status_at_once(own_registry, options, usi
 
 AFTER_THE_HOOKS = [
     ({"lock": "a", "unique": Unique("{number}")}, ["READY", "BLOCKED"]),
-    ({"lock": "a", "rate": OFTEN}, ["READY", "BLOCKED"]),
+    ({"lock": "a", "rate": OFTEN, "concurrency": 2}, ["READY", "READY"]),
     ({"rate": OFTEN, "unique": True}, ["READY", "READY"]),
     ({"group": "a", "unique": True}, ["READY", "BLOCKED"]),
 ]
