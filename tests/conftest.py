@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,32 @@ def in_threads() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture
+def in_kept_threads() -> Iterator[Callable[..., list[Any]]]:
+    """Like ``in_threads``, for many rounds: the threads and their connections are kept until the end of the test.
+
+    A new connection takes more time than most statements. Then the rounds have less of a race.
+    """
+    pools: dict[int, ThreadPoolExecutor] = {}
+
+    def run(function: Callable[..., Any], count: int) -> list[Any]:
+        # Each thread waits until all have begun, so none gets two calls.
+        start = threading.Barrier(count)
+
+        def work(number: int) -> Any:
+            start.wait(NEVER)
+            return function(number)
+
+        pool = pools.setdefault(count, ThreadPoolExecutor(count))
+        running = [pool.submit(work, number) for number in range(count)]
+        return [each.result(NEVER) for each in running]
+
+    yield run
+    for count, pool in pools.items():
+        run(lambda _: connections.close_all(), count)
+        pool.shutdown()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -113,6 +113,8 @@ MARKS = re.compile(r"^[ >]*>|(?<!\w)[*_]{1,3}(?=\S)|(?<=\S)[*_]{1,3}(?!\w)", re.
 FIELDS = re.compile(r"\{[^{}]*\}|``[^`]*``|[\"']\s*\n\s*[rfb]{0,2}[\"']|\\n")
 #: proselint skips quotations, and every message is one.
 QUOTES = re.compile(r"[\"“”„]|(?<!\w)'|'(?!\w)")
+#: Spaces in a line: two of them are as little the space between two words of a phrase as more are.
+WIDE = re.compile(r" {3,}")
 SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|WITH|FROM|WHERE|VALUES|JOIN|RETURNING|CREATE)\b")
 
 
@@ -151,7 +153,9 @@ def findings(path: Path) -> Iterator[str]:
     prose = prose_of_page(text) if path.suffix == ".md" else prose_of_source(text, with_messages=has_messages)
     if not prose.strip():
         return
-    for found in LintFile(str(path), QUOTES.sub(" ", prose)).lint(CONFIG):
+    # Only the lines of the findings are used, and most of a source is blank.
+    prose = WIDE.sub("  ", QUOTES.sub(" ", prose))
+    for found in LintFile(str(path), prose).lint(CONFIG):
         yield f"{path}:{found.pos[0]}: {found.check_result.message}"
 
 
@@ -161,7 +165,8 @@ def register() -> None:
 
     registry = CheckRegistry()
     if not registry.checks:
-        registry.register_many(theirs)
+        # Only these, because proselint compares the path of each registered check with CONFIG for each file.
+        registry.register_many(tuple(each for each in theirs if each.path.partition(".")[0] in FITTING))
         phrases = {phrase.replace(" ", r"\s+"): instead for phrase, instead in SAY_INSTEAD.items()}
         registry.register(Check(types.PreferredForms(phrases), path=OURS, message="{1!r}: write {0}."))
 
@@ -193,6 +198,16 @@ def _spaces(text: str) -> str:
     return re.sub(r"[^\n]", " ", text)
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements below a node. Most nodes of a file are expressions, which this leaves out."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        inner = getattr(node, name, None)
+        # The body of a lambda is an expression.
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from _statements(each)
+
+
 def _comments(text: str, starts: list[int]) -> Iterator[tuple[int, int]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -205,11 +220,11 @@ def _strings(text: str, lines: list[str], starts: list[int], *, with_messages: b
         # The columns of ast count bytes.
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    nodes = list(ast.walk(ast.parse(text)))
-    expressions = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    tree = ast.parse(text)
+    expressions = [node.value for node in _statements(tree) if isinstance(node, ast.Expr)]
     docstrings = set(map(id, expressions))
     inside: set[int] = set()
-    for node in nodes if with_messages else expressions:
+    for node in ast.walk(tree) if with_messages else expressions:
         if id(node) in inside or not isinstance(node, (ast.Constant, ast.JoinedStr)):
             continue
         if isinstance(node, ast.JoinedStr):

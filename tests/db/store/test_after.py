@@ -205,18 +205,18 @@ def test_many_tasks_wait_for_one_and_one_waits_for_many(worker, eventually):
     assert rows[int(last.id)].started_at >= max(rows[int(id_)].finished_at for id_ in ids)
 
 
-def test_a_dependent_becomes_ready_when_its_dependencies_end_at_the_same_time(in_threads, claim):
+def test_a_dependent_becomes_ready_when_its_dependencies_end_at_the_same_time(in_kept_threads, claim):
     """If two dependencies end at the same time, one of them must release the dependent."""
     for _ in range(10):
         results = [tasks.echo.enqueue(number) for number in range(8)]
         child = tasks.nothing.using(after=results).enqueue()
         claims = claim(8)
-        in_threads(lambda number, claims=claims: settle_one(claims[number], Succeeded()), 8)
+        in_kept_threads(lambda number, claims=claims: settle_one(claims[number], Succeeded()), 8)
         assert Task.objects.get(pk=child.id).status == "READY"
         Task.objects.all().delete()
 
 
-def test_a_dependent_enqueued_while_its_dependency_ends_becomes_ready(in_threads, claim):
+def test_a_dependent_enqueued_while_its_dependency_ends_becomes_ready(in_kept_threads, claim):
     for _ in range(20):
         first = tasks.echo.enqueue(1)
         [mine] = claim()
@@ -227,6 +227,6 @@ def test_a_dependent_enqueued_while_its_dependency_ends_becomes_ready(in_threads
             else:
                 tasks.nothing.using(after=[first]).enqueue()
 
-        in_threads(work, 2)
+        in_kept_threads(work, 2)
         assert statuses() == ["SUCCESSFUL", "READY"]
         Task.objects.all().delete()

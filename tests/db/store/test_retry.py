@@ -228,7 +228,7 @@ def test_a_task_whose_unique_key_another_one_has_is_not_retried(status, scope, a
     assert Task.objects.filter(pk=row.pk).retry() == is_retried
 
 
-def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
+def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_kept_threads, claim):
     for _ in range(20):
         first = tasks.echo.enqueue(1)
         child = tasks.nothing.using(after=[first]).enqueue()
@@ -241,17 +241,17 @@ def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
             else:
                 assert Task.objects.filter(pk=child.id).retry() == 1
 
-        in_threads(work, 2)
+        in_kept_threads(work, 2)
         assert statuses() == ["SUCCESSFUL", "READY"]
         assert not Waiter.objects.exists()
         Task.objects.all().delete()
 
 
-def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, claim):
+def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_kept_threads, claim):
     """In either order, the dependent never begins while its dependency is unfinished."""
     for _ in range(20):
         first, second, _ = failed_chain(claim)
-        in_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
+        in_kept_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
         assert statuses() in (["READY", "BLOCKED", "CANCELLED"], ["READY", "CANCELLED", "CANCELLED"])
         Task.objects.all().delete()
         Waiter.objects.all().delete()

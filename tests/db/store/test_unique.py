@@ -308,10 +308,10 @@ def cancelled(task, count):
 
 
 @pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
-def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_threads, task):
+def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_kept_threads, task):
     for _ in range(5):
         ids = cancelled(task, 8)
-        retried = in_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
+        retried = in_kept_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
         assert sum(retried) == 1 == Task.objects.filter(status="READY").count()
         Task.objects.cancel()
 
