@@ -259,9 +259,11 @@ def test_a_pass_without_an_error_ends_an_outage(listener, in_threads, monkeypatc
     assert 0 < sleeps[0] <= get_settings().POLL_INTERVAL < sleeps[1]
 
 
-def test_a_wake_ends_one_sleep(listener):
-    listener._wake()
+def test_a_sleep_ends_with_a_wake_and_not_before(listener):
+    waker = threading.Timer(0.05, listener._wake)
+    waker.start()
     listener._sleep(NEVER)
+    waker.join(NEVER)
     with pytest.raises(BlockingIOError):
         listener._wake_receiver.recv(1)
 
