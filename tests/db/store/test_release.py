@@ -6,10 +6,11 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import Waiter
+from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import release as release_module
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
@@ -65,10 +66,10 @@ def test_release_promotes_only_dependents_of_the_given_tasks(claim):
         tasks.nothing.using(after=each).enqueue()
     claims = claim(10)
     settle("default", [(mine, Succeeded()) for mine in claims], claims[0].worker)
-    ends = [int(awaited[0].id), int(awaited[-1].id)]
-    assert release("default", ends) == 2
-    assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
-    assert release("default", [ends[0] + 1]) == 1
+    ends = [int(awaited[number].id) for number in (0, 1, 9)]
+    assert release("default", ends) == 3
+    assert statuses()[10:] == ["READY", "READY", *["BLOCKED"] * 7, "READY"]
+    assert release("default", [ends[1] + 1]) == 1
 
 
 def test_dependents_of_a_deleted_task_are_cancelled_and_lock_timeout_is_kept(claim):
@@ -127,9 +128,14 @@ def test_each_dependent_follows_the_outcome_of_its_own_dependency(claim):
     for number in range(2):
         tasks.nothing.using(after=[tasks.echo.using(priority=1).enqueue(number)]).enqueue()
     one, two = claim(2)
-    settle("default", [(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
-    assert release("default", [one.id, two.id]) == 2
-    assert statuses() == ["FAILED", "CANCELLED", "SUCCESSFUL", "READY"]
+    of_both = tasks.nothing.using(after=[one.id, two.id]).enqueue()
+    Task.objects.filter(pk=of_both.id).update(attempts=3, uncounted=1)
+    cancelled = tasks.nothing.using(after=[one.id]).enqueue()
+    Task.objects.filter(pk=cancelled.id).update(status="CANCELLED", finished_at=Now())
+    settle("default", [(one, Succeeded()), (two, Failed(FAILURE))], one.worker)
+    assert release("default", [one.id, two.id]) == 3
+    assert statuses() == ["SUCCESSFUL", "READY", "FAILED", "CANCELLED", "CANCELLED", "CANCELLED"]
+    assert f"after task {two.id}," in Attempt.objects.get(task=of_both.id, number=2).traceback
 
 
 def test_a_locked_row_does_not_delay_other_waiters(claim, locked):
@@ -161,6 +167,8 @@ def test_orphaned_waiters_are_searched_page_by_page(claim):
         tasks.echo.using(after=[each]).enqueue(1)
     [first, *_] = claim(1)
     settle("default", [(first, Succeeded())], first.worker)
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_pglock_task WHERE id = %s", [int(awaited[1].id)])
     found, last = [], 0
     while page := orphaned_waiters("default", last, limit=2):
         assert len(page) == 2
@@ -168,4 +176,19 @@ def test_orphaned_waiters_are_searched_page_by_page(claim):
         last = page[-1][0]
     ids = list(Waiter.objects.order_by("id").values_list("id", flat=True))
     assert [id_ for id_, _ in found] == ids
-    assert [orphan for _, orphan in found] == [first.id, None, None, None]
+    assert [orphan for _, orphan in found] == [first.id, int(awaited[1].id), None, None]
+
+
+def test_only_a_locked_row_makes_a_second_try(claim, monkeypatch):
+    first = tasks.echo.enqueue(1)
+    tasks.nothing.using(after=[first]).enqueue()
+    tries = []
+
+    def refuse(using, *statements):
+        tries.append(statements)
+        raise OperationalError("the server is shutting down")
+
+    monkeypatch.setattr(release_module, "run_together", refuse)
+    with pytest.raises(OperationalError, match="shutting down"):
+        release("default", [int(first.id)])
+    assert len(tries) == 1

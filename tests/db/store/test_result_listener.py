@@ -13,6 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 from django.test.utils import override_settings
 
+from django_pglock.conf import get_settings
 from django_pglock.models import Waiter
 from django_pglock.store import result_listener
 from django_pglock.store.result_listener import FIRST_PAUSE, LONGEST_PAUSE, ResultListener, WaitingCaller
@@ -217,6 +218,63 @@ def test_pauses_between_two_sessions_become_longer_up_to_a_limit(listener, monke
         listener._lose(OperationalError())
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE
+
+
+def test_a_pass_without_an_error_ends_an_outage(listener, in_threads, monkeypatch):
+    """Otherwise callers that come in a later outage would wait for its end, as if they had waited before it."""
+    options = connections.settings["default"]["OPTIONS"]
+    monkeypatch.setitem(options, "options", f"{options.get('options', '')} -c idle_session_timeout=1h")
+    result, has_ended = results_of(2)
+    told, sleeps = [], []
+    monkeypatch.setattr(listener, "_sleep", lambda seconds, *_: sleeps.append(seconds))
+
+    def join(result):
+        listener.join(WaitingCaller(int(result.id), told.append, is_abandoned=lambda: False))
+
+    def work(_):
+        join(result)
+        listener._lost_at, listener._failures, listener._before_loss, listener._stale = 1.0, 3, {1}, [1]
+        listener._run_once()
+        left = listener._lost_at, listener._failures, listener._before_loss, listener._stale
+        with listener._connection.cursor() as cursor:
+            cursor.execute("SHOW idle_session_timeout")
+            limit = cursor.fetchone()
+        settle(has_ended)
+        join(has_ended)
+        listener._poll_at = NEVER + time.monotonic()
+        listener._run_once()
+        assert told == [True], "a task that had ended before is found without a poll"
+        listener._notified = [has_ended.id]
+        listener._run_once()
+        assert len(sleeps) == 2, "no sleep before a notification that is there already"
+        settle(result)
+        while len(told) < 2:
+            listener._run_once()
+        noted = dict(listener._noted)
+        listener._close()
+        return left, limit, noted, listener._waiting
+
+    assert in_threads(work, 1) == [((None, 0, set(), []), ("0",), {}, {})]
+    assert told == [True, True]
+    assert 0 < sleeps[0] <= get_settings().POLL_INTERVAL < sleeps[1]
+
+
+def test_a_sleep_ends_with_a_wake_and_not_before(listener):
+    waker = threading.Timer(0.05, listener._wake)
+    waker.start()
+    listener._sleep(NEVER)
+    waker.join(NEVER)
+    with pytest.raises(BlockingIOError):
+        listener._wake_receiver.recv(1)
+
+
+def test_the_time_limit_of_a_pass_ends_with_the_pass():
+    before = threading.enumerate()
+    with result_listener._limited(connection):
+        [timer] = set(threading.enumerate()).difference(before)
+        assert timer.daemon, "the process may end meanwhile"
+        assert not timer.finished.is_set()
+    assert timer.finished.is_set()
 
 
 def test_an_error_in_the_listener_is_logged_and_ends_all_waits(monkeypatch, eventually, caplog):
