@@ -12,6 +12,7 @@ from django_pglock import Lease, lock, signals
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
+from django_pglock.loggers import WORKER
 from django_pglock.management.commands import withlock
 from django_pglock.models import Task
 from django_pglock.tasks.context import TaskContext
@@ -82,8 +83,9 @@ def test_every_check_stands_in_the_table():
 
 def test_every_logger_stands_in_the_table():
     table = section("Other loggers", (ROOT / "docs" / "logging.md").read_text())
-    used = set(re.findall(r'getLogger\("(django_pglock\.\w+)"\)', SOURCE))
-    assert set(first_cells(table)) == used
+    used = set(re.findall(r'= get_logger\("(django_pglock\.\w+)"\)', SOURCE))
+    assert "= get_logger(WORKER)" in SOURCE
+    assert set(first_cells(table)) == used | {WORKER}
 
 
 def test_every_metric_stands_in_the_table():
