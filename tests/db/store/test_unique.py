@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from copy import copy
 from datetime import timedelta
 from unittest import mock
 
@@ -300,11 +301,14 @@ def test_retry_of_equal_unique_tasks_retries_only_the_last_one(claim, monkeypatc
 
 
 def cancelled(task, count):
-    ids = []
-    for _ in range(count):
-        ids.append(task.enqueue(1).id)
-        assert Task.objects.cancel() == 1
-    return ids
+    """Return the ids of cancelled tasks of one unique key. The others are copies of the first one."""
+    task.enqueue(1)
+    assert Task.objects.cancel() == 1
+    first = Task.objects.latest("id")
+    others = [copy(first) for _ in range(count - 1)]
+    for each in others:
+        each.pk = None
+    return [first.pk, *(each.pk for each in Task.objects.bulk_create(others))]
 
 
 @pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
