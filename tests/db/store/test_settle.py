@@ -294,17 +294,17 @@ def test_the_database_refuses_invalid_rows(broken):
         Task.objects.create(**{**ROW, **broken})
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_an_attempt_keeps_the_name_of_its_worker(claim, is_known):
+@pytest.mark.parametrize("kept", [("mail-1", "a"), (None, None)])
+def test_an_attempt_keeps_the_name_of_its_worker_and_its_log(claim, kept):
     """The row of a worker is deleted when the worker ends."""
     tasks.nothing.enqueue()
     [mine] = claim()
-    if is_known:
+    if any(kept):
         about = {"hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
         beat("default", mine.worker, name="mail-1", **about)
+        mine.log = "a"
     settle_one(mine, Failed(FAILURE))
-    attempt = Attempt.objects.get()
-    assert (attempt.worker, attempt.worker_name) == (mine.worker, "mail-1" if is_known else None)
+    assert Attempt.objects.values_list("worker", "worker_name", "log").get() == (mine.worker, *kept)
 
 
 @pytest.mark.django_db(transaction=True)
