@@ -180,9 +180,7 @@ def columns(row):
 @pytest.mark.parametrize(
     "first", [{}, {"lock": "a", "concurrency": 2, "keep_result": 5, "fair": "b", "max_attempts": 3}]
 )
-@pytest.mark.parametrize(
-    "then", [{}, ANEW, {"rate": "10/s"}, {"run_after": timedelta()}], ids=["none", "all", "rate", "no delay"]
-)
+@pytest.mark.parametrize("then", [{}, ANEW, {"rate": "10/s"}, {"run_after": timedelta()}])
 def test_a_replaced_task_has_all_options_of_the_new_call(settings, first, then):
     """Otherwise the task would keep options of the first call, which is hard to notice."""
     settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
