@@ -202,6 +202,8 @@ class LockSessions:
         try:
             yield
         finally:
+            # Also a session that was opened, and not needed any more, is in the pool.
+            self.close_idle()
             while self._open:
                 self._open.pop().end()
             # An Event and a Lock refer to their loop. So the loop could not be collected while they are stored here.

@@ -173,6 +173,13 @@ async def open_session(using: str) -> AsyncSession:
 
     def connect() -> None:
         connection.ensure_connection()
+        try:
+            # A pooler may accept a client before it has a session for it. Then the first statement waits for one.
+            with connection.wrap_database_errors:
+                connection.connection.execute("SELECT 1")
+        except BaseException:
+            _finish(connection)
+            raise
         if is_given_up.is_set():
             _finish(connection)
 
