@@ -65,7 +65,13 @@ def test_the_code_of_the_server_is_a_text_or_none():
     assert error_reading.sqlstate_of(None) is None
 
 
-@pytest.mark.parametrize("read", [error_reading.text_of, error_reading.traceback_of, error_reading.is_printable])
+def read_attribute(error):
+    return error_reading.attribute_of(error, "sqlstate")
+
+
+@pytest.mark.parametrize(
+    "read", [read_attribute, error_reading.text_of, error_reading.traceback_of, error_reading.is_printable]
+)
 def test_a_ctrl_c_while_an_exception_is_read_passes(read):
     class Slow(Exception):
         def __getattribute__(self, name):

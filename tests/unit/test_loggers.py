@@ -148,17 +148,26 @@ def test_a_record_is_logged_although_the_factory_of_records_raises(logger, capsy
     seen = []
     logger.addHandler(kept)
 
+    failures = [LookupError("no request here"), KeyboardInterrupt()]
+
     def fail(*args, **kwargs):
-        raise LookupError("no request here")
+        raise failures.pop(0)
 
     logging.setLogRecordFactory(fail)
     try:
-        logger.error("a line about %s", "something")
+        logger.error("a line about %s", "something", exc_info=failures[1], extra={"request": 5})
+        with pytest.raises(KeyboardInterrupt):
+            logger.error("a Ctrl-C in the factory")
     finally:
         logging.setLogRecordFactory(factory)
     assert [(each.msg, each.name, each.levelname) for each in seen] == [
         ("a line about %s", "django_pglock.worker", "ERROR")
     ]
+    assert (seen[0].funcName, seen[0].stack_info) == (
+        "test_a_record_is_logged_although_the_factory_of_records_raises",
+        None,
+    )
+    assert seen[0].exc_info[0] is KeyboardInterrupt
     assert "LookupError: no request here" in capsys.readouterr().err
 
 

@@ -1,8 +1,13 @@
-"""The numbers of workers."""
+"""The numbers of the package's own locks."""
 
 from __future__ import annotations
 
-from django_pglock.keys.reserved import draw_number
+from django_pglock.keys.reserved import ALL, draw_number
+
+
+def test_the_numbers_of_the_locks_are_three_and_never_change():
+    """Workers of two releases may run at the same time, and the view of advisory locks has the numbers, too."""
+    assert ALL == (0x70676C01, 0x70676C02, 0x70676C03)
 
 
 def test_numbers_of_workers_have_31_bits_and_are_rarely_the_same():

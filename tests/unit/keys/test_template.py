@@ -98,3 +98,11 @@ def test_a_value_that_would_make_strangers_share_a_lock_is_refused(value):
         template("a:{order_id}").render({"order_id": value})
     with pytest.raises(LockKeyError, match="no argument of this name"):
         template("a:{order_id}").render({})
+
+
+def test_a_field_without_a_value_is_named():
+    path = template("a:{request.user.pk}")
+    with pytest.raises(LockKeyError, match=r"^here: the key 'a:\{request\.user\.pk}' needs 'request', and this call"):
+        path.render({})
+    with pytest.raises(LockKeyError, match=r"^here: \{request\.user\.pk} has no value in this call: .*'pk'"):
+        path.render({"request": SimpleNamespace(user=SimpleNamespace())})
