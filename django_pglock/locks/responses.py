@@ -90,7 +90,7 @@ class _Ended:
 
 
 def _end_late(lock: ResponseLock, limit: float) -> None:
-    # The lock is freed first, because a handler of the log may raise.
+    # The lock is freed first: the log may be slow, and others wait for the lock.
     name = lock.name
     lock.drop()
     if name:
