@@ -124,21 +124,26 @@ TESTED_TOGETHER = {
     "acceptance/test_session_watch.py": ("postgres/connection_registry",),
     "concurrency/locks/test_coroutine_sessions.py": ("postgres/async_sessions",),
     "concurrency/worker/running/test_watchdog.py": ("worker/running/stoppable",),
-    "db/admin/test_actions.py": ("verbs",),
-    "db/admin/test_enqueue.py": ("admin/enqueue_form",),
-    "db/admin/test_overview.py": ("admin/overview_facts", "admin/overview_tables"),
-    "db/admin/test_schedules.py": ("admin/schedule_runs",),
-    "db/admin/test_task_list.py": ("admin/filter_forms", "admin/task_filters"),
-    "db/locks/leases/test_lease.py": ("locks/leases/queryset", "locks/leases/statements"),
+    "db/locks/leases/test_lease.py": (
+        "locks/leases/queryset",
+        "locks/leases/statements",
+    ),
     "db/locks/test_api.py": (
         "locks/base_handle",
-        *("locks/statements/session_scope", "locks/statements/steps", "locks/statements/timeouts"),
+        "locks/statements/session_scope",
+        "locks/statements/steps",
+        "locks/statements/timeouts",
         "signals",
     ),
     "db/locks/test_lock_all.py": ("locks/semaphore_handles",),
-    "db/locks/test_transactions.py": ("locks/own_transaction", "locks/statements/transaction_scope"),
+    "db/locks/test_transactions.py": (
+        "locks/own_transaction",
+        "locks/statements/transaction_scope",
+    ),
     "db/management/commands/test_locktasks.py": (
-        *("management/arguments", "management/choosing", "management/task_output"),
+        "management/arguments",
+        "management/choosing",
+        "management/task_output",
     ),
     "db/management/commands/test_runlockworker.py": ("management/worker_arguments",),
     "db/postgres/test_activity.py": ("postgres/pending_statements",),
@@ -147,11 +152,20 @@ TESTED_TOGETHER = {
     "db/store/test_claim_fair.py": ("worker/claiming/queue_cursor",),
     "db/store/test_progress.py": ("worker/settling/progress",),
     "db/store/test_worker_lock.py": ("worker/liveness/worker_lock",),
-    "db/test_checks.py": ("conf", "tasks/backends"),
-    "db/test_names.py": ("locks/connection_hooks", "locks/statements/fragments"),
+    "db/test_checks.py": (
+        "conf",
+        "tasks/backends",
+    ),
+    "db/test_names.py": (
+        "locks/connection_hooks",
+        "locks/statements/fragments",
+    ),
     "db/worker/claiming/test_discovery.py": ("tasks/importing",),
     "db/worker/probes/test_server.py": (
-        *("worker/probes/health", "worker/probes/http_server", "worker/probes/metrics", "worker/probes/probes"),
+        "worker/probes/health",
+        "worker/probes/http_server",
+        "worker/probes/metrics",
+        "worker/probes/probes",
     ),
     "db/worker/running/test_timeout.py": ("worker/running/task_thread",),
     "db/worker/settling/test_settler.py": ("worker/ended_claim",),
@@ -161,7 +175,10 @@ TESTED_TOGETHER = {
     "foreign/test_sentry_tasks.py": ("contrib/sentry",),
     "typing/api.py": ("tasks/decorator",),
     "unit/tasks/test_results.py": ("tasks/compat",),
-    "unit/worker/supervising/test_supervisor.py": ("worker/supervising/channel", "worker/supervising/child_process"),
+    "unit/worker/supervising/test_supervisor.py": (
+        "worker/supervising/channel",
+        "worker/supervising/child_process",
+    ),
 }
 #: Declarations of tables, which the tests of the verbs use. ``test_models_and_migrations_agree`` compares them.
 DECLARATIONS = ("models/", "migrations/")

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import re
-from uuid import uuid4
 
 import pytest
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.admin import overview_facts
 from django_pglock.admin.overview import VIEWED, Overview
 from django_pglock.models import ArchivedTask, FailureGroup, Queue
-from django_pglock.store.liveness import beat
 from tests.db.admin.test_security import refuse_activity
-from tests.db.admin.visits import make, person
+from tests.db.admin.visits import make, person, start_worker
 
 pytestmark = pytest.mark.django_db
 
 PAGE = reverse("admin:django_pglock_overview_changelist")
 FRAGMENT = reverse("admin:django_pglock_overview_fragment")
-#: The most statements of the page, with those that log the user in.
-MOST_STATEMENTS = 24
-
-
-def start_worker(name="worker-1"):
-    worker = uuid4()
-    about = {
-        "hostname": "h",
-        "pid": 1,
-        "threads": 1,
-        "is_stopping": False,
-        "task_paths": ["tests.sample.tasks.nothing"],
-    }
-    beat("default", worker, name=name, queues=["mail"], **about)
-    return worker
 
 
 def sections(response):
@@ -100,61 +80,11 @@ def test_the_overview_shows_only_sections_that_the_user_may_view(client, permiss
     assert "has been paused" not in page.content.decode()
 
 
-def test_a_user_with_the_right_to_view_workers_sees_no_tasks(client):
-    make("RUNNING", worker=start_worker())
-    person(client, "view_worker")
-    assert "nothing #" not in client.get(PAGE).content.decode()
-    person(client, "view_worker", "view_task")
-    assert "nothing #" in client.get(PAGE).content.decode()
-
-
 def test_a_quiet_system_needs_no_attention(client):
     start_worker()
     person(client, "view_task", "view_worker")
     page = client.get(PAGE).content.decode()
     assert "Nothing needs attention." in page
-
-
-def test_a_queue_shows_its_depth_and_its_failures_with_links(client, monkeypatch):
-    monkeypatch.setattr(overview_facts, "MOST_IN_QUEUE", 3)
-    worker = start_worker()
-    for status, count in (("READY", 4), ("RUNNING", 2), ("FAILED", 1)):
-        for _ in range(count):
-            make(status, queue="mail", run_after=None, worker=worker)
-    Queue.objects.pause("quiet")
-    person(client, "view_task", "view_queue")
-    table = client.get(PAGE).context["queues"]
-    rows = {row.name: (str(row.ready), row.running, row.failed, row.paused_at is not None) for row in table.rows}
-    assert rows == {"mail": ("3+", 2, 1, False), "quiet": ("0", 0, 0, True)}
-    [mail, _] = table.rows
-    assert mail.ready_url == "/admin/django_pglock/task/?status__exact=READY&queue=mail"
-    assert client.get(mail.failed_url).status_code == 200
-
-
-def test_a_worker_shows_what_it_runs_and_since_when(client):
-    worker = start_worker()
-    start_worker("idle")
-    tasks = [make("RUNNING", worker=worker) for _ in range(5)]
-    person(client, "view_task", "view_worker")
-    table = client.get(PAGE).context["workers"]
-    [busy, idle] = table.rows
-    assert (busy.name, busy.queues, busy.more) == ("worker-1", "mail", 2)
-    text, url = busy.tasks[0]
-    assert re.fullmatch(rf"nothing #{tasks[0].pk} for \d+ s", text)
-    assert client.get(url).status_code == 200
-    assert (idle.name, idle.tasks) == ("idle", [])
-    assert (table.count, table.running) == (2, 5)
-
-
-def test_long_tables_of_the_overview_are_cut_with_the_number_of_missing_rows(client, monkeypatch):
-    monkeypatch.setattr("django_pglock.admin.overview_tables.MOST_SHOWN", 2)
-    for number in range(5):
-        start_worker(f"w{number}")
-        make(queue=f"q{number}")
-    person(client, "view_task", "view_worker")
-    page = client.get(PAGE).content.decode()
-    assert "3 more queues are not shown." in page
-    assert "3 more workers are not shown." in page
 
 
 def test_the_fragment_is_the_part_of_the_page_that_changes(client):
@@ -175,23 +105,6 @@ def test_the_overview_escapes_names(client):
     for url in (PAGE, FRAGMENT):
         page = refuse_activity(client.get(url))
         assert "&lt;script&gt;" in page
-
-
-def test_the_page_sends_the_same_number_of_statements_however_much_there_is(client):
-    def cost():
-        with CaptureQueriesContext(connection) as queries:
-            assert client.get(PAGE).status_code == 200
-        return len(queries)
-
-    person(client, *(f"view_{model._meta.model_name}" for model in VIEWED))
-    worker = start_worker()
-    first = cost()
-    for number in range(5):
-        make(queue=f"q{number}")
-        make("RUNNING", queue=f"q{number}", worker=worker)
-        make("FAILED", queue=f"q{number}")
-        Queue.objects.pause(f"q{number}")
-    assert first <= cost() <= MOST_STATEMENTS
 
 
 def test_makemigrations_creates_no_migration_for_the_overview():

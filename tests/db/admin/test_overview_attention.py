@@ -8,16 +8,12 @@ from inspect import isgeneratorfunction
 from uuid import uuid4
 
 import pytest
-from django.contrib import admin
-from django.contrib.auth.models import User
 from django.db import connections
 from django.db.models.functions import Now
-from django.test import RequestFactory
 from django.utils import timezone
 
 from django_pglock import lock
 from django_pglock.admin import overview_attention as sentences
-from django_pglock.admin.overview_facts import Facts
 from django_pglock.models import AdvisoryLock, Attempt, Queue, Schedule, Task, Worker
 from django_pglock.store.failures import mute
 from django_pglock.store.liveness import beat
@@ -33,14 +29,6 @@ TRACE = """Traceback (most recent call last):
     connect()
 ConnectionError: the bank is away
 """
-
-
-@pytest.fixture
-def facts(db):
-    """What a superuser may see."""
-    request = RequestFactory().get("/")
-    request.user = User.objects.create_superuser("root")
-    return Facts(request, admin.site)
 
 
 def start_worker(*paths, silent_for=0.0):

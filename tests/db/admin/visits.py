@@ -1,4 +1,4 @@
-"""Helpers for tests of the admin: log in with permissions, make a task, apply an action, read the messages."""
+"""Helpers for tests of the admin: log in with permissions, make tasks and workers, apply an action, read the answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 from django.urls import reverse
 
 from django_pglock.models import Task
+from django_pglock.store.liveness import beat
 
 LIST = reverse("admin:django_pglock_task_changelist")
 
@@ -37,3 +38,23 @@ def act(client, action, *rows, url=LIST):
 
 def said(response):
     return [str(message) for message in response.context["messages"]]
+
+
+def ids(client, **query):
+    """Return the ids in the list of tasks, the newest first."""
+    response = client.get(LIST, query)
+    assert response.status_code == 200
+    return [row.pk for row in response.context["cl"].result_list]
+
+
+def start_worker(name="worker-1"):
+    worker = uuid4()
+    about = {
+        "hostname": "h",
+        "pid": 1,
+        "threads": 1,
+        "is_stopping": False,
+        "task_paths": ["tests.sample.tasks.nothing"],
+    }
+    beat("default", worker, name=name, queues=["mail"], **about)
+    return worker

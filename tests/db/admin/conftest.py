@@ -1,0 +1,18 @@
+"""What the tests of the admin may use."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import RequestFactory
+
+from django_pglock.admin.overview_facts import Facts
+
+
+@pytest.fixture
+def facts(db):
+    """What a superuser may see."""
+    request = RequestFactory().get("/")
+    request.user = User.objects.create_superuser("root")
+    return Facts(request, admin.site)
