@@ -124,22 +124,6 @@ TESTED_TOGETHER = {
     "acceptance/test_session_watch.py": ("postgres/connection_registry",),
     "concurrency/locks/test_coroutine_sessions.py": ("postgres/async_sessions",),
     "concurrency/worker/running/test_watchdog.py": ("worker/running/stoppable",),
-    "db/locks/leases/test_lease.py": (
-        "locks/leases/queryset",
-        "locks/leases/statements",
-    ),
-    "db/locks/test_api.py": (
-        "locks/base_handle",
-        "locks/statements/session_scope",
-        "locks/statements/steps",
-        "locks/statements/timeouts",
-        "signals",
-    ),
-    "db/locks/test_lock_all.py": ("locks/semaphore_handles",),
-    "db/locks/test_transactions.py": (
-        "locks/own_transaction",
-        "locks/statements/transaction_scope",
-    ),
     "db/management/commands/test_locktasks.py": (
         "management/arguments",
         "management/choosing",
@@ -155,10 +139,6 @@ TESTED_TOGETHER = {
     "db/test_checks.py": (
         "conf",
         "tasks/backends",
-    ),
-    "db/test_names.py": (
-        "locks/connection_hooks",
-        "locks/statements/fragments",
     ),
     "db/worker/claiming/test_discovery.py": ("tasks/importing",),
     "db/worker/probes/test_server.py": (

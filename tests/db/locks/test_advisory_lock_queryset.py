@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection, transaction
-from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
+from django.db import transaction
 
 from django_pglock import LockNotAvailable, lock
 from django_pglock.keys import make_key, reserved
@@ -13,7 +11,6 @@ from django_pglock.models import AdvisoryLock, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.testing import hold
 from tests.db.locks.sessions import Somebody, my_pid
-from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,36 +48,6 @@ def test_the_name_of_a_held_lock_is_found_by_the_statement_of_its_waiter(somebod
     assert (held.is_granted, held.pid, held.name, held.waiters) == (True, holder, "contended", 1)
     assert (waiting.is_granted, waiting.name, waiting.blocked_by) == (False, "contended", [holder])
     assert waiting.since is not None
-
-
-def test_holders_are_named_whatever_they_do_meanwhile(somebody):
-    """PostgreSQL knows only numbers. A comment with the name is before each statement of the holder."""
-    with lock("first 50%"), lock("second"):
-        Effect.objects.filter(name="%").count()
-        names = dict(AdvisoryLock.objects.filter(pid=my_pid()).values_list("key", "name"))
-        # Also with other locks meanwhile. Another session queries, so the last statement of this one is that of the
-        # lock.
-        with lock("third"):
-            seen = somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name IN ('second', 'third')")
-        assert seen == 2
-        assert somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name = 'second'") == 1
-    assert names == {make_key("first 50%").number: "first 50%", make_key("second").number: "second"}
-    assert len(connection.execute_wrappers) == 1, "one wrapper, forever"
-
-
-def test_a_hint_for_the_planner_stays_the_first_comment():
-    with CaptureQueriesContext(connection) as queries, lock("a"), connection.cursor() as cursor:
-        cursor.execute("/*+ SeqScan(x) */ SELECT 1")
-        cursor.execute("SELECT 2")
-    assert queries.captured_queries[1]["sql"].startswith("/*+ SeqScan")
-    assert queries.captured_queries[2]["sql"].startswith("/* django_pglock:")
-
-
-@override_settings(DJANGO_PGLOCK={"LOCK_COMMENTS": False})
-def test_names_can_be_kept_from_the_server():
-    with CaptureQueriesContext(connection) as queries, lock("secret"):
-        Effect.objects.count()
-    assert "secret" not in str(queries.captured_queries)
 
 
 def test_a_workers_lock_is_named_after_the_worker(worker):

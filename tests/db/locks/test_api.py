@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import cProfile
-import pickle
 import pstats
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import LockNotAvailable, LockScopeError, lock, signals, try_lock
+from django_pglock import LockNotAvailable, LockScopeError, lock, try_lock
 from django_pglock.keys import make_key
-from tests.db.locks.sessions import Somebody, advisory_rows, setting, statements_of
+from tests.db.locks.sessions import Somebody, advisory_rows
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,19 +47,6 @@ def test_a_session_lock_inside_atomic_is_refused(somebody):
         assert Effect.objects.count() == 0, "the transaction is still usable"
 
 
-def test_a_transaction_lock_outside_opens_its_own_transaction(somebody):
-    with lock("a", scope="transaction"):
-        assert connection.in_atomic_block
-        Effect.objects.create(name="inside")
-        assert not somebody.can_have("a")
-    assert not connection.in_atomic_block
-    assert somebody.can_have("a")
-    with pytest.raises(ZeroDivisionError), lock("a", scope="transaction"):
-        Effect.objects.create(name="undone")
-        1 / 0  # noqa: B018
-    assert list(Effect.objects.values_list("name", flat=True)) == ["inside"]
-
-
 def test_acquire_of_a_transaction_lock_without_a_transaction_is_refused():
     with pytest.raises(LockScopeError, match="released immediately"):
         lock("a", scope="transaction").acquire()
@@ -90,19 +76,6 @@ class InsideTestCase(TestCase):
             self.assertEqual(Effect.objects.count(), 0)
         finally:
             other.leaves()
-
-
-@pytest.mark.parametrize("scope", ["auto", "transaction"])
-def test_a_snapshot_that_is_older_than_the_lock_is_refused(scope):
-    """At REPEATABLE READ the caller would get the lock and then read data from before the commit of the last holder."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        with pytest.raises(LockScopeError, match="stale_ok"), lock("a", scope=scope):
-            pass
-        with lock("a", scope=scope, stale_ok=True):
-            pass
-    with lock("a") as handle:
-        assert handle.scope == "session", "outside a transaction the lock comes before the snapshot"
 
 
 def test_a_rollback_to_a_savepoint_before_the_lock_frees_it(somebody):
@@ -151,80 +124,7 @@ def test_try_lock_leaves_the_decision_to_the_body(somebody):
     assert not try_lock("a").acquire()
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_the_callers_own_lock_timeout_is_as_it_was(in_transaction):
-    with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = '7s'")
-    if in_transaction:
-        with transaction.atomic():
-            with lock("a", timeout=1):
-                assert setting("lock_timeout") == "7s"
-            with lock("a"):
-                assert setting("lock_timeout") == "7s"
-    else:
-        with lock("a", timeout=1):
-            assert setting("lock_timeout") == "7s"
-    connection.close()
-
-
-def test_a_short_statement_timeout_does_not_cut_a_longer_wait_short(somebody):
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '50ms'")
-    somebody.holds("a")
-    with pytest.raises(LockNotAvailable), lock("a", timeout=0.2):
-        pass
-    assert setting("statement_timeout") == "50ms"
-    connection.close()
-
-
-def test_errors_that_are_not_busy_pass_through_and_leave_nothing_held(somebody):
-    """The statement_timeout of the operator ends a wait without limit. This does not mean that the lock is busy."""
-    somebody.holds("a")
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '50ms'")
-    with pytest.raises(OperationalError, match="statement timeout"), lock("a"):
-        pass
-    assert advisory_rows() == 0
-    connection.close()
-
-
-def test_lock_not_available_has_the_error_of_the_server_as_its_cause(somebody):
-    somebody.holds("a")
-    for context in (transaction.atomic(), lock("unrelated")):
-        with context, pytest.raises(LockNotAvailable) as caught:
-            lock("a", timeout=0.01).acquire()
-        assert caught.value.sqlstate == "55P03"
-        assert caught.value.__cause__.__cause__.sqlstate == "55P03"
-    with pytest.raises(LockNotAvailable) as caught:
-        lock("a", timeout=0).acquire()
-    assert (caught.value.sqlstate, caught.value.__cause__) == (None, None)
-    assert pickle.loads(pickle.dumps(caught.value)).name == "a"
-
-
-# Round trips
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 5])
-def test_one_statement_acquires_and_one_frees(timeout):
-    def use():
-        with lock("a", timeout=timeout):
-            pass
-
-    assert statements_of(use) == 2
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 5])
-def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
-    with transaction.atomic():
-
-        def use():
-            with lock("a", timeout=timeout):
-                pass
-
-        assert statements_of(use) == 1
-
-
-# Names, signals, cost
+# Names and cost
 
 
 @pytest.mark.parametrize(
@@ -253,26 +153,6 @@ def test_waiters_show_the_name(somebody, in_threads, eventually):
             somebody.leaves()
 
     in_threads(look_or_wait, 2)
-
-
-def test_signals_are_sent_when_a_lock_is_acquired_released_or_busy(somebody):
-    heard = []
-    receivers = {
-        name: lambda sender, handle, name=name, **kwargs: heard.append((name, handle.name))
-        for name in ("lock_acquired", "lock_released", "lock_busy")
-    }
-    for name, receiver in receivers.items():
-        getattr(signals, name).connect(receiver)
-    try:
-        with lock("a"):
-            pass
-        somebody.holds("b")
-        with try_lock("b"):
-            pass
-    finally:
-        for name, receiver in receivers.items():
-            getattr(signals, name).disconnect(receiver)
-    assert heard == [("lock_acquired", "a"), ("lock_released", "a"), ("lock_busy", "b")]
 
 
 def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls():

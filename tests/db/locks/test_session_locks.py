@@ -207,35 +207,6 @@ def test_a_lock_that_is_given_back_in_a_broken_transaction_is_freed_after_its_ro
     eventually(lambda: somebody.can_have("a"), why="nobody sends another statement, and it is held forever")
 
 
-def test_the_session_of_an_own_transaction_ends_where_another_thread_drops_it(eventually, somebody):
-    """Only one thread may use a libpq connection at a time, and the owner may be using it at that moment."""
-
-    def numbers():
-        with lock("a", scope="transaction"):
-            yield 1
-
-    box, dropped = [], threading.Event()
-
-    def work():
-        generator = numbers()
-        next(generator)
-        box.append(generator)
-        del generator
-        with pytest.raises(DatabaseError):
-            while True:
-                execute("SELECT repeat('x', 100000) FROM generate_series(1, 5)")
-        dropped.set()
-        connections.close_all()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    eventually(lambda: box)
-    box.clear()
-    thread.join(60)
-    assert dropped.is_set()
-    eventually(lambda: somebody.can_have("a"))
-
-
 def test_an_exit_stack_that_another_thread_closes_frees_its_own_block(somebody, eventually):
     shared = lock("a", shared=True)
     stacks, done = [], threading.Event()

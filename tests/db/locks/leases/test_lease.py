@@ -67,16 +67,6 @@ def test_a_function_decorated_with_a_lease_runs_or_is_skipped_if_busy():
         assert report("x") is None
 
 
-def test_a_released_lease_stays_unavailable_until_min_hold_is_over():
-    """Two hosts start a nightly job. Their clocks differ by less than min_hold, and the job takes almost no time."""
-    with Lease("nightly", ttl=60, min_hold=5):
-        first = Row.objects.get().acquired_at
-    with pytest.raises(LockNotAvailable), Lease("nightly", ttl=60):
-        pass
-    with Lease("nightly", ttl=60, timeout=60):
-        assert Row.objects.get().acquired_at - first >= timedelta(seconds=5)
-
-
 @pytest.mark.parametrize("ttl", [0, -1, 0.1, "1", True])
 def test_an_invalid_ttl_of_a_lease_is_refused(ttl):
     with pytest.raises(ValueError, match="ttl"):

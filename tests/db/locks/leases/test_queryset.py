@@ -1,0 +1,44 @@
+"""Which leases are held, and their revocation."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock import Lease
+from django_pglock.models import Lease as Row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+
+
+def make(key, **dates):
+    about = {"name": f"lease {key}", "owner": "o", "holder": uuid4(), "token": 1}
+    return Row.objects.create(key=key, **about, **{"acquired_at": Now(), "renewed_at": Now(), **dates})
+
+
+def test_a_revocation_concerns_the_leases_that_are_held():
+    """A lease that was released within its min_hold has an expiry in the future, and no holder."""
+    endless, renewed = make(1, expires_at=None), make(2, expires_at=Now() + HOUR)
+    expired, released = make(3, expires_at=Now() - HOUR), make(4, expires_at=Now() + HOUR, released_at=Now())
+    assert set(Row.objects.held()) == {endless, renewed}
+    assert Row.objects.all().free() == 2
+    assert not Row.objects.held().exists()
+    assert Row.objects.all().free() == 0
+    ends = dict(Row.objects.values_list("key", "expires_at"))
+    assert ends[endless.key] == ends[renewed.key] < ends[released.key]
+    assert ends[expired.key] < ends[endless.key]
+
+
+def test_a_revoked_lease_can_be_taken_at_once():
+    taken = Lease("a")
+    with taken as lease:
+        row = Row.objects.get(token=lease.token)
+    Row.objects.filter(pk=row.pk).update(released_at=None, expires_at=None)
+    assert Row.objects.filter(name="a").free() == 1
+    with taken as lease:
+        assert lease.token == 2

@@ -1,0 +1,80 @@
+"""The statements about leases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock import Lease, LockNotAvailable
+from django_pglock.locks.leases.statements import ACQUIRE, RELEASE, RENEW, UNDO
+from django_pglock.models import Lease as Row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_released_lease_stays_unavailable_until_min_hold_is_over():
+    """Two hosts start a nightly job. Their clocks differ by less than min_hold, and the job takes almost no time."""
+    with Lease("nightly", ttl=60, min_hold=5):
+        first = Row.objects.get().acquired_at
+    with pytest.raises(LockNotAvailable), Lease("nightly", ttl=60):
+        pass
+    with Lease("nightly", ttl=60, timeout=60):
+        assert Row.objects.get().acquired_at - first >= timedelta(seconds=5)
+
+
+def run(statement, holder, *, token=1, ttl=60.0, min_hold=0.0):
+    """Execute a statement for an attempt of a holder, and return its first row."""
+    seconds = {"ttl": None if ttl is None else timedelta(seconds=ttl), "min_hold": timedelta(seconds=min_hold)}
+    about = {"key": 7, "name": "a", "owner": "o", "holder": holder, "token": token, **seconds}
+    with connection.cursor() as cursor:
+        cursor.execute(statement, about)
+        return cursor.fetchone() if cursor.description else None
+
+
+def expire():
+    Row.objects.update(expires_at=Now())
+
+
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_a_candidate_learns_when_the_lease_of_the_holder_expires(ttl):
+    assert run(ACQUIRE, uuid4(), ttl=ttl) == (1, None)
+    token, seconds = run(ACQUIRE, uuid4())
+    assert token is None
+    assert seconds is None if ttl is None else 0 < seconds <= ttl
+
+
+def test_an_expired_lease_is_neither_renewed_nor_released_although_nobody_else_has_taken_it():
+    mine = uuid4()
+    run(ACQUIRE, mine)
+    expire()
+    assert run(RENEW, mine) is run(RELEASE, mine) is None
+
+
+def test_a_late_holder_changes_nothing_of_the_next_lease():
+    late, mine = uuid4(), uuid4()
+    run(ACQUIRE, late)
+    expire()
+    assert run(ACQUIRE, mine) == (2, None)
+    assert run(RENEW, late) is run(RELEASE, late) is run(RENEW, mine, token=1) is None
+    run(UNDO, late)
+    assert run(RENEW, mine, token=2) == (2,)
+
+
+def test_a_released_lease_is_not_renewed_while_its_min_hold_lasts():
+    mine = uuid4()
+    run(ACQUIRE, mine)
+    assert run(RELEASE, mine, min_hold=60)
+    assert Row.objects.get().expires_at > Row.objects.get().released_at
+    assert run(RENEW, mine) is run(RELEASE, mine) is None
+    assert run(ACQUIRE, uuid4())[0] is None
+
+
+def test_an_attempt_whose_answer_was_lost_leaves_no_lease_without_an_expiry():
+    lost = uuid4()
+    run(ACQUIRE, lost, ttl=None)
+    run(UNDO, lost)
+    assert run(ACQUIRE, uuid4(), ttl=None) == (2, None)

@@ -1,0 +1,139 @@
+"""Time limits of waits and of holders: one limit for all locks, and the caller's own limits as they were."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from psycopg.errors import LockNotAvailable as ServerTimeout
+
+from django_pglock import LockNotAvailable, lock, lock_all
+from django_pglock.keys import make_key
+from django_pglock.locks.options import Options, Request
+from django_pglock.locks.statements.timeouts import is_own_timeout, restore_limit
+from tests.db.locks.sessions import Somebody, setting, statements_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_the_callers_own_lock_timeout_is_as_it_was(in_transaction):
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '7s'")
+    if in_transaction:
+        with transaction.atomic():
+            with lock("a", timeout=1):
+                assert setting("lock_timeout") == "7s"
+            with lock("a"):
+                assert setting("lock_timeout") == "7s"
+    else:
+        with lock("a", timeout=1):
+            assert setting("lock_timeout") == "7s"
+    connection.close()
+
+
+def test_a_short_statement_timeout_does_not_cut_a_longer_wait_short(somebody):
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '50ms'")
+    somebody.holds("a")
+    with pytest.raises(LockNotAvailable), lock("a", timeout=0.2):
+        pass
+    assert setting("statement_timeout") == "50ms"
+    connection.close()
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transaction):
+    """PostgreSQL's lock_timeout begins anew for each lock."""
+    others = [Somebody() for _ in range(4)]
+    for number, other in enumerate(others):
+        other.ask("SELECT pg_advisory_lock(%s)", number)
+    # Each lock becomes free after most of the limit has passed, so that only the sum exceeds it.
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '7s'")
+        freeing = _free_one_after_another(others, 0.2)
+        outer = transaction.atomic() if in_transaction else lock("unrelated")
+        with outer, pytest.raises(LockNotAvailable), lock_all(0, 1, 2, 3, timeout=0.3):
+            pass
+        assert setting("lock_timeout") == "7s"
+        freeing.join(60)
+    finally:
+        connection.close()
+        for other in others:
+            other.leaves()
+
+
+def _free_one_after_another(others, pause):
+    def free():
+        while not others[0].ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            time.sleep(0.01)
+        for other in others:
+            time.sleep(pause)
+            other.leaves()
+
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    return thread
+
+
+LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 5])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_max_hold_is_in_force_while_the_lock_is_held_and_then_as_it_was(timeout, names):
+    with connection.cursor() as cursor:
+        cursor.execute("SET idle_session_timeout = '7min'")
+
+    def use():
+        with lock_all(*names, timeout=timeout, max_hold=30):
+            pass
+
+    with lock_all(*names, timeout=timeout, max_hold=30):
+        assert [setting(name) for name in LIMITS] == ["30s", "30s"]
+        with lock("inner", max_hold=10):
+            assert setting(LIMITS[0]) == "10s"
+        assert setting(LIMITS[0]) == "30s"
+    assert [setting(name) for name in LIMITS] == ["7min", "0"]
+    assert statements_of(use) == 2
+    connection.close()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_a_failed_acquire_leaves_the_session_settings(somebody, timeout):
+    somebody.holds("a")
+    with pytest.raises(LockNotAvailable), lock("a", timeout=timeout, max_hold=30):
+        pass
+    assert [setting(name) for name in LIMITS] == ["0", "0"]
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 5])
+def test_in_a_transaction_max_hold_ends_with_it(timeout):
+    with transaction.atomic(), lock("a", timeout=timeout, max_hold=30):
+        assert setting(LIMITS[1]) == "30s"
+    assert setting(LIMITS[1]) == "0"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1500", "7s", "500ms", "1min", "3h", "1d", "20us"])
+def test_a_limit_is_restored_in_the_format_in_which_the_server_has_given_it(value):
+    assert restore_limit(LIMITS[0], value) == f"set_config('{LIMITS[0]}', '{value}', false)"
+
+
+@pytest.mark.parametrize("value", ["", "7 s", "7s'", "1w", "s", "7s\n", "7s', false), pg_sleep('60"])
+def test_a_limit_that_is_no_time_does_not_get_into_a_statement(value):
+    with pytest.raises(ValueError, match="is no time"):
+        restore_limit(LIMITS[0], value)
+
+
+def test_only_the_timeout_of_the_request_means_that_the_lock_is_busy():
+    """Without a timeout of the request, it is that of the role. Django's error has that of psycopg as its cause."""
+    django = OperationalError()
+    django.__cause__ = ServerTimeout()
+    limited, unlimited = (Request.of([make_key("a")], Options(timeout=timeout)) for timeout in (1.0, None))
+    for error in (django, ServerTimeout()):
+        assert is_own_timeout(error, limited)
+        assert not is_own_timeout(error, unlimited)
+    assert not is_own_timeout(OperationalError(), limited)
