@@ -33,6 +33,8 @@ def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
 
 def positive(text: str) -> int:
     """Return a number of rows. Raises ``ArgumentTypeError`` for a text that cannot be one."""
-    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+    # Python reads neither all digits that Unicode has, nor thousands of them.
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= number <= 1_000_000:
         raise argparse.ArgumentTypeError(_("%r is not a number from 1 to 1,000,000") % text)
-    return int(text)
+    return number

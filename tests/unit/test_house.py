@@ -116,7 +116,6 @@ def test_each_file_of_the_store_has_a_test_of_the_same_name():
 #: Files outside of the store without tests of the same name, by the file with their tests. Parts of one subject are
 #: tested together where a test needs all of them.
 TESTED_TOGETHER = {
-    "acceptance/management/commands/test_locktasks.py": ("management/stack",),
     "acceptance/test_deadlines.py": ("worker/liveness/deadlines",),
     "acceptance/test_fork.py": ("postgres/forking",),
     "acceptance/test_heartbeat_process.py": ("worker/liveness/heartbeat_process_main",),
@@ -124,22 +123,11 @@ TESTED_TOGETHER = {
     "acceptance/test_session_watch.py": ("postgres/connection_registry",),
     "concurrency/locks/test_coroutine_sessions.py": ("postgres/async_sessions",),
     "concurrency/worker/running/test_watchdog.py": ("worker/running/stoppable",),
-    "db/management/commands/test_locktasks.py": (
-        "management/arguments",
-        "management/choosing",
-        "management/task_output",
-    ),
-    "db/management/commands/test_runlockworker.py": ("management/worker_arguments",),
     "db/postgres/test_activity.py": ("postgres/pending_statements",),
-    "db/store/test_argument_index.py": ("management/argument_index",),
     "db/store/test_cancel.py": ("worker/liveness/running_tasks",),
     "db/store/test_claim_fair.py": ("worker/claiming/queue_cursor",),
     "db/store/test_progress.py": ("worker/settling/progress",),
     "db/store/test_worker_lock.py": ("worker/liveness/worker_lock",),
-    "db/test_checks.py": (
-        "conf",
-        "tasks/backends",
-    ),
     "db/worker/claiming/test_discovery.py": ("tasks/importing",),
     "db/worker/probes/test_server.py": (
         "worker/probes/health",

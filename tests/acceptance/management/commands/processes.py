@@ -22,6 +22,13 @@ def django(*arguments, **environment):
     return _start("-m", "django", *arguments, **environment)
 
 
+def locktasks(*arguments):
+    """Run the command to its end. Return its exit code, output and errors."""
+    process = manage("locktasks", *map(str, arguments))
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
 def _start(*arguments, **environment):
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     return start(

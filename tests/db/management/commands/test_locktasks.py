@@ -12,11 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
 from django_pglock.management.commands import locktasks as command
-from django_pglock.models import Attempt, Queue, Task
+from django_pglock.models import Queue, Task
 from django_pglock.store.liveness import beat
-from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
 from tests.db.store.test_prune import ago, left, make
-from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -57,20 +55,6 @@ def status_of(*rows):
 
 def failed(**fields):
     return make("FAILED", days=0, **fields)
-
-
-@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_show_says_that_a_value_cannot_be_shown(value, form):
-    assert NOT_SHOWN in locktasks("show", unreadable(value=value).pk, *form)
-
-
-@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
-def test_metadata_that_cannot_be_read_does_not_end_a_list(value):
-    row = unreadable("meta", value, lock_key="a")
-    [found] = json.loads(locktasks("list", "--json"))
-    assert (found["id"], found["lock_key"]) == (row.pk, REDACTED)
-    assert str(row.pk) in locktasks("list")
 
 
 # status
@@ -161,23 +145,6 @@ def test_list_shows_the_matching_tasks_newest_first():
     assert locktasks("list", "--queue", "nobody") == "No task matches.\n"
 
 
-def test_show_prints_everything_with_tracebacks_and_escapes_control_characters():
-    row = failed(args=["\x1b[2J"], queue="ma\x1bil", log="one\x1b\ntwo")
-    Attempt.objects.create(
-        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
-        exception_path="builtins.ValueError", traceback="Traceback\n  line \x1b[31m",
-    )  # fmt: skip
-    text = locktasks("show", row.pk)
-    assert "builtins.ValueError" in text
-    assert "    Traceback\n      line ?[31m" in text
-    assert "log:\n    one?\n    two\n" in text
-    assert "\x1b" not in text
-    found = json.loads(locktasks("show", row.pk, "--json"))
-    assert (found["id"], found["failures"][0]["number"]) == (row.pk, 1)
-    with pytest.raises(CommandError, match=f"There is no task {row.pk + 1}"):
-        locktasks("show", row.pk + 1)
-
-
 # The verbs
 
 
@@ -256,21 +223,6 @@ def test_locktasks_asks_for_no_confirmation_if_no_task_matches(answer):
     asked = answer("y")
     assert locktasks("retry", "--all") == "0 tasks would run again.\n"
     assert not asked
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        (["--status", "CANCELLED"], ["FAILED", "FAILED", "READY", "FAILED"]),
-        (["--task", "other"], ["READY", "FAILED", "CANCELLED", "FAILED"]),
-        (["--older-than", "5"], ["FAILED", "FAILED", "CANCELLED", "READY"]),
-        (["--all"], ["READY", "READY", "READY", "READY"]),
-    ],
-)
-def test_filters_of_locktasks_select_the_tasks(filters, expected):
-    rows = [failed(task_path="x.other"), failed(), make("CANCELLED", days=0), make("FAILED", days=6)]
-    locktasks("retry", "--yes", *filters)
-    assert status_of(*rows) == expected
 
 
 @pytest.mark.parametrize(

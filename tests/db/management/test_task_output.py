@@ -1,0 +1,64 @@
+"""How ``locktasks`` prints tasks and queues."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError
+from django.db.models.functions import Now
+
+from django_pglock.management.task_output import lines_of_fields, queue_as_json, queue_as_line
+from django_pglock.models import Attempt
+from django_pglock.store.count import QueueCounts
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
+from tests.db.management.commands.test_locktasks import failed, locktasks
+from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_show_says_that_a_value_cannot_be_shown(value, form):
+    assert NOT_SHOWN in locktasks("show", unreadable(value=value).pk, *form)
+
+
+@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
+def test_metadata_that_cannot_be_read_does_not_end_a_list(value):
+    row = unreadable("meta", value, lock_key="a")
+    [found] = json.loads(locktasks("list", "--json"))
+    assert (found["id"], found["lock_key"]) == (row.pk, REDACTED)
+    assert str(row.pk) in locktasks("list")
+
+
+def test_show_prints_everything_with_tracebacks_and_escapes_control_characters():
+    row = failed(args=["\x1b[2J"], queue="ma\x1bil", log="one\x1b\ntwo")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path="builtins.ValueError", traceback="Traceback\n  line \x1b[31m",
+    )  # fmt: skip
+    text = locktasks("show", row.pk)
+    assert "builtins.ValueError" in text
+    assert "    Traceback\n      line ?[31m" in text
+    assert "log:\n    one?\n    two\n" in text
+    assert "\x1b" not in text
+    found = json.loads(locktasks("show", row.pk, "--json"))
+    assert (found["id"], found["failures"][0]["number"]) == (row.pk, 1)
+    with pytest.raises(CommandError, match=f"There is no task {row.pk + 1}"):
+        locktasks("show", row.pk + 1)
+
+
+def test_a_count_that_was_stopped_has_a_plus_sign():
+    counts = {"READY": 3, "BLOCKED": 0, "SCHEDULED": 0, "RUNNING": 0, "FAILED": 10_000}
+    queue = QueueCounts("ma\x1bil", counts, oldest_ready=75.0, paused_at=None, at_least=frozenset({"FAILED"}))
+    assert queue_as_line(queue) == ("ma?il", "3", "0", "0", "0", "10000+", "75 s", "-")
+    assert queue_as_json(queue)["failed"] == 10_000
+    assert queue_as_json(queue)["at_least"] == ["failed"]
+
+
+def test_a_field_is_one_line_whatever_it_has():
+    fields = {"queue": "a\nb", "args": ["\x1b", "é"], "retries": 3, "result": None}
+    lines = list(lines_of_fields(fields))
+    assert [line.partition(":")[2].strip() for line in lines] == ["a?b", '["\\u001b", "é"]', "3", "null"]

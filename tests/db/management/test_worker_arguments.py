@@ -1,0 +1,79 @@
+"""The arguments of ``runlockworker``, and the options of the worker that they become."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+from django.core.management import call_command
+from django.core.management.base import CommandParser
+from django.test import override_settings
+
+from django_pglock.management.worker_arguments import add_worker_arguments
+from django_pglock.worker import Worker
+
+OURS = "django_pglock.backend.PostgresBackend"
+
+
+@override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})
+def test_the_worker_is_built_as_asked_for(monkeypatch):
+    built = []
+
+    class Recorder:
+        left_behind = ()
+
+        def __init__(self, **options):
+            built.append(options)
+
+        def run(self):
+            return True
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr("django_pglock.management.worker_process.Worker", Recorder)
+    monkeypatch.setattr("django_pglock.management.worker_process.stop_at_signals", lambda worker: None)
+    monkeypatch.setattr("django_pglock.management.worker_process.log_banner", lambda worker, build: None)
+    queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
+    signs = ["--probe-port", "9187", "--probe-host", "::", "--heartbeat-file", "alive"]
+    call_command(
+        "runlockworker",
+        *queues,
+        *signs,
+        "--threads",
+        "3",
+        "--grace",
+        "1.5",
+        "--no-listen",
+        "--no-reload",
+        "--backend",
+        "default",
+    )
+    [options] = built
+    assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
+    assert options == {
+        "backend": "default",
+        "order": "weighted",
+        "threads": 3,
+        "grace": 1.5,
+        "listens": False,
+        "using": "default",
+        "drain": False,
+        "max_tasks": None,
+        "max_memory": None,
+        "max_time": None,
+        "probe_port": 9187,
+        "probe_host": "::",
+        "heartbeat_file": "alive",
+    }
+
+
+def test_each_option_of_a_worker_is_an_argument_with_the_same_default():
+    parser = CommandParser()
+    add_worker_arguments(parser)
+    arguments = vars(parser.parse_args([]))
+    options = {name: each.default for name, each in signature(Worker).parameters.items()}
+    assert options.keys() - arguments.keys() == {"using", "supervisor"}
+    assert arguments.keys() - options.keys() == {"database", "processes", "reload"}
+    shared = options.keys() & arguments.keys()
+    # Lists of queues are empty.
+    assert {name: arguments[name] or None for name in shared} == {name: options[name] or None for name in shared}

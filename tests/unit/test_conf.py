@@ -1,0 +1,100 @@
+"""The settings: a wrong one is named, with what was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+
+from django_pglock import checks
+from django_pglock.errors import ConfigurationError
+from django_pglock.tasks.compat import task_backends
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"SCOPES": "auto"}, "Did you mean 'SCOPE'"),
+        ({"XYZ": 1}, "Its options are USING"),
+        ({"SCOPE": "forever"}, "must be one of auto, session, transaction"),
+        ({"POLL_INTERVAL": 0}, "number of seconds above zero"),
+        ({"HEARTBEAT_LIMIT": 5}, "three times HEARTBEAT_INTERVAL"),
+        ({"MAX_RESCUES": -1}, "MAX_RESCUES"),
+        ({"USING": None}, "['USING'] is None; it must be a string"),
+        ({"NAMESPACE": 5}, "['NAMESPACE'] is 5; it must be a string"),
+        ({"KEY_FUNCTION": "nope"}, "['KEY_FUNCTION'] is 'nope', which cannot be imported"),
+        ({"KEY_FUNCTION": "os.sep"}, "['KEY_FUNCTION'] is 'os.sep', which is not a function"),
+        ({"KEY_FUNCTION": len}, "it must be a dotted path"),
+        ({"LOCK_COMMENTS": "False"}, "['LOCK_COMMENTS'] is 'False'; it must be True or False"),
+        ({"REDACT": "os.sep"}, "['REDACT'] is 'os.sep', which is not a function"),
+        ([], "must be a dict"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_probable_setting(given, text):
+    with override_settings(DJANGO_PGLOCK=given):
+        [problem] = checks.check_settings()
+    assert problem.id == "django_pglock.E001"
+    assert text in problem.msg
+
+
+@pytest.mark.parametrize("name", ["SLOW_WAIT", "SLOW_HOLD", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e12, 10**400])
+def test_seconds_that_no_timeout_of_postgresql_holds_are_refused(name, value):
+    with override_settings(DJANGO_PGLOCK={name: value}):
+        [problem] = checks.check_settings()
+    assert f"DJANGO_PGLOCK[{name!r}]" in problem.msg
+    assert "up to 2,147,483" in problem.msg
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"databse": "tasks"}, r"has no option 'databse'\. Did you mean 'database'"),
+        ({"xyz": 1}, r"has no option 'xyz'\. Its options are database"),
+        ({"database": None}, r"\['database'\] is None; it must be a string"),
+        ({"database": 5}, r"\['database'\] is 5; it must be a string"),
+        (None, "must be a dict, not NoneType"),
+    ],
+)
+def test_invalid_options_of_a_task_backend_are_reported_by_check_and_by_the_backend(options, text):
+    backend = {"BACKEND": "django_pglock.backend.PostgresBackend", "OPTIONS": options}
+    with override_settings(TASKS={"default": backend}):
+        for ask in (run_checks, lambda: task_backends["default"]):
+            with pytest.raises(ConfigurationError, match=rf"TASKS\['default'\]\['OPTIONS'\].*{text}"):
+                ask()
+        assert checks.check_databases() == checks.check_task_database() == []
+
+
+@pytest.mark.parametrize("queues", ["mail", b"mail", 5, None, ["mail", 5]])
+def test_queues_that_are_no_list_of_names_are_reported_by_check_and_by_the_backend(queues):
+    """Python would make a set of the letters of a text."""
+    backend = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": queues}
+    with override_settings(TASKS={"default": backend}):
+        for ask in (run_checks, lambda: task_backends["default"]):
+            with pytest.raises(ConfigurationError, match=r"TASKS\['default'\]\['QUEUES'\] is .*; give a list of names"):
+                ask()
+
+
+@pytest.mark.parametrize("name", ["DJANGO_PG_LOCK", "DJANGO_PGLOCKS", "DJANGO_PGLOCK_TASKS", "DJANGOPGLOCK", "PGLOCK"])
+def test_a_check_reports_a_misspelled_settings_dict(settings, name):
+    del settings.DJANGO_PGLOCK
+    setattr(settings, name, {"SCOPE": "session"})
+    [problem] = checks.check_name_of_settings()
+    assert problem.id == "django_pglock.W011"
+    assert f"Rename {name} to DJANGO_PGLOCK" in problem.hint
+
+
+@pytest.mark.parametrize(("name", "value"), [("PGLOCK_SIDE_EFFECT", {}), ("DJANGO_PG_LOCK", 5), ("DJANGO_REDIS", {})])
+def test_checks_ignore_settings_of_other_packages(settings, name, value):
+    del settings.DJANGO_PGLOCK
+    setattr(settings, name, value)
+    assert checks.check_name_of_settings() == []
+
+
+def test_a_check_reports_all_misspelled_settings_at_once():
+    with override_settings(DJANGO_PGLOCK={"SCOPES": "auto", "USIN": "default", "SCOPE": "auto"}):
+        [problem] = checks.check_settings()
+    assert problem.msg == (
+        "DJANGO_PGLOCK has no option 'SCOPES'. Did you mean 'SCOPE'? "
+        "DJANGO_PGLOCK has no option 'USIN'. Did you mean 'USING'?"
+    )
