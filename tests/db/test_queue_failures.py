@@ -19,7 +19,6 @@ from django_pglock.store import wake as wakeup
 from django_pglock.store.liveness import beat
 from django_pglock.store.rescue import rescue
 from django_pglock.store.wake import note_sleep
-from django_pglock.worker.claiming.queue_cursor import LONGEST_LIFETIME, QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
@@ -248,25 +247,6 @@ def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, 
 
 
 # Speed
-
-
-def test_a_claim_begins_where_the_one_before_it_ended():
-    """Dead entries before that place are not read. After a second at most, a claim reads from the start again."""
-    now = [0.0]
-    for _ in range(9):
-        tasks.nothing.enqueue()
-    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    claims = QueueCursors("default", worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
-    assert [each.id for each in claims.claim(3)] == ids[:3]
-    claims._valid_until = LONGEST_LIFETIME  # by this clock the first claim took no time
-    urgent = tasks.nothing.using(priority=50).enqueue()
-    assert claims.shared.behind, "which is compiled now, and not within the claim"
-    with CaptureQueriesContext(connection) as queries:
-        assert [each.id for each in claims.claim(3)] == ids[3:6]
-    assert len(queries) == 1
-    assert f'"id" > {ids[2]}' in queries[0]["sql"].replace('"django_pglock_task".', "")
-    now[0] += LONGEST_LIFETIME
-    assert str(claims.claim(1)[0].id) == urgent.id
 
 
 def test_no_transaction_is_open_while_a_task_runs(worker, eventually):

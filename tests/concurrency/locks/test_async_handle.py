@@ -12,7 +12,6 @@ from django.db import OperationalError
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, lock, lock_all, semaphore, try_lock
 from django_pglock.models import AdvisoryLock
-from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import _closing, _is, arows, rows, some_wait, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -137,25 +136,6 @@ def test_a_cancelled_waiter_leaves_neither_lock_nor_waiter(somebody, scope):
             pass
 
     asyncio.run(main())
-
-
-def test_a_cancelled_wait_through_djangos_cursor_leaves_no_error_without_a_reader(somebody, monkeypatch):
-    """A statement goes through Django's cursor if an APM wraps it."""
-    monkeypatch.setattr(async_sessions, "is_plain_django", lambda connection: False)
-    somebody.holds("a")
-    unread = []
-
-    async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context["message"]))
-        waiter = asyncio.create_task(lock("a").aacquire())
-        await until(some_wait, "the coroutine does not wait")
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-
-    asyncio.run(main())
-    gc.collect()
-    assert unread == []
 
 
 def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
-from django.db import OperationalError
 from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
-from django_pglock.errors import ConfigurationError
-from django_pglock.locks.coroutine_sessions import lock_sessions_for
-from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import (
     _is,
     arows,
-    asessions,
     asessions_of_locks,
     in_a_task,
     lock_sessions,
     rows,
-    some_wait,
     until,
 )
 
@@ -158,42 +149,6 @@ def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
     asyncio.run(main())
 
 
-def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
-    async def main():
-        before = await asessions()
-        kept = []
-        for moment in range(40):
-            coming = asyncio.create_task(lock(f"a {moment}").aacquire())
-            await asyncio.sleep(moment * 0.00025)
-            coming.cancel()
-            try:
-                await (await coming).release()
-            except asyncio.CancelledError as error:
-                kept.append(error)  # Python may close objects that only its frames refer to
-        lock_sessions_for("default").close_idle()
-        await until(lambda: _is(asessions, before), "a session is left")
-
-    asyncio.run(main())
-
-
-def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
-    """Before, a worker kept as many sessions as its coroutines had ever needed at once, until its end."""
-    monkeypatch.setattr(async_sessions, "IDLE_TIMEOUT", 0.2)
-
-    async def main():
-        before = await asessions()
-        async with lock("kept") as kept:
-            await asyncio.gather(*[asyncio.create_task(lock(f"a {number}")(_nothing)()) for number in range(4)])
-            await until(lambda: _is(asessions, before + 1), "idle sessions are left")
-            kept.assert_held()
-        await until(lambda: _is(asessions, before), "the last session is left")
-        assert not lock_sessions_for("default")._open
-        async with lock("again"):
-            pass
-
-    asyncio.run(main())
-
-
 def test_sessions_of_a_loop_that_has_ended_are_closed():
     from django_pglock.locks.coroutine_sessions import _by_loop
 
@@ -224,57 +179,3 @@ def test_sessions_are_few_are_used_again_and_end_with_the_loop():
     while lock_sessions() or rows() != (0, 0):
         assert time.monotonic() < deadline, "the loop ended, its sessions did not"
         time.sleep(0.01)
-
-
-def test_a_session_that_was_opened_too_late_ends_with_the_loop(monkeypatch):
-    """Another session was given back meanwhile, so no lock has ever used this one."""
-    sessions, open_session = [], async_sessions.open_session
-
-    async def main():
-        locks = lock_sessions_for("default")
-        await locks.watch_the_loop()
-        pool = locks._pool
-        lent = await pool.get()
-
-        async def open_late(using):
-            sessions.extend([lent, await open_session(using)])
-            pool.put(lent)
-            return sessions[-1]
-
-        monkeypatch.setattr(async_sessions, "open_session", open_late)
-        assert await pool.get() is lent
-        pool.put(lent)
-
-    asyncio.run(main())
-    assert [each.has_ended for each in sessions] == [True, True]
-
-
-def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
-    somebody.holds("b")
-    box = []
-
-    async def owner():
-        box.append(await lock("a", scope="transaction").aacquire())
-        with suppress(LockNotAvailable, OperationalError):
-            await lock("b", scope="transaction", timeout=0.5).aacquire()
-
-    async def main():
-        task = asyncio.create_task(owner())
-        await until(some_wait, "nobody waits")
-        await box.pop().release()
-        await task
-        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
-
-    asyncio.run(main())
-
-
-def test_a_lock_of_a_coroutine_is_refused_if_gevent_has_replaced_threads(monkeypatch):
-    """Django would refuse to open its session, and would say something about synchronous code."""
-    gevent = SimpleNamespace(is_module_patched=lambda name: name == "threading")
-    monkeypatch.setitem(sys.modules, "gevent.monkey", gevent)
-
-    async def main():
-        with pytest.raises(ConfigurationError, match=r"gevent .* Write `with lock"):
-            await lock("a").aacquire()
-
-    asyncio.run(main())

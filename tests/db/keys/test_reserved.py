@@ -13,7 +13,6 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_pglock import lock
-from django_pglock.keys.reserved import WORKER
 from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
@@ -21,7 +20,6 @@ from django_pglock.store.admit import LOCK_KEYS, admit
 from django_pglock.store.statements import filled
 from django_pglock.store.upkeep_lock import TRY_UPKEEP_LOCK
 from django_pglock.testing import assert_no_locks, hold
-from django_pglock.worker import Worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -100,42 +98,6 @@ def test_a_lock_with_the_same_64_bits_does_not_block_a_worker(worker, holding_up
         tasks.nothing.using(run_after=timezone.now() + timedelta(seconds=0.2)).enqueue()
         worker()
         eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3, why="something is kept from its work")
-
-
-def test_a_worker_whose_lock_number_is_taken_draws_another_and_logs_it(eventually):
-    """Numbers have 31 bits, so two workers may draw the same one. Or a half-open session still holds the lock."""
-    heartbeat = Worker().heartbeat
-    taken = heartbeat.lock.number
-    session = dedicated_connection("default")
-    try:
-        with session.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_lock(%s, %s)", (WORKER, taken))
-        heartbeat.start()
-        row = eventually(lambda: WorkerRow.objects.first())
-        assert row.lock_key == heartbeat.lock.number != taken
-        assert AdvisoryLock.objects.filter(name=f"worker {row.name}").count() == 1
-    finally:
-        heartbeat.stop()
-        heartbeat.wait(60)
-        session.close()
-
-
-def test_a_worker_that_has_its_lock_does_not_ask_for_it_again(eventually):
-    heartbeat = Worker().heartbeat
-    sent = []
-
-    def count(execute, sql, *rest):
-        sent.append(sql)
-        return execute(sql, *rest)
-
-    heartbeat._count = count
-    heartbeat.start()
-    try:
-        eventually(lambda: sum("heartbeat_at" in sql for sql in sent) >= 3, why="no more beats")
-        assert sum("advisory" in sql for sql in sent) == 1
-    finally:
-        heartbeat.stop()
-        heartbeat.wait(60)
 
 
 @lru_cache

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Attempt, Task
 from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import (
     Abandoned,
@@ -23,9 +23,10 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.requests_to_worker import Requests, requests_to
+from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
+from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -37,11 +38,6 @@ FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 def wait_until_begun(eventually, name="begun"):
     eventually(lambda: Effect.objects.filter(name=name).exists(), why="it did not begin")
-
-
-def wait_for_end(result, eventually):
-    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
 
 # The verb
@@ -228,36 +224,6 @@ def test_the_cancel_of_an_atomic_task_rolls_back(worker, eventually):
     assert not Effect.objects.exists()
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
-    worker(listens=listens)
-    result = running.run_sql.enqueue()
-    wait_until_begun(eventually)
-    Task.objects.cancel()
-    assert wait_for_end(result, eventually).status == "CANCELLED"
-
-
-def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
-    """Several claims are in flight, and the only thread is busy."""
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", running.FOREVER)
-    process = worker(queues=["another"], threads=1)
-    # A fetcher that has just connected gives unknown claims back.
-    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
-    tasks.record.enqueue("never")
-    [waits] = claim(worker=process.identity.id)
-    running.wait_for_note.enqueue("go on")
-    [busy] = claim(worker=process.identity.id)
-    process.in_flight.begin_all([busy, waits])
-    Task.objects.filter(pk=waits.id).cancel()
-    eventually(lambda: waits.is_cancelled, why="it has not heard of it")
-    running.note("go on")
-    eventually(lambda: Task.objects.filter(pk=waits.id, status="CANCELLED").exists())
-    assert not Effect.objects.filter(name="never").exists()
-    assert Attempt.objects.get(task=waits.id).exception_path == "django_pglock.errors.TaskCancelled"
-    eventually(lambda: Task.objects.filter(pk=busy.id, status="SUCCESSFUL").exists())
-
-
 def test_a_call_for_a_group_ends_when_all_its_tasks_are_cancelled(worker, eventually):
     results = [running.together.enqueue(key=1) for _ in range(3)]
     worker()
@@ -292,17 +258,3 @@ def test_the_worker_continues_with_other_tasks(worker, eventually):
     assert {wait_for_end(each, eventually).status for each in others} == {"SUCCESSFUL"}
     assert Attempt.objects.count() == 1
     assert all(thread.is_alive() for thread in process.executor._threads)
-
-
-def test_a_worker_without_tasks_does_not_query_for_requested_cancels(worker, monkeypatch):
-    """A worker queries requests once in an interval, and only while it runs tasks."""
-    asked = []
-    monkeypatch.setattr(
-        "django_pglock.worker.liveness.running_tasks.requests_to",
-        lambda using, worker: asked.append(worker) or Requests([], []),
-    )
-    process = worker(queues=["another"])
-    process.running_tasks.wake()
-    time.sleep(0.7)
-    assert asked == []
-    assert process.executor.watchdog._thread is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -29,7 +28,6 @@ from django_pglock.store.liveness import (
     witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, note_sleep
-from django_pglock.worker.liveness import heartbeat
 from tests.conftest import NEVER
 from tests.sample import tasks
 
@@ -77,30 +75,6 @@ def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
     assert (answers[here].known, answers[gone].known) == (1, 3)
 
 
-def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, eventually):
-    running = worker()
-    functions = Worker.objects.get().task_paths
-    assert functions
-    beats = []
-    running.heartbeat.on_beat = lambda: beats.append(Worker.objects.filter(task_paths=functions).exists())
-    eventually(lambda: beats)
-    Worker.objects.all().delete()
-    beats.clear()
-    eventually(lambda: len(beats) > 1)
-    # The last beat, if it was being sent, may have been written before the row was removed.
-    assert all(beats[1:])
-
-
-def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
-    running = worker()
-    first = Worker.objects.get()
-    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
-    eventually(beaten.exists)
-    assert beaten.get().beating_since == first.beating_since
-    running.heartbeat._connection.connection.close()
-    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
-
-
 def test_the_rows_of_several_workers_are_written_in_one_order():
     """Otherwise two statements that write the same rows could deadlock."""
     first, second = sorted([uuid4(), uuid4()])
@@ -132,22 +106,6 @@ def waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')")
         return bool(cursor.fetchone()[0])
-
-
-def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch):
-    """A worker that was stopped while it waited for the answer must not regard its heartbeat as recent."""
-    began = []
-
-    def slow(using, beats):
-        began.append(time.monotonic())
-        time.sleep(0.1)
-        return beat_all(using, beats)
-
-    monkeypatch.setattr(heartbeat, "beat_all", slow)
-    running, in_time = worker(), []
-    running.heartbeat.on_beat = lambda: in_time.append(running.heartbeat.beat_at <= began[-1])
-    eventually(lambda: in_time)
-    assert all(in_time)
 
 
 def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings):
@@ -272,20 +230,6 @@ def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
         person.join(NEVER)
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, locked}
     assert delete_dead("default") == 1
-
-
-@pytest.mark.parametrize(("interval", "limit", "seconds"), [(3.0, 30.0, 27.0), (10.0, 30.0, 22.0)])
-def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worker, settings, interval, limit, seconds):
-    running = worker()
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": interval, "HEARTBEAT_LIMIT": limit}
-    running.heartbeat.stop()
-    assert running.heartbeat.wait(NEVER)
-    running.heartbeat._answer, running.heartbeat.supervisor = object(), SimpleNamespace(is_up=True)
-    now = time.monotonic()
-    for age, is_heartbeat_stale in ((seconds - 1, False), (seconds + 1, True)):
-        running.heartbeat.beat_at = now - age
-        assert running.heartbeat.is_heartbeat_stale() is is_heartbeat_stale
-    running.heartbeat.supervisor = None
 
 
 def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):

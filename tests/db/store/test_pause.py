@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import time
-from uuid import uuid4
 
 import pytest
 
 from django_pglock import enqueue_many
 from django_pglock.models import Queue, Task
 from django_pglock.store import pause as pause_module
-from django_pglock.worker.claiming.queue_cursor import QueueCursors
+from tests.db.store.fair_claims import claims_of
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
-
-
-def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
-    return QueueCursors("default", worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
 
 
 def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():

@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
-from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.store import progress
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
 from django_pglock.store.settle import settle
-from django_pglock.worker.running import run
-from django_pglock.worker.settling import progress as settling_progress
-from tests.sample import running_tasks as running
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def wait_for_end(result, eventually):
-    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
-
-
-def progress_of(result):
-    return Task.objects.values_list("progress", flat=True).get(pk=result.id)
-
-
-@pytest.fixture
-def progress_statements(monkeypatch):
-    """The statements that write progress."""
-    written = []
-
-    def count(using, claims, **options):
-        if claims:
-            written.append([claim.progress for claim in claims])
-        note_progress(using, claims, **options)
-
-    for module in (run, settling_progress):
-        monkeypatch.setattr(module, "note_progress", count)
-    return written
-
-
-@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
-def test_progress_shows_while_the_task_runs(worker, eventually, function):
-    """Also while the transaction of an atomic task is open: the worker writes progress in another session."""
-    worker()
-    arguments = (3, 3) if function == "tell" else (3,)
-    result = getattr(running, function).enqueue(*arguments)
-    told = {"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2}
-    eventually(lambda: progress_of(result) == told, why="it was not told")
-    assert Task.objects.get(pk=result.id).status == "RUNNING"
-    assert wait_for_end(result, eventually).status == "SUCCESSFUL"
-
-
-@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
-def test_the_last_progress_of_a_successful_task_is_stored(worker, eventually, function):
-    worker()
-    result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
-    row = wait_for_end(result, eventually)
-    assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
-
-
-def test_the_last_progress_of_a_failed_task_is_stored(worker, eventually):
-    worker()
-    row = wait_for_end(running.tell_and_fail.enqueue(7.5), eventually)
-    assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
-
-
-def test_progress_sends_one_statement_a_heartbeat_and_one_at_the_end(worker, eventually, progress_statements):
-    worker()
-    began = time.monotonic()
-    wait_for_end(running.tell.enqueue(10_000), eventually)
-    heartbeats = (time.monotonic() - began) / get_settings().HEARTBEAT_INTERVAL
-    assert 1 <= len(progress_statements) <= 2 + heartbeats
-    assert progress_statements[-1] == ['{"done":10000,"total":10000}']
-
-
-def test_tasks_without_progress_send_no_statement_for_it(worker, eventually, progress_statements):
-    worker()
-    for result in [tasks.nothing.enqueue(), tasks.record_atomically.enqueue("x"), tasks.fail.enqueue()]:
-        wait_for_end(result, eventually)
-    assert progress_statements == []
 
 
 @pytest.mark.parametrize("is_last", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,3 +53,10 @@ def statuses() -> dict[str, int]:
     """Count the tasks by status."""
     found = list(Task.objects.values_list("status", flat=True))
     return {status: found.count(status) for status in found}
+
+
+def wait_for_end(result: Any, eventually: Callable[..., Any]) -> Task:
+    """Wait until the task of a result has ended, and return its row."""
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    row: Task = eventually(lambda: rows.first(), why=f"task {result.id} did not end")
+    return row

@@ -13,32 +13,16 @@ from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
 from django_pglock.store.wake import note_sleep, wake
-from django_pglock.tasks import importing, registry
+from django_pglock.tasks import registry
 from django_pglock.worker.claiming import sleep
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import tasks
 from tests.sample.models import Effect
+from tests.unit.tasks.test_importing import NEVER, PATH
+from tests.unit.tasks.test_importing import modules_are_not_imported as modules_are_not_imported  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-PATH = "tests.sample.mail.deliver"
-
-
-@pytest.fixture(autouse=True)
-def modules_are_not_imported(monkeypatch):
-    """Forget the modules of these tests, before and after each."""
-    monkeypatch.setattr(registry, "_definitions", {k: v for k, v in registry._definitions.items() if k != PATH})
-    monkeypatch.setattr(importing, "_tried", set())
-    modules = ("tests.sample.mail", "tests.sample.broken", "tests.sample.__main__", "tests.evil")
-
-    def forget():
-        for name in modules:
-            sys.modules.pop(name, None)
-
-    forget()
-    yield
-    forget()
 
 
 def enqueue_unknown(path=PATH, **fields):
@@ -102,21 +86,6 @@ def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):
     assert succeeded(*rows)()
 
 
-NEVER = [
-    "tests.evil.anything",
-    "tests.sample.mail.not_decorated",
-    "tests.sample.mail.imports",
-    "tests.sample.broken.anything",
-    "tests.sample.__main__.anything",
-    "tests.sample.no.such.module",
-    "tests.sample_and_more.tasks.send",
-    "tests.sample..mail.deliver",
-    "tests.sample.mail.deliver.func",
-    "os.system",
-    "django.core.management.call_command",
-]
-
-
 def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, caplog):
     rows = [enqueue_unknown(path) for path in NEVER]
     known = enqueue_unknown()
@@ -133,14 +102,6 @@ def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, cap
     assert [each.getMessage() for each in caplog.records if "cannot be imported" in each.getMessage()] == [
         "The module tests.sample.broken of a task cannot be imported."
     ]
-
-
-def test_a_module_that_cannot_be_imported_is_tried_once(monkeypatch):
-    tried = []
-    monkeypatch.setattr(importing, "import_module", tried.append)
-    for path in ("tests.sample.broken.a", "tests.sample.broken.b", "tests.sample.broken.a"):
-        assert importing.import_function(path) is False
-    assert tried == ["tests.sample.broken"]
 
 
 def test_functions_are_imported_only_for_served_queues():

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.models import Task
+from django_pglock.models import Attempt, Task
 from django_pglock.worker.capacity import MOST_ASYNC
+from tests.db.worker.conftest import wait_for_end
+from tests.db.worker.running.test_task_thread import TIMEOUT
 from tests.sample import running_tasks, session_tasks, tasks
+from tests.sample import running_tasks as running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,3 +87,13 @@ def test_the_session_of_the_coroutines_is_closed_when_the_worker_has_shut_down(w
     ThreadPoolExecutor.submit(orm, time.sleep, 1)
     assert running.shutdown() is True
     assert session.closed
+
+
+def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
+    worker()
+    result = running.wait_too_long_once.enqueue()
+    row = wait_for_end(result, eventually)
+    assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
+    attempt = Attempt.objects.get()
+    assert attempt.exception_path == TIMEOUT
+    assert "timeout of 1 s" in attempt.traceback

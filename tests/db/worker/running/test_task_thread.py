@@ -11,6 +11,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
 from tests.conftest import NEVER
+from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -18,11 +19,6 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TIMEOUT = "django_pglock.errors.TaskTimeout"
-
-
-def wait_for_end(result, eventually):
-    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
 
 @pytest.mark.parametrize("kind", ["sql", "python"])
@@ -36,16 +32,6 @@ def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventua
     assert "The attempt took longer than its timeout of " in attempt.traceback
     result.refresh()
     assert issubclass(result.errors[0].exception_class, TimeoutError)
-
-
-def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):
-    worker()
-    result = running.wait_too_long_once.enqueue()
-    row = wait_for_end(result, eventually)
-    assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
-    attempt = Attempt.objects.get()
-    assert attempt.exception_path == TIMEOUT
-    assert "timeout of 1 s" in attempt.traceback
 
 
 def test_the_timeout_of_an_atomic_task_rolls_back(worker, eventually):

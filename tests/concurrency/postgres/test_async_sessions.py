@@ -1,0 +1,138 @@
+"""Sessions for coroutines: opened, given to the next user, and ended, whatever is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+from django.db import OperationalError
+
+from django_pglock import LockNotAvailable, lock
+from django_pglock.errors import ConfigurationError
+from django_pglock.locks.coroutine_sessions import lock_sessions_for
+from django_pglock.postgres import async_sessions
+from tests.concurrency.locks.sessions import (
+    _is,
+    asessions,
+    some_wait,
+    until,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
+    async def main():
+        before = await asessions()
+        kept = []
+        for moment in range(40):
+            coming = asyncio.create_task(lock(f"a {moment}").aacquire())
+            await asyncio.sleep(moment * 0.00025)
+            coming.cancel()
+            try:
+                await (await coming).release()
+            except asyncio.CancelledError as error:
+                kept.append(error)  # Python may close objects that only its frames refer to
+        lock_sessions_for("default").close_idle()
+        await until(lambda: _is(asessions, before), "a session is left")
+
+    asyncio.run(main())
+
+
+def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
+    """Before, a worker kept as many sessions as its coroutines had ever needed at once, until its end."""
+    monkeypatch.setattr(async_sessions, "IDLE_TIMEOUT", 0.2)
+
+    async def main():
+        before = await asessions()
+        async with lock("kept") as kept:
+            await asyncio.gather(*[asyncio.create_task(lock(f"a {number}")(_nothing)()) for number in range(4)])
+            await until(lambda: _is(asessions, before + 1), "idle sessions are left")
+            kept.assert_held()
+        await until(lambda: _is(asessions, before), "the last session is left")
+        assert not lock_sessions_for("default")._open
+        async with lock("again"):
+            pass
+
+    asyncio.run(main())
+
+
+async def _nothing():
+    await asyncio.sleep(0.001)
+
+
+def test_a_session_that_was_opened_too_late_ends_with_the_loop(monkeypatch):
+    """Another session was given back meanwhile, so no lock has ever used this one."""
+    sessions, open_session = [], async_sessions.open_session
+
+    async def main():
+        locks = lock_sessions_for("default")
+        await locks.watch_the_loop()
+        pool = locks._pool
+        lent = await pool.get()
+
+        async def open_late(using):
+            sessions.extend([lent, await open_session(using)])
+            pool.put(lent)
+            return sessions[-1]
+
+        monkeypatch.setattr(async_sessions, "open_session", open_late)
+        assert await pool.get() is lent
+        pool.put(lent)
+
+    asyncio.run(main())
+    assert [each.has_ended for each in sessions] == [True, True]
+
+
+def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
+    somebody.holds("b")
+    box = []
+
+    async def owner():
+        box.append(await lock("a", scope="transaction").aacquire())
+        with suppress(LockNotAvailable, OperationalError):
+            await lock("b", scope="transaction", timeout=0.5).aacquire()
+
+    async def main():
+        task = asyncio.create_task(owner())
+        await until(some_wait, "nobody waits")
+        await box.pop().release()
+        await task
+        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
+
+    asyncio.run(main())
+
+
+def test_a_lock_of_a_coroutine_is_refused_if_gevent_has_replaced_threads(monkeypatch):
+    """Django would refuse to open its session, and would say something about synchronous code."""
+    gevent = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", gevent)
+
+    async def main():
+        with pytest.raises(ConfigurationError, match=r"gevent .* Write `with lock"):
+            await lock("a").aacquire()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_through_djangos_cursor_leaves_no_error_without_a_reader(somebody, monkeypatch):
+    """A statement goes through Django's cursor if an APM wraps it."""
+    monkeypatch.setattr(async_sessions, "is_plain_django", lambda connection: False)
+    somebody.holds("a")
+    unread = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context["message"]))
+        waiter = asyncio.create_task(lock("a").aacquire())
+        await until(some_wait, "the coroutine does not wait")
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+
+    asyncio.run(main())
+    gc.collect()
+    assert unread == []

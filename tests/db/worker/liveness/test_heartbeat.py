@@ -1,0 +1,71 @@
+"""The service that sends the heartbeats of a worker."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from django_pglock.models import Worker
+from django_pglock.store.liveness import (
+    beat_all,
+)
+from django_pglock.worker.liveness import heartbeat
+from tests.conftest import NEVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, eventually):
+    running = worker()
+    functions = Worker.objects.get().task_paths
+    assert functions
+    beats = []
+    running.heartbeat.on_beat = lambda: beats.append(Worker.objects.filter(task_paths=functions).exists())
+    eventually(lambda: beats)
+    Worker.objects.all().delete()
+    beats.clear()
+    eventually(lambda: len(beats) > 1)
+    # The last beat, if it was being sent, may have been written before the row was removed.
+    assert all(beats[1:])
+
+
+def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
+    running = worker()
+    first = Worker.objects.get()
+    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
+    eventually(beaten.exists)
+    assert beaten.get().beating_since == first.beating_since
+    running.heartbeat._connection.connection.close()
+    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
+
+
+def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch):
+    """A worker that was stopped while it waited for the answer must not regard its heartbeat as recent."""
+    began = []
+
+    def slow(using, beats):
+        began.append(time.monotonic())
+        time.sleep(0.1)
+        return beat_all(using, beats)
+
+    monkeypatch.setattr(heartbeat, "beat_all", slow)
+    running, in_time = worker(), []
+    running.heartbeat.on_beat = lambda: in_time.append(running.heartbeat.beat_at <= began[-1])
+    eventually(lambda: in_time)
+    assert all(in_time)
+
+
+@pytest.mark.parametrize(("interval", "limit", "seconds"), [(3.0, 30.0, 27.0), (10.0, 30.0, 22.0)])
+def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worker, settings, interval, limit, seconds):
+    running = worker()
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": interval, "HEARTBEAT_LIMIT": limit}
+    running.heartbeat.stop()
+    assert running.heartbeat.wait(NEVER)
+    running.heartbeat._answer, running.heartbeat.supervisor = object(), SimpleNamespace(is_up=True)
+    now = time.monotonic()
+    for age, is_heartbeat_stale in ((seconds - 1, False), (seconds + 1, True)):
+        running.heartbeat.beat_at = now - age
+        assert running.heartbeat.is_heartbeat_stale() is is_heartbeat_stale
+    running.heartbeat.supervisor = None

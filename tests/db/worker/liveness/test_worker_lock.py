@@ -1,0 +1,103 @@
+"""The lock of a worker: taken once for each session, under another number if that is taken, and not behind a pooler."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_pglock.keys.reserved import WORKER
+from django_pglock.models import AdvisoryLock
+from django_pglock.models import Worker as WorkerRow
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.worker import Worker
+from django_pglock.worker.liveness import worker_lock
+from django_pglock.worker.liveness.worker_lock import WorkerLock
+from tests.db.locks.sessions import advisory_rows
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_worker_whose_lock_number_is_taken_draws_another_and_logs_it(eventually):
+    """Numbers have 31 bits, so two workers may draw the same one. Or a half-open session still holds the lock."""
+    heartbeat = Worker().heartbeat
+    taken = heartbeat.lock.number
+    session = dedicated_connection("default")
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s, %s)", (WORKER, taken))
+        heartbeat.start()
+        row = eventually(lambda: WorkerRow.objects.first())
+        assert row.lock_key == heartbeat.lock.number != taken
+        assert AdvisoryLock.objects.filter(name=f"worker {row.name}").count() == 1
+    finally:
+        heartbeat.stop()
+        heartbeat.wait(60)
+        session.close()
+
+
+def test_a_worker_that_has_its_lock_does_not_ask_for_it_again(eventually):
+    heartbeat = Worker().heartbeat
+    sent = []
+
+    def count(execute, sql, *rest):
+        sent.append(sql)
+        return execute(sql, *rest)
+
+    heartbeat._count = count
+    heartbeat.start()
+    try:
+        eventually(lambda: sum("heartbeat_at" in sql for sql in sent) >= 3, why="no more beats")
+        assert sum("advisory" in sql for sql in sent) == 1
+    finally:
+        heartbeat.stop()
+        heartbeat.wait(60)
+
+
+@pytest.fixture
+def lock():
+    made = WorkerLock("default")
+    yield made
+    made.release()
+
+
+def test_each_session_takes_the_lock_again_under_the_same_number(lock):
+    number = lock.number
+    assert (lock.is_held, lock.held_number) == (False, None)
+    lock.hold()
+    assert (lock.is_held, lock.held_number, advisory_rows()) == (True, number, 1)
+    connection.close()
+    lock.note_session()
+    assert (lock.is_held, lock.held_number) == (False, None)
+    lock.hold()
+    assert (lock.held_number, advisory_rows()) == (number, 1)
+
+
+def test_a_released_lock_is_free_and_is_not_released_twice(lock, django_assert_num_queries):
+    lock.hold()
+    lock.release()
+    assert (lock.held_number, advisory_rows()) == (None, 0)
+    with django_assert_num_queries(0):
+        lock.release()
+    lock.hold()
+    assert advisory_rows() == 1
+
+
+def test_a_worker_started_for_a_pooler_asks_for_no_lock(django_assert_num_queries):
+    pooled = WorkerLock("default", is_pooled=True)
+    pooled.note_session()
+    with django_assert_num_queries(0):
+        pooled.hold()
+        pooled.release()
+    assert (pooled.is_held, pooled.held_number) == (False, None)
+
+
+def test_behind_a_pooler_that_was_detected_the_lock_is_asked_for_once_in_a_session(lock, monkeypatch):
+    """``lock_worker`` then answers neither yes nor no. Another number would not help."""
+    asked = []
+    monkeypatch.setattr(worker_lock, "lock_worker", lambda using, number: asked.append(number))
+    for _ in range(2):
+        lock.note_session()
+        lock.hold()
+        lock.hold()
+    assert asked == [lock.number] * 2
+    assert (lock.is_held, lock.held_number) == (False, None)

@@ -1,0 +1,61 @@
+"""The HTTP server of the probes: its answers, and clients that do not end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+
+import pytest
+
+from django_pglock.worker.probes import http_server as probes
+from tests.conftest import NEVER
+from tests.db.worker.probes.asking import ask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_worker_answers_probes(probed, eventually):
+    worker = probed()
+    assert ask(worker, "/livez")[:2] == (200, "ok\n")
+    eventually(lambda: ask(worker, "/readyz?verbose")[:2] == (200, "ok\n"))
+    status, body, headers = ask(worker, "/livez", "HEAD")
+    assert (status, body, headers["Content-Length"]) == (200, "", "3")
+    assert ask(worker, "/")[:2] == (404, "There are /livez, /readyz and /metrics.\n")
+    assert ask(worker, "/livez", "POST")[0] == 501
+    assert "Python" not in headers["Server"]
+
+
+def test_slow_clients_are_cut_off_and_block_no_others(probed, eventually, monkeypatch, closing):
+    """Clients that send nothing, and clients that send a byte now and then. Neither kind keeps a thread."""
+    monkeypatch.setattr(probes, "LONGEST_REQUEST", NEVER)
+    worker = probed()
+    server = worker.probes.server._server
+    address = ("127.0.0.1", worker.probes.server.port)
+    clients = [closing.enter_context(socket.create_connection(address)) for _ in range(probes.MOST_REQUESTS + 4)]
+    eventually(lambda: len(server._requests) == probes.MOST_REQUESTS)
+    assert ask(worker, "/livez")[0] == 200
+    monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
+    trickle, begun = clients[-1], time.monotonic()
+    with pytest.raises(OSError, match=r".+"):
+        while time.monotonic() - begun < NEVER:
+            trickle.send(b"G")
+            time.sleep(0.05)
+    for client in clients[:-1]:
+        client.settimeout(60)
+        assert client.recv(1) == b"", "it was not cut off"
+    eventually(lambda: not server._requests)
+    assert ask(worker, "/livez")[0] == 200
+
+
+def test_a_client_that_hangs_up_is_no_error(probed, eventually, caplog, capfd):
+    worker = probed()
+    for _ in range(3):
+        client = socket.create_connection(("127.0.0.1", worker.probes.server.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.send(b"GET /metrics HTTP/1.0\r\n")
+        client.close()
+    eventually(lambda: not worker.probes.server._server._requests)
+    assert ask(worker, "/livez")[0] == 200
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,110 @@
+"""The metrics of a worker: what they count, and in which format."""
+
+from __future__ import annotations
+
+import pytest
+from django.db.models import F
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, QueueCount, Task
+from django_pglock.worker.upkeep import queue_counts
+from tests.conftest import NEVER
+from tests.db.worker.probes.asking import metrics
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+from tests.sample.running_tasks import FOREVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
+    # Otherwise a claim that waits for long counts twice.
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", FOREVER)
+    worker = probed()
+    for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
+        call.enqueue(*["a"] * (call is tasks.fail_twice))
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    Task.objects.filter(task_path__endswith="wait_for_note").update(attempts=F("attempts") + 1)
+    running_tasks.note("go on")
+
+    eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
+    # The outcome is counted when it is written. The claim is removed right after.
+    found = eventually(
+        lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_flight"] and found
+    )
+    counts = {name.partition("=")[2]: found[name] for name in found if name.startswith("outcomes_total")}
+    others = dict.fromkeys(("snoozed", "cancelled", "interrupted", "given_back", "abandoned"), 0)
+    assert counts == {"succeeded": 3, "retried": 2, "failed": 1, **others}
+    assert (found["claims_total"], found["claims_lost_total"]) == (7, 1)
+    assert (found["threads"], found["worker_ready"]) == (2, 1)
+    assert (found["tasks_in_flight"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
+    assert 0 <= found["heartbeat_age_seconds"] < NEVER
+
+
+def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
+    worker = probed()
+    tasks.nothing.using(queue_name="mail").enqueue()
+    tasks.fail_twice.enqueue("a")
+    eventually(lambda: not Task.objects.filter(finished_at=None).exists())
+    path = "function=tests.sample.tasks.fail_twice"
+    name = f"attempts_total queue=default,{path}"
+    found = eventually(lambda: (found := metrics(worker)).get(f"{name},outcome=succeeded") and found)
+    assert (found[f"{name},outcome=retried"], found[f"{name},outcome=failed"]) == (2, 0)
+    assert found["attempts_total queue=mail,function=tests.sample.tasks.nothing,outcome=succeeded"] == 1
+    times = f"task_run_seconds_bucket queue=default,{path},le="
+    buckets = [found[key] for key in found if key.startswith(times)]
+    assert buckets == sorted(buckets)
+    assert [key.removeprefix(times) for key in found if key.startswith(times)][:3] == ["0.001", "0.004", "0.016"]
+    assert found[f"{times}+Inf"] == found[f"task_run_seconds_count queue=default,{path}"] == 3
+    assert 0 < found[f"task_run_seconds_sum queue=default,{path}"] < NEVER
+    assert found[f"task_wait_seconds_count queue=default,{path}"] == 1
+    worker.settler.history._write_at = 0.0
+    worker.settler.wake()
+    eventually(lambda: worker.settler.history.due_in() is None)
+    assert metrics(worker)[f"{name},outcome=succeeded"] == 1, "counters grow on after they were written"
+
+
+def test_metrics_count_the_tasks_in_flight(probed, eventually):
+    worker = probed(threads=1)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    found = metrics(worker)
+    running_tasks.note("go on")
+    assert (found["tasks_in_flight"], found["tasks_running"]) == (1, 1)
+
+
+def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
+    worker = probed(queues=["other"])
+    read = []
+    shared = queue_counts.shared_counts
+    monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(1) or shared(using))
+    for _ in range(3):
+        tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
+    Queue.objects.pause("mail")
+    worker.upkeep.queue_counts.run_if_due()
+    assert not read, "counted before anybody asked"
+
+    odd = 'queue=an \\"odd\\\\one\\" 9%s'
+    eventually(lambda: metrics(worker).get(f"tasks_ready {odd}") == 3, why="it was not counted")
+    found = metrics(worker)
+    assert 0 < found[f"oldest_ready_task_age_seconds {odd}"] < NEVER
+    statuses = ("ready", "blocked", "scheduled", "running", "failed")
+    assert [found[f"tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
+    assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
+    for _ in range(20):
+        metrics(worker)
+        worker.upkeep.queue_counts.run_if_due()
+    assert len(read) == 1
+    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.BETWEEN_COUNTS", 0.1)
+    Task.objects.all().delete()
+    QueueCount.objects.update(count_again_at=Now())
+    eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
+    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.MAX_AGE_FOR_METRICS", 0.0)
+    assert f"tasks_ready {odd}" not in metrics(worker)
+
+
+def test_scrapes_send_no_statement(probed, django_assert_num_queries):
+    worker = probed()
+    with django_assert_num_queries(0):
+        worker.probes.metrics.exposition()
