@@ -1,16 +1,18 @@
-"""Rounds of upkeep: which worker runs them, schedules, and independent steps."""
+"""Rounds of upkeep: which worker runs them, schedules, the history, and independent steps."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
 from django.db import connection, connections
 from django.db.models.functions import Now
 
-from django_pglock.models import Schedule, Task, Worker
+from django_pglock.conf import get_settings
+from django_pglock.models import Schedule, Task, TaskHistory, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.history import KEPT, Counts, add_history
 from django_pglock.store.liveness import UPKEEP_WORKERS
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.liveness.rest import Rest
@@ -183,3 +185,22 @@ def test_a_session_that_ends_in_a_step_of_upkeep_is_replaced_by_one_with_our_lim
         eventually(lambda: running.upkeep.reconnects == 1)
         eventually(lambda: "The upkeep works again" in caplog.text)
     assert "The upkeep step" not in caplog.text
+
+
+def test_attempts_that_were_lost_with_their_workers_are_counted(worker, claim, eventually):
+    for _ in range(4):
+        tasks.nothing.enqueue()
+    poison, cancelled, *_ = claim(4)
+    Task.objects.filter(pk=poison.id).update(rescues=get_settings().MAX_RESCUES)
+    Task.objects.filter(pk=cancelled.id).update(cancel_requested_at=Now())
+    worker(queues=["another"])
+    eventually(lambda: TaskHistory.objects.filter(seconds=60, queue="").exists())
+    [row] = TaskHistory.objects.filter(seconds=60, task_path=tasks.nothing.module_path)
+    assert (row.lost, row.failed, row.cancelled, row.succeeded, sum(row.wait)) == (2, 1, 1, 0, 0)
+
+
+def test_old_rows_of_the_history_are_deleted(worker, eventually):
+    old = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600) - KEPT[3600] - 3600
+    add_history("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
+    worker()
+    eventually(lambda: not TaskHistory.objects.exists())
