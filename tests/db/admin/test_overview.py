@@ -1,4 +1,4 @@
-"""The overview: its permissions and sections, the links to it, and its number of statements."""
+"""The overview: its permissions and sections, and the links to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of tasks: filters, searches, and links to older tasks."""
+"""The list of tasks: its columns, searches, and links to older tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semaphores: their slots, held by one of several handles each."""
+"""Semaphores: a handle holds one slot, and a waiter gets the first slot that becomes free."""
 
 from __future__ import annotations
 

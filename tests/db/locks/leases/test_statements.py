@@ -1,4 +1,4 @@
-"""The statements about leases."""
+"""The statements about leases, also after an expiry, a release and a lost answer."""
 
 from __future__ import annotations
 

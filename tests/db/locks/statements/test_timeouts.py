@@ -1,4 +1,4 @@
-"""Time limits of waits and of holders: one limit for all locks, and the caller's own limits as they were."""
+"""Time limits of waits and of holders: one limit for all locks, and the limits of the caller as they were."""
 
 from __future__ import annotations
 

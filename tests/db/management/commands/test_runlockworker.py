@@ -1,4 +1,4 @@
-"""``manage.py runlockworker``: the arguments that it refuses, and those that it passes on to the worker."""
+"""``manage.py runlockworker``: the arguments that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes and metrics of a worker over HTTP."""
+"""The server of the probes: its port."""
 
 from __future__ import annotations
 
