@@ -24,7 +24,7 @@ def moves(name: str, *sources: str, to: str, limit: int | None = None) -> None:
 
     def call(world: World, ledger: Ledger) -> None:
         rows = Letter.objects.order_by("pk")
-        moved = rows.transition(from_=sources, to=to, limit=limit, tries=F("tries") + 1)
+        moved = rows.transition(from_=sources, to=to, limit=limit, attempts=F("attempts") + 1)
         assert all(row.status == to for row in moved)
         ledger.moves += [(row.pk, sources, to) for row in moved]
 
@@ -44,7 +44,7 @@ def hold_letters(world: World, ledger: Ledger) -> None:
     """Lock letters for the length of a transaction, and save one of them."""
     with Letter.objects.filter(status="new").order_by("pk").claim(2) as rows:
         for row in rows:
-            row.status, row.tries = "held", row.tries + 1
+            row.status, row.attempts = "held", row.attempts + 1
             row.save()
     ledger.moves += [(row.pk, ("new",), "held") for row in rows]
 
@@ -53,7 +53,7 @@ def hold_letters(world: World, ledger: Ledger) -> None:
 def write_off(world: World, ledger: Ledger) -> None:
     """Change a row as any program does that knows nothing of claims."""
     pk = min(world.facts["letters"])
-    if Letter.objects.filter(pk=pk, status="new").update(status="lost", tries=F("tries") + 1):
+    if Letter.objects.filter(pk=pk, status="new").update(status="lost", attempts=F("attempts") + 1):
         ledger.moves.append((pk, ("new",), "lost"))
 
 
@@ -69,7 +69,9 @@ def each_row_moves_by_one_caller(judge: Judge) -> None:
     for row in Letter.objects.all():
         moves = by_row[row.pk]
         # A verb that has died has no result.
-        assert judge.has_died or row.tries == len(moves), f"{row!r} has moved {row.tries} times, and was told {moves}"
+        assert judge.has_died or row.attempts == len(moves), (
+            f"{row!r} has moved {row.attempts} times, and was told {moves}"
+        )
         is_possible = any(_end(before[row.pk].status, order) == row.status for order in permutations(moves))
         assert judge.has_died or is_possible, f"{row!r} was moved by two: {moves}"
 

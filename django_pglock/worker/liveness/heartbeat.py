@@ -184,7 +184,7 @@ class Heartbeat(ConnectedService):
 
     def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The time of this try is limited, because the supervisor may soon be able to beat again.
+            # The time of this attempt to connect is limited, because the supervisor may soon be able to beat again.
             options = connection.settings_dict["OPTIONS"]
             configured = int(options["connect_timeout"])
             options["connect_timeout"] = heartbeat_timing().connect_timeout(self._failures, configured)

@@ -206,7 +206,7 @@ class Settler(ConnectedService):
     def _write(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         """Write these outcomes. Return the ended claims without those that were set aside."""
         for ended in batch if self._locked else ():
-            # An earlier try of this batch may have set it aside, and then failed.
+            # An earlier write of this batch may have set it aside, and then failed.
             self._locked.pop(ended.claim, None)
         if is_plain(batch):
             return self._write_plain(batch)

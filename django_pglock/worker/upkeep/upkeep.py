@@ -117,7 +117,7 @@ class Upkeep(ConnectedService):
         self._referring: set[str] = set()
         # The tasks that this round has rescued: queue, function and new status.
         self._rescued: list[tuple[str, str, str]] = []
-        # The names of the steps whose last try failed.
+        # The names of the steps that failed last time.
         self._failing: set[str] = set()
         # Seconds until due tasks whose rows are locked are tried again.
         self._locked_retry = 0.0

@@ -18,7 +18,7 @@ from django_pglock import LockLost, notify
 from django_pglock.models import Lease
 from example_project.systems import wrong_clock
 from example_project.systems.sharing.models import Report, Result, Row
-from example_project.systems.sharing.processing import MOST_TRIES, run_node
+from example_project.systems.sharing.processing import MOST_ATTEMPTS, run_node
 from example_project.systems.sharing.report import LOCK_AT_LEAST_FOR, LOCK_AT_MOST_FOR, write_report
 from example_project.systems.stage import Stage
 
@@ -86,7 +86,7 @@ def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
             arrive(str(number) if number % 40 else POISON[number % 80 // 40] for number in range(ROWS))
         return count_sessions("node 4", "AND state = 'idle in transaction' AND backend_xid IS NOT NULL")
 
-    waiting = Row.objects.filter(processed=False, tries__lt=MOST_TRIES)
+    waiting = Row.objects.filter(processed=False, attempts__lt=MOST_ATTEMPTS)
     wait(stage, [victim], holds_rows)
     victim.kill()
     victim.wait()
@@ -94,7 +94,7 @@ def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
     aside = Row.objects.filter(processed=False)
     stage.say(
         f"\n{ROWS} more rows arrive, of which {aside.count()} cannot be processed. Node 4 is killed with SIGKILL "
-        f"while it\nholds rows; the others process them. Set aside after {MOST_TRIES} tries:"
+        f"while it\nholds rows; the others process them. Set aside after {MOST_ATTEMPTS} attempts:"
     )
     for error in aside.order_by("error").values_list("error", flat=True).distinct():
         stage.say(f"  {error}")
@@ -107,7 +107,7 @@ def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
     stage.claim(
         "Each row that cannot be processed was tried three times, and left nothing",
         """SELECT count(*) FROM sharing_row AS r WHERE r.data = ANY (%s)
-           AND (processed OR tries <> 3 OR EXISTS (SELECT FROM sharing_result WHERE row_id = r.id))""",
+           AND (processed OR attempts <> 3 OR EXISTS (SELECT FROM sharing_result WHERE row_id = r.id))""",
         list(POISON),
     )
 
