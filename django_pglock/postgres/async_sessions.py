@@ -234,12 +234,12 @@ class AsyncSessionPool:
         self._has_timer = False
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether one more session may be lent."""
         return self.in_use < self.limit
 
     async def get(self, within: float | None = None) -> AsyncSession:
-        """Return a session for the caller alone. The caller must have checked ``has_room``. Raises as ``take()``."""
+        """Return a session for the caller alone. The caller has checked ``has_capacity``. Raises as ``take()``."""
         self.in_use += 1
         try:
             return await self.take(within)

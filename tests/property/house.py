@@ -124,23 +124,23 @@ class House:
     # What has to hold
 
     def check(self) -> None:
-        """Called whenever nobody can run: then no free thread or place may wait beside a task that nobody looks for."""
+        """Called whenever nobody can run: then no free thread or slot may wait beside a task that nobody looks for."""
         places = self.schedule.places()
         if places["fetcher"] != "fetcher_wakeup" or self.was_stale or self.fetcher._exclusive_run._suspect is not None:
             return
         if self.in_flight._is_held_back and places["settler"] != "outbox":
             # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the fetcher.
             return
-        places_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
-        assert self.in_flight.coroutines.running == places_in_use + (places["async starter"] != "coroutines")
+        slots_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
+        assert self.in_flight.coroutines.running == slots_in_use + (places["async starter"] != "coroutines")
         # A claim for the loop alone is postponed for a while, so that it does not keep threads waiting, but no longer.
         is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
-        has_place = self.in_flight.coroutines.room() > 0 and not is_put_off
+        has_free_slot = self.in_flight.coroutines.free_capacity() > 0 and not is_put_off
         claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]
         beside = [call for call in claimable if not self.is_looked_for_soon(call)]
-        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
+        for kind, is_free in ((SYNC, "inbox" in places.values()), (ASYNC, has_free_slot)):
             alike = [call for call in beside if call.task_path == kind]
-            assert not (has_room and alike), f"{len(alike)} {kind} tasks are ready, there is room: {places}"
+            assert not (is_free and alike), f"{len(alike)} {kind} tasks are ready, threads or slots are free: {places}"
 
     def is_looked_for_soon(self, call: Call) -> bool:
         """Return whether the worker was not notified of this task, but will poll in a moment."""
@@ -209,7 +209,7 @@ def replacements(house: House) -> list[tuple[Any, str, Any]]:
         return queue_cursor.QueueCursors(*args, **options, clock=house.schedule.time.monotonic)
 
     return [
-        # Few places, so that they are all taken.
+        # Few slots, so that they are all taken.
         (capacity, "MOST_ASYNC", 3),
         (in_flight, "MOST_UNSETTLED", most_unsettled),
         (settler, "LARGEST_BATCH", max(1, most_unsettled // 2)),

@@ -151,9 +151,9 @@ def admitted_tasks_are_not_announced(patch):
 
 
 def moments_of_an_earlier_poll_count(patch):
-    rooms = Claimer.rooms
+    free_capacities = Claimer.free_capacities
     patch.setattr(Fetcher, "_may_claim", lambda self: True)
-    patch.setattr(Claimer, "rooms", lambda self: rooms(self) if self.in_flight.may_claim() else [])
+    patch.setattr(Claimer, "free_capacities", lambda self: free_capacities(self) if self.in_flight.may_claim() else [])
     return Shape(threads=2, calls=calls(20), most_unsettled=1, slowness=10)
 
 
@@ -170,9 +170,9 @@ def end_of_the_first_poll_counts(patch):
 
 
 def other_queues_count_as_empty_before_they_were_polled(patch):
-    def claim(self, rooms):
+    def claim(self, capacities):
         notified = self.sleep.take_notified()
-        return self.claimer.claim(rooms, notified=notified if self.sleep.since is not None else ())
+        return self.claimer.claim(capacities, notified=notified if self.sleep.since is not None else ())
 
     patch.setattr(Fetcher, "_claim", claim)
     # The worker cannot poll between the two tasks. It is notified only of the second one, which it cannot claim.
