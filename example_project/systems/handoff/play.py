@@ -133,11 +133,11 @@ def run(
     front_end(plane, count, sheets, 0)
     back_ends, kills = [start() for _ in range(BACK_ENDS)], [updates // 3, 2 * updates // 3]
     front = stage.call(front_end, plane, count, sheets, 1)
-    hands: list[tuple[int, list[int]]] = []
+    in_progress: list[tuple[int, list[int]]] = []
     while kills or front.poll() is None or has_open():
         lines = count_lines(plane)
         stage.screen.progress(lines, updates, "lines in the sheets")
-        hands = max(hands, rows_by_process(plane), key=len)
+        in_progress = max(in_progress, rows_by_process(plane), key=len)
         if kills and lines >= kills[0]:
             kills.pop(0)
             victim = back_ends.pop(0)
@@ -154,7 +154,7 @@ def run(
         raise RuntimeError(f"The front end has failed.\n{stage.fleet.output()}")
     note = f"lines in the sheets after {time.monotonic() - began:.1f} s"
     stage.screen.progress(count_lines(plane), updates, note, is_last=True)
-    for process, rows in hands:
+    for process, rows in in_progress:
         stage.say(f"  While requests were handled, {HOLDERS[plane]} {process} had rows {in_words(rows)}")
     for process in back_ends:
         process.terminate()

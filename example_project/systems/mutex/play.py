@@ -84,7 +84,7 @@ def a_frozen_holder(stage: Stage) -> None:
 
 
 def killed_clients(stage: Stage) -> list[int]:
-    """Many clients share the rows of four queues. Half of them are killed with rows in their hands.
+    """Many clients share the rows of four queues. Half of them are killed while they have rows in progress.
 
     Return the rows that the killed clients left in progress.
     """
@@ -179,7 +179,7 @@ def has_session(name: str) -> bool:
 def evidence(stage: Stage, left: list[int]) -> None:
     """Ask the database, also about the rows that killed processes left in progress."""
     stage.claim(
-        "No row was in two hands: each was free when it was taken",
+        "No row had two holders: each was free when it was taken",
         """SELECT count(*) FROM task_state_log
            WHERE new_status = 'in_progress' AND old_status IN ('in_progress', 'done')""",
     )

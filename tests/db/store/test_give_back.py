@@ -40,7 +40,7 @@ def test_claims_that_their_worker_does_not_know_are_given_back(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
     known, *unknown = claim(3, worker=worker)
-    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
+    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in flight here in a moment"
     assert give_back("default", worker, [known.id], older_than=0, except_keys=["order:1"]) == 2
     assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
 
