@@ -117,10 +117,10 @@ class AsyncSession:
         """Yield the payloads of notifications on the channels that this session listens to. Errors are Django's."""
         heard: list[str] = []
 
-        def note(notification: Any) -> None:
+        def receive(notification: Any) -> None:
             heard.append(notification.payload)
 
-        self.raw.add_notify_handler(note)
+        self.raw.add_notify_handler(receive)
         with self.connection.wrap_database_errors:
             while True:
                 while heard:

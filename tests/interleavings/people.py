@@ -8,7 +8,7 @@ from datetime import timedelta
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, Task
-from django_pglock.store.result_waiters import ended, note_waits
+from django_pglock.store.result_waiters import ended, write_waiters
 from tests.interleavings.verbs import VERBS, Ledger, in_a_transaction, verb
 from tests.interleavings.worlds import World, amend
 from tests.sample import keyed_tasks as keyed
@@ -187,7 +187,7 @@ def hold_rows(world: World, ledger: Ledger) -> None:
 @verb()
 def wait_for_results(world: World, ledger: Ledger) -> None:
     ids = [each.id for each in (*world.claims, *world.zombies)]
-    note_waits("default", ids, instead_of=[])
+    write_waiters("default", ids, instead_of=[])
     ended("default", ids)
 
 

@@ -28,7 +28,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.progress import note_progress
+from django_pglock.store.progress import write_progress
 from django_pglock.store.promote import promote
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
@@ -163,7 +163,7 @@ def report_progress(world: World, ledger: Ledger) -> None:
     reporting = [copy.copy(each) for each in world.claims]
     for each in reporting:
         each.progress = "[1, 2]"
-    note_progress("default", reporting)
+    write_progress("default", reporting)
 
 
 @verb(is_workers=True)

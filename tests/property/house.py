@@ -165,7 +165,7 @@ class FetcherHere(Fetcher):
 
 class SettlerHere(Settler):
     def __init__(self, house: House) -> None:
-        progress: Any = SimpleNamespace(note_last=lambda claims: (list(claims), [])[1])
+        progress: Any = SimpleNamespace(write_last=lambda claims: (list(claims), [])[1])
         super().__init__(house.in_flight, house.table, None, progress=progress, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
         self.stopping = Event(house.schedule, "lingers")
@@ -222,7 +222,11 @@ def replacements(house: House) -> list[tuple[Any, str, Any]]:
         (queue_cursor, "claims_of", lambda rows, worker: rows),
         (queue_cursor, "claim_fair", lambda table, **options: ([], "")),
         (ready_queues_module, "ready_queues", Table.ready_queues),
-        (sleep, "note_sleep", lambda table, worker, *, is_sleeping: table.note_sleep(is_sleeping=is_sleeping)),
+        (
+            sleep,
+            "write_sleep_flag",
+            lambda table, worker, *, is_sleeping: table.write_sleep_flag(is_sleeping=is_sleeping),
+        ),
         (sleep, "wake_others", lambda table, queues: table.wait()),
         (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
         (settler, "settle_unobserved", Table.settle_unobserved),

@@ -148,18 +148,18 @@ class Fetcher(ConnectedService):
             self._wait(CHECK_INTERVAL)
             return
         if not self._may_claim():
-            self._note_full()
+            self._wake_others_without_capacity()
             self._wait(LONGEST_WAIT)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
         capacities = self._prepare_poll(is_last_poll=is_last_poll)
         if not capacities:
-            self._note_full()
+            self._wake_others_without_capacity()
             self._pause(LONGEST_WAIT)
         elif self._claim_and_begin(capacities):
-            self._note_busy()
-            self._note_taken(capacities)
+            self._end_sleep_when_busy()
+            self._wake_others_after_claim(capacities)
             if self.in_flight.claims_left == 0:
                 self.on_task_limit()
         elif self._has_new_functions():
@@ -221,7 +221,7 @@ class Fetcher(ConnectedService):
         self.is_claiming = True
         return claims
 
-    def _note_taken(self, capacities: list[tuple[FunctionKind, int]]) -> None:
+    def _wake_others_after_claim(self, capacities: list[tuple[FunctionKind, int]]) -> None:
         """After a claim that follows a notification, wake the other workers if there may be more tasks."""
         if self.claimer.was_full or self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others()
@@ -237,7 +237,7 @@ class Fetcher(ConnectedService):
         self.sleep.note_all_claimed()
         return False
 
-    def _note_full(self) -> None:
+    def _wake_others_without_capacity(self) -> None:
         """If a notification came while there is no capacity, wake the other workers, and unset ``is_sleeping``."""
         if self.sleep.has_unclaimed:
             self.sleep.wake_others()
@@ -336,7 +336,7 @@ class Fetcher(ConnectedService):
             if number >= LISTENING_FACTOR and not self.liveness.is_resting():
                 return
 
-    def _note_busy(self) -> None:
+    def _end_sleep_when_busy(self) -> None:
         now = time.monotonic()
         self._busy_since = self._busy_since or now
         if now - self._busy_since > BUSY:

@@ -230,7 +230,7 @@ def test_the_cancel_of_an_atomic_task_rolls_back(worker, eventually):
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
+    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.receive_request", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()
     wait_until_begun(eventually)

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task, Worker
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
-from django_pglock.store.wake import READY_CHANNEL, note_sleep
+from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.claim_comparison import ClaimComparison
 from tests.conftest import NEVER
@@ -137,7 +137,7 @@ def test_give_back_wakes_a_sleeping_worker(claim):
     """The worker that gives back may have no free thread. Another sleeping worker would wait for its poll."""
     sleeping = uuid4()
     register(sleeping)
-    note_sleep("default", sleeping, is_sleeping=True)
+    write_sleep_flag("default", sleeping, is_sleeping=True)
     tasks.nothing.using(queue_name="mail").enqueue()
     [mine] = claim(queue="mail")
     heard = []
