@@ -9,7 +9,7 @@ While a task keeps this thread from running, the heartbeat process beats in its 
 
 Between two beats this thread only receives notifications (``running_tasks.py`` handles requests). While the supervisor
 beats, it opens no session, because this may take longer than other workers tolerate a missing heartbeat. Before each
-try to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
+attempt to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
 """
 
 from __future__ import annotations
