@@ -158,9 +158,9 @@ def test_ctrl_c_while_pip_is_unpacked_leaves_nothing(run, bare, eventually):
     """ensurepip writes its wheels to a temporary folder, which it cannot remove when it is killed."""
     (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
     (bare / "temporary").mkdir()
-    surroundings = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
+    variables = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
     started = run(
-        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **surroundings}
+        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **variables}
     )
     eventually(lambda: [*bare.glob("temporary/*/half a wheel"), *bare.glob(".venv/.tmp/*/half a wheel")])
     started.interrupt()

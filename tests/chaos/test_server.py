@@ -262,8 +262,8 @@ def test_no_space_is_left(experiment, small_disk, keep_busy, show_that_work_cont
         workers = experiment.workers(2, "--threads", "2")
         experiment.load(100, seconds=0.01)
         eventually(experiment.running, why="the work did not begin")
-        ballast = small_disk / "ballast"
-        fill(ballast)
+        filler = small_disk / "filler"
+        fill(filler)
         with pytest.raises(OperationalError, match="No space left on device"):
             while True:
                 experiment.load(20, seconds=0.01)
@@ -271,7 +271,7 @@ def test_no_space_is_left(experiment, small_disk, keep_busy, show_that_work_cont
             lambda: any("No space left on device" in worker.output for worker in workers), why="no worker met it"
         )
         time.sleep(1 if is_short else 20)
-        ballast.unlink()
+        filler.unlink()
         since = time.time()
         keep_busy(workers, since)
         show_that_work_continues(workers, since)
@@ -288,7 +288,7 @@ def tables_on(folder):
         ask("ALTER TABLE sample_run SET TABLESPACE pg_default; ALTER INDEX sample_run_pkey SET TABLESPACE pg_default")
         yield
     finally:
-        (folder / "ballast").unlink(missing_ok=True)
+        (folder / "filler").unlink(missing_ok=True)
         ask(move.format("small", "pg_default"))
         ask("DROP TABLESPACE small")
         # After a crash the server would look for the folder, if it were in its log since the last checkpoint.
