@@ -48,10 +48,10 @@ def drained(bench: Bench, contestant: Contestant, count: int, *options: str, fun
     """Return the rate at which one worker empties a queue of ``count`` tasks."""
     what = [] if function == "nothing" else [function]
     with (
-        bench.arena.filled(contestant, count, *what) as database,
-        bench.arena.worker(contestant, *options),
+        bench.testbed.filled(contestant, count, *what) as database,
+        bench.testbed.worker(contestant, *options),
     ):
-        return bench.arena.rate(contestant, database, count, function)
+        return bench.testbed.rate(contestant, database, count, function)
 
 
 def atomic(bench: Bench) -> list[Sequence[str]]:
@@ -101,21 +101,21 @@ def keyed(bench: Bench) -> list[Sequence[str]]:
 def drained_by_key(bench: Bench, contestant: Contestant, count: int, function: str, keys: int) -> float:
     """Return the rate at which one worker empties a queue of tasks with so many different keys."""
     with (
-        bench.arena.filled_by_key(contestant, count, function, keys) as database,
-        bench.arena.worker(contestant),
+        bench.testbed.filled_by_key(contestant, count, function, keys) as database,
+        bench.testbed.worker(contestant),
     ):
-        return bench.arena.rate(contestant, database, count, function if contestant is bench.ours else "nothing")
+        return bench.testbed.rate(contestant, database, count, function if contestant is bench.ours else "nothing")
 
 
 def history(bench: Bench) -> list[Sequence[str]]:
     """Empty a queue beside a million finished tasks, and without them (400,000)."""
 
     def measure() -> float:
-        with bench.arena.fresh(bench.ours) as database:
+        with bench.testbed.fresh(bench.ours) as database:
             database.execute(FINISHED)
-            bench.arena.fill(bench.ours, database, bench.tasks)
-            with bench.arena.worker(bench.ours):
-                return bench.arena.rate(bench.ours, database, bench.tasks)
+            bench.testbed.fill(bench.ours, database, bench.tasks)
+            with bench.testbed.worker(bench.ours):
+                return bench.testbed.rate(bench.ours, database, bench.tasks)
 
     bench.enter((OURS,))
     return cost_table(bench, "beside a million finished tasks", measure, partial(drained, bench, bench.ours), 0.10)
@@ -125,11 +125,11 @@ def xmin(bench: Bench) -> list[Sequence[str]]:
     """Empty a queue while another session's old snapshot keeps all dead rows alive, and without it (150,000)."""
 
     def measure() -> float:
-        with bench.arena.filled(bench.ours, bench.tasks) as database, bench.arena.connect(bench.ours.key) as other:
+        with bench.testbed.filled(bench.ours, bench.tasks) as database, bench.testbed.connect(bench.ours.key) as other:
             other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             other.execute("SELECT count(*) FROM django_pglock_worker")
-            with bench.arena.worker(bench.ours):
-                return bench.arena.rate(bench.ours, database, bench.tasks)
+            with bench.testbed.worker(bench.ours):
+                return bench.testbed.rate(bench.ours, database, bench.tasks)
 
     bench.enter((OURS,))
     return cost_table(bench, "beside an open transaction", measure, partial(drained, bench, bench.ours), 0.35)
@@ -142,11 +142,11 @@ def keys(bench: Bench) -> list[Sequence[str]]:
     """
 
     def measure(waiting: int, count: int) -> float:
-        with bench.arena.fresh(bench.ours) as database:
-            bench.arena.fill(bench.ours, database, 1 + waiting, "sleep_alone", "3600")
-            bench.arena.fill(bench.ours, database, count)
-            with bench.arena.worker(bench.ours):
-                return bench.arena.rate(bench.ours, database, count)
+        with bench.testbed.fresh(bench.ours) as database:
+            bench.testbed.fill(bench.ours, database, 1 + waiting, "sleep_alone", "3600")
+            bench.testbed.fill(bench.ours, database, count)
+            with bench.testbed.worker(bench.ours):
+                return bench.testbed.rate(bench.ours, database, count)
 
     bench.enter((OURS,))
     name = "beside 100,000 that wait for a key"

@@ -24,8 +24,8 @@ def enqueue(bench: Bench) -> list[Sequence[str]]:
     """Enqueue one by one, each in a transaction of its own; raw is an INSERT of the same row (2,000)."""
 
     def measure(contestant: Contestant) -> float:
-        bench.arena.fresh(contestant).close()
-        return bench.tasks / float(bench.arena.call(contestant, "singles", str(bench.tasks)))
+        bench.testbed.fresh(contestant).close()
+        return bench.tasks / float(bench.testbed.call(contestant, "singles", str(bench.tasks)))
 
     return rates_table(bench.medians({each.name: partial(measure, each) for each in bench.enter(())}), {RAW: 0.65})
 
@@ -35,8 +35,8 @@ def enqueue_many(bench: Bench) -> list[Sequence[str]]:
 
     def measure(contestant: Contestant) -> float:
         count = bench.tasks // (10 if contestant.slowness > 1 else 1)
-        bench.arena.fresh(contestant).close()
-        return count / float(bench.arena.call(contestant, "many", str(count)))
+        bench.testbed.fresh(contestant).close()
+        return count / float(bench.testbed.call(contestant, "many", str(count)))
 
     aims = {RAW: 0.25, GRAPHILE: 1.0}
     return rates_table(bench.medians({each.name: partial(measure, each) for each in bench.enter(())}), aims)
@@ -46,8 +46,10 @@ def unique(bench: Bench) -> list[Sequence[str]]:
     """Enqueue calls with a unique key each, in one call, against graphile-worker's job keys (100,000)."""
 
     def measure(contestant: Contestant) -> float:
-        bench.arena.fresh(contestant).close()
-        return bench.tasks / float(bench.arena.call(contestant, "keyed", str(bench.tasks), "unique", str(bench.tasks)))
+        bench.testbed.fresh(contestant).close()
+        return bench.tasks / float(
+            bench.testbed.call(contestant, "keyed", str(bench.tasks), "unique", str(bench.tasks))
+        )
 
     cases = {each.name: partial(measure, each) for each in bench.enter((OURS, GRAPHILE))}
     return rates_table(bench.medians(cases), {GRAPHILE: 1.0})
@@ -57,8 +59,8 @@ def cpu(bench: Bench) -> list[Sequence[str]]:
     """CPU time of the server and of the client for one enqueue, by what the task asks for (1,000 calls of each)."""
 
     def measure() -> dict[str, tuple[float, float]]:
-        bench.arena.fresh(bench.ours).close()
-        return json.loads(bench.arena.call(bench.ours, "cpu", str(bench.tasks)))
+        bench.testbed.fresh(bench.ours).close()
+        return json.loads(bench.testbed.call(bench.ours, "cpu", str(bench.tasks)))
 
     bench.enter((OURS,))
     rounds = bench.measure({"cpu": measure})["cpu"]

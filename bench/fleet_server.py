@@ -181,8 +181,8 @@ class Fleet:
         self.supervisors: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Fleet:
-        self._forge = subprocess.Popen(
-            [sys.executable, "-m", "bench.forge"],
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "bench.fork_workers"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.server.environment, cwd=ROOT, text=True,
         )  # fmt: skip
         self._read()
@@ -196,19 +196,19 @@ class Fleet:
             for child in [*children_of(pid), pid]:
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
-        self._forge.stdin.close()  # type: ignore[union-attr]
-        self._forge.wait()
+        self._parent.stdin.close()  # type: ignore[union-attr]
+        self._parent.wait()
 
     def tell(self, *words: object) -> list[int]:
         """Have the program do something; return what it answers."""
-        assert self._forge.stdin is not None
-        self._forge.stdin.write(" ".join(map(str, words)) + "\n")
-        self._forge.stdin.flush()
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(" ".join(map(str, words)) + "\n")
+        self._parent.stdin.flush()
         return self._read()
 
     def _read(self) -> list[int]:
-        assert self._forge.stdout is not None
-        if not (line := self._forge.stdout.readline()):
+        assert self._parent.stdout is not None
+        if not (line := self._parent.stdout.readline()):
             raise Failed("the program that forks the workers has ended")
         return list(json.loads(line))
 

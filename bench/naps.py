@@ -20,9 +20,9 @@ from bench.rounds import OURS
 if TYPE_CHECKING:
     import psycopg
 
-    from bench.arena import Arena
     from bench.contestants.base import Contestant
     from bench.rounds import Bench
+    from bench.testbed import Testbed
 
 #: Milliseconds that a task waits.
 NAPS = (5, 20, 30, 50, 100, 400)
@@ -64,16 +64,16 @@ class Nap:
         count = max(FEWEST * self.at_once, int(self.ideal * SECONDS / slowness))
         function = contestant.naps[self.kind]
         with (
-            self._filled(bench.arena, contestant, count, function) as database,
-            bench.arena.worker(contestant, *self._options(contestant)),
+            self._filled(bench.testbed, contestant, count, function) as database,
+            bench.testbed.worker(contestant, *self._options(contestant)),
         ):
-            return bench.arena.rate(contestant, database, count, function) / self.ideal
+            return bench.testbed.rate(contestant, database, count, function) / self.ideal
 
-    def _filled(self, arena: Arena, contestant: Contestant, count: int, function: str) -> psycopg.Connection:
+    def _filled(self, testbed: Testbed, contestant: Contestant, count: int, function: str) -> psycopg.Connection:
         seconds = str(self.milliseconds / 1000)
         if self.kind == LOCKED:
-            return arena.filled_by_key(contestant, count, "locked_sleep", self.keys or count, seconds)
-        return arena.filled(contestant, count, function, seconds)
+            return testbed.filled_by_key(contestant, count, "locked_sleep", self.keys or count, seconds)
+        return testbed.filled(contestant, count, function, seconds)
 
     def _options(self, contestant: Contestant) -> list[str]:
         # Our coroutines are not limited by threads.

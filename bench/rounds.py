@@ -16,9 +16,9 @@ from typing import Any
 
 import psycopg
 
-from bench.arena import Arena
 from bench.contestants import ALL
 from bench.contestants.base import Contestant, Failed
+from bench.testbed import Testbed
 
 #: The name of what is measured, and how: returns one number, or several.
 Case = Callable[[], Any]
@@ -29,8 +29,8 @@ OURS, RAW = "django_pglock", "raw psycopg"
 class Bench:
     """One run of one subcommand: the contestants that take part, the rounds, and what came of them."""
 
-    def __init__(self, arena: Arena, options: argparse.Namespace, stack: ExitStack) -> None:
-        self.arena = arena
+    def __init__(self, testbed: Testbed, options: argparse.Namespace, stack: ExitStack) -> None:
+        self.testbed = testbed
         self.rounds: int = options.rounds
         self.tasks: int = options.tasks
         self.failed: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Bench:
 
     def heading(self) -> str:
         """Say when, on what and with what this was measured."""
-        server = self.arena.value("SHOW server_version")
+        server = self.testbed.value("SHOW server_version")
         versions = filter(None, (each.version() for each in self.contestants.values()))
         return (
             f"{date.today():%d %B %Y}, {os.cpu_count()} cores ({platform.machine()}), Python "

@@ -6,7 +6,7 @@
 What the others need is installed on first use into the folder ``.bench`` (or ``--cache``): virtual environments, node
 modules, Redis. One that cannot be installed, or fails, stands in the table with the reason. All share one private
 PostgreSQL with fsync and synchronous_commit on, each run has a fresh database, the order is drawn anew in each round,
-and a figure is the median of all rounds. How the clock runs is said in ``bench/arena.py``.
+and a figure is the median of all rounds. How the clock runs is said in ``bench/testbed.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import drains, enqueues, workers
-from bench.arena import ROOT, Arena
 from bench.rounds import Bench
 from bench.tables import print_table
+from bench.testbed import ROOT, Testbed
 
 #: Each measurement, with its default for --tasks and --rounds. For ``idle``, --tasks are seconds. Rates of draining are
 #: compared with 200,000 tasks or more: with 60,000 rows the planner reads the whole table in each claim, and a case
@@ -69,8 +69,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.cache = options.cache.resolve()
     measure = MEASUREMENTS[options.measurement][0]
-    with ExitStack() as stack, Arena() as arena:
-        bench = Bench(arena, options, stack)
+    with ExitStack() as stack, Testbed() as testbed:
+        bench = Bench(testbed, options, stack)
         rows = measure(bench)
         print(f"**{options.measurement}**: {(measure.__doc__ or '').splitlines()[0]} {bench.heading()}\n")
         print_table(rows, bench.failed)

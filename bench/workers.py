@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench import naps as nap_cases
-from bench.arena import resident, threads
 from bench.contestants.base import WARM_UP, Contestant
 from bench.rounds import OURS, RAW, Bench
 from bench.tables import verdict
+from bench.testbed import resident, threads
 
 #: Who takes part where tasks last a while.
 SLEEPERS = ("procrastinate", "Celery with Redis", "Oban for Python", "graphile-worker, batched")
@@ -23,10 +23,10 @@ def latency(bench: Bench) -> list[Sequence[str]]:
 
     def measure(contestant: Contestant) -> list[float]:
         count = WARM_UP + bench.tasks
-        with bench.arena.fresh(contestant), bench.arena.worker(contestant):
-            bench.arena.call(contestant, "stamps", str(bench.tasks))
-            bench.arena.until(lambda: len(bench.arena.stamps.read_text().splitlines()) >= count)
-            return [1000 * float(line) for line in bench.arena.stamps.read_text().splitlines()[WARM_UP:]]
+        with bench.testbed.fresh(contestant), bench.testbed.worker(contestant):
+            bench.testbed.call(contestant, "stamps", str(bench.tasks))
+            bench.testbed.until(lambda: len(bench.testbed.stamps.read_text().splitlines()) >= count)
+            return [1000 * float(line) for line in bench.testbed.stamps.read_text().splitlines()[WARM_UP:]]
 
     cases = {each.name: partial(measure, each) for each in bench.enter(()) if each.name != RAW}
     rows: list[Sequence[str]] = [("contestant", "p50, ms", "p95, ms", "aim")]
@@ -42,15 +42,15 @@ def idle(bench: Bench) -> list[Sequence[str]]:
 
     def measure(contestant: Contestant) -> float:
         said = "SELECT sum(xact_commit + xact_rollback)::int FROM pg_stat_database WHERE datname = %s"
-        database = bench.arena.filled(contestant, 1)
-        with bench.arena.worker(contestant):
-            bench.arena.until(lambda: contestant.left(database, "nothing") == 0)
+        database = bench.testbed.filled(contestant, 1)
+        with bench.testbed.worker(contestant):
+            bench.testbed.until(lambda: contestant.left(database, "nothing") == 0)
             # Our own statements are counted when the session ends; a worker's, up to ten seconds later.
             database.close()
             time.sleep(12)
-            before = bench.arena.value(said, contestant.key)
+            before = bench.testbed.value(said, contestant.key)
             time.sleep(bench.tasks)
-            return (bench.arena.value(said, contestant.key) - before) / bench.tasks
+            return (bench.testbed.value(said, contestant.key) - before) / bench.tasks
 
     without_server = (RAW, "Celery with Redis")
     cases = {each.name: partial(measure, each) for each in bench.enter(()) if each.name not in without_server}
@@ -65,15 +65,15 @@ def memory(bench: Bench) -> list[Sequence[str]]:
 
     def measure(contestant: Contestant) -> list[tuple[float, int, int]]:
         half = bench.tasks // 2
-        with bench.arena.filled(contestant, 1) as database, bench.arena.worker(contestant) as process:
+        with bench.testbed.filled(contestant, 1) as database, bench.testbed.worker(contestant) as process:
             found = []
             for count in (0, half, half):
                 if count:
-                    bench.arena.call(contestant, "many", str(count))
-                bench.arena.until(lambda: contestant.left(database, "nothing") == 0)
+                    bench.testbed.call(contestant, "many", str(count))
+                bench.testbed.until(lambda: contestant.left(database, "nothing") == 0)
                 time.sleep(1)
                 sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
-                others = bench.arena.value(sessions, contestant.key, database.info.backend_pid)
+                others = bench.testbed.value(sessions, contestant.key, database.info.backend_pid)
                 found.append((resident(process), threads(process), others))
         return found
 
@@ -121,10 +121,10 @@ def naps(bench: Bench) -> list[Sequence[str]]:
 
 def slept(bench: Bench, processes: int, count: int, seconds: str) -> float:
     """Return the rate at which worker processes run tasks that sleep; the tasks come when the processes are there."""
-    with bench.arena.fresh(bench.ours) as database, ExitStack() as stack:
+    with bench.testbed.fresh(bench.ours) as database, ExitStack() as stack:
         for _ in range(processes):
-            stack.enter_context(bench.arena.worker(bench.ours))
+            stack.enter_context(bench.testbed.worker(bench.ours))
         there = "SELECT count(*) = %s FROM django_pglock_worker WHERE is_sleeping"
-        bench.arena.until(lambda: database.execute(there, (processes,)).fetchone()[0])
-        bench.arena.call(bench.ours, "many", str(count), "sleep", seconds)
-        return bench.arena.rate(bench.ours, database, count, "sleep")
+        bench.testbed.until(lambda: database.execute(there, (processes,)).fetchone()[0])
+        bench.testbed.call(bench.ours, "many", str(count), "sleep", seconds)
+        return bench.testbed.rate(bench.ours, database, count, "sleep")

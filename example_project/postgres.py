@@ -104,7 +104,7 @@ class PrivatePostgres:
         with (self.home / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [self._program("postgres"), "-D", self._data, *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._surroundings(), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._process_options(), start_new_session=True,
             )  # fmt: skip
         self._wait_until_ready()
 
@@ -127,7 +127,7 @@ class PrivatePostgres:
             [self._program("pg_ctl"), "promote", "-D", self._data],
             check=True,
             capture_output=True,
-            **self._surroundings(),
+            **self._process_options(),
         )
 
     def follow(self, primary: PrivatePostgres) -> None:
@@ -165,7 +165,7 @@ class PrivatePostgres:
     def _program(self, name: str) -> str:
         return str((self._programs or Path()) / name)
 
-    def _surroundings(self) -> dict[str, Any]:
+    def _process_options(self) -> dict[str, Any]:
         # LC_ALL: messages in English, and no locale that this machine may not have.
         environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)}
         return {"env": environment, "cwd": self.folder, **self._account}
@@ -174,7 +174,7 @@ class PrivatePostgres:
         program, *options = self._how_to_copy(self._primary) if self._primary else self._how_to_make()
         made = subprocess.run(
             [self._program(program), *options, "-D", self._data, "-U", "postgres", "--no-sync"],
-            capture_output=True, text=True, check=False, **self._surroundings(),
+            capture_output=True, text=True, check=False, **self._process_options(),
         )  # fmt: skip
         if made.returncode:
             raise NoPostgres(f"{program} failed:\n{made.stdout}{made.stderr}")

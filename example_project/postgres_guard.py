@@ -35,12 +35,12 @@ TEMPORARY = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
 #: server, and longer still if a thousand others were deleted a moment ago.
 MEMORY = "/dev/shm"
 #: Bytes that must be free there, for several servers at once. Containers often have 64 MB.
-ROOM = 4 << 30
+FREE_MEMORY = 4 << 30
 
 
 def make_folder(*, in_memory: bool = False) -> tuple[Path, int]:
     """Make a folder that only this user can enter. Return it with the descriptor of the lock that marks the owner."""
-    parent = MEMORY if in_memory and has_room() else TEMPORARY
+    parent = MEMORY if in_memory and has_free_memory() else TEMPORARY
     unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
     lock = os.open(unlocked / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -50,13 +50,13 @@ def make_folder(*, in_memory: bool = False) -> tuple[Path, int]:
     return folder, lock
 
 
-def has_room() -> bool:
+def has_free_memory() -> bool:
     """Return whether servers, and copies of their programs, may be in memory."""
     try:
         status = os.statvfs(MEMORY)
     except OSError:
         return False
-    is_large = status.f_bavail * status.f_frsize >= ROOM
+    is_large = status.f_bavail * status.f_frsize >= FREE_MEMORY
     return is_large and not status.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK)
 
 

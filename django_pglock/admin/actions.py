@@ -93,8 +93,8 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
-        is_crowd = request.POST.get("select_across") == "1" and verb.statuses
-        needs_answer = is_crowd or verb.value_label
+        is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
+        needs_answer = is_across_pages or verb.value_label
         if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
         # PostgreSQL cannot store a NUL character in text.
@@ -123,7 +123,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "media": model_admin.media,
         "title": verb.label,
         "question": verb.message(verb.question, count),
-        "is_crowd": count > WINDOW,
+        "is_across_pages": count > WINDOW,
         "value_label": verb.value_label,
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }

@@ -19,7 +19,7 @@ from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, mark
 from django_pglock.admin.schedule_runs import runs_of, skipped_between
 from django_pglock.models import Schedule, Task
-from django_pglock.store.schedule_status import note_last_status
+from django_pglock.store.schedule_status import set_last_status
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.verbs import Verb
 
@@ -81,7 +81,7 @@ class ScheduleChangeList(CappedChangeList):
         """Find the schedules of the page."""
         super().get_results(request)
         self.result_list: Any = list(self.result_list)
-        note_last_status(Task.objects.db, self.result_list)
+        set_last_status(Task.objects.db, self.result_list)
 
 
 class ScheduleAdmin(ReadOnlyAdmin):
@@ -104,7 +104,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the schedule with the status of its last task."""
         schedule = super().get_object(request, object_id, from_field)
-        note_last_status(Task.objects.db, [schedule] if schedule is not None else [])
+        set_last_status(Task.objects.db, [schedule] if schedule is not None else [])
         return schedule
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:

@@ -48,27 +48,27 @@ class Failure:
 def sentence(task: Task) -> str:
     """Return the state of the task in one sentence."""
     now = timezone.now()
-    # Not the number of attempts: a rescue spends no try, and a retry by a person begins with the first one again.
+    # Not the number of claims: a rescue does not use up an attempt, and a retry by a person begins with the first one.
     is_started = bool(task.attempts_made) and (task.finished_at or task.status == TaskStatus.RUNNING)
-    tries: dict[str, Any] = {"made": task.retries + bool(is_started), "most": task.max_retries + 1}
+    values: dict[str, Any] = {"made": task.retries + bool(is_started), "most": task.max_retries + 1}
     if task.finished_at:
-        tries["ago"] = elapsed(task.finished_at, now)
+        values["ago"] = elapsed(task.finished_at, now)
         if task.status == TaskStatus.SUCCESSFUL:
-            return gettext("Succeeded %(ago)s ago, at try %(made)d of %(most)d.") % tries
+            return gettext("Succeeded %(ago)s ago, at attempt %(made)d of %(most)d.") % values
         if task.status == TaskStatus.FAILED:
-            return gettext("Failed %(ago)s ago, at try %(made)d of %(most)d.") % tries
-        return gettext("Was cancelled %(ago)s ago.") % tries
+            return gettext("Failed %(ago)s ago, at attempt %(made)d of %(most)d.") % values
+        return gettext("Was cancelled %(ago)s ago.") % values
     if task.status == TaskStatus.RUNNING:
-        tries["ago"] = elapsed(task.last_attempted_at or task.enqueued_at, now)
-        return gettext("Has been running for %(ago)s: try %(made)d of %(most)d.") % tries
+        values["ago"] = elapsed(task.last_attempted_at or task.enqueued_at, now)
+        return gettext("Has been running for %(ago)s: attempt %(made)d of %(most)d.") % values
     if task.status == TaskStatus.SCHEDULED and task.run_after and task.run_after > now:
-        tries["ago"] = elapsed(now, task.run_after)
-        return gettext("Will be ready in %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
+        values["ago"] = elapsed(now, task.run_after)
+        return gettext("Will be ready in %(ago)s. Attempts so far: %(made)d of %(most)d.") % values
     since = max(filter(None, (task.enqueued_at, task.run_after)))
-    tries["ago"] = elapsed(since, now)
+    values["ago"] = elapsed(since, now)
     if task.status == TaskStatus.READY:
-        return gettext("Has been ready for %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
-    return gettext("Has been waiting for %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
+        return gettext("Has been ready for %(ago)s. Attempts so far: %(made)d of %(most)d.") % values
+    return gettext("Has been waiting for %(ago)s. Attempts so far: %(made)d of %(most)d.") % values
 
 
 def last_failure(task: Task) -> Failure | None:

@@ -65,7 +65,7 @@ class AsyncHandle(BaseHandle):
             raise self._busy_error(busy.__cause__) from busy.__cause__
         self.waited = time.monotonic() - began
         try:
-            self._note_acquired()
+            self._announce_acquired()
         except BaseException:
             await self.release()
             raise
@@ -229,7 +229,7 @@ class AsyncHandle(BaseHandle):
             await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))
         elif self._record is not None:
             await self._release(self._record, error)
-        self._note_released()
+        self._announce_released()
 
     async def _release(self, record: LockRecord, error: BaseException | None) -> None:
         session = self._session

@@ -102,8 +102,8 @@ class BaseHandle:
         reason = "" if self.scope == "disabled" else self._lost_reason()
         self.free_from_any_thread()
         if reason:
-            logger.error("%s", self._note_lost(reason))
-        self._note_released()
+            logger.error("%s", self._announce_lost(reason))
+        self._announce_released()
 
     def __repr__(self) -> str:
         state = "held" if self.is_held else "not held"
@@ -146,17 +146,17 @@ class BaseHandle:
 
     def _acquire_disabled(self) -> None:
         self.scope = "disabled"
-        self._note_acquired()
+        self._announce_acquired()
 
     # Log records, signals, errors
 
-    def _note_acquired(self) -> None:
+    def _announce_acquired(self) -> None:
         self.is_open = True
         self._since = time.monotonic()
         self._log("Acquired", "waited", self.waited, get_settings().SLOW_WAIT)
         signals.lock_acquired.send_robust(type(self), handle=self)
 
-    def _note_released(self) -> None:
+    def _announce_released(self) -> None:
         held = time.monotonic() - self._since
         self._log("Released", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
@@ -191,14 +191,14 @@ class BaseHandle:
 
     def _report_lost(self, reason: str, error: BaseException | None, *, cause: BaseException | None = None) -> None:
         """Report a lost lock: raise ``LockLost``, or only log it if the body has already raised ``error``."""
-        lost = self._note_lost(reason)
+        lost = self._announce_lost(reason)
         if error is None:
             if cause is not None:
                 raise lost from cause
             raise lost
         logger.error("%s", lost)
 
-    def _note_lost(self, reason: str) -> LockLost:
+    def _announce_lost(self, reason: str) -> LockLost:
         """Send the signal of a lost lock, and return the error that says so."""
         self._reason = reason
         signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)

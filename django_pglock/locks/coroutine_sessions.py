@@ -118,7 +118,7 @@ class LockSessions:
 
     async def new_session(self, scope: str, *, may_share: bool) -> LockSession | None:
         """Return a session for this coroutine alone. None: there is none left, and the coroutine may share one."""
-        if may_share and not self._pool.has_room:
+        if may_share and not self._pool.has_capacity:
             return None
         owner = self.owner()
         try:

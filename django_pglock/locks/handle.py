@@ -141,7 +141,7 @@ class Handle(BaseHandle):
         self.waited = time.monotonic() - began
         self._note_granted(record, row or ())
         record.state = RecordState.HELD
-        self._note_acquired()
+        self._announce_acquired()
 
     def _steps(self, connection: DatabaseWrapper, record: LockRecord) -> Steps:
         if record.scope == "transaction":
@@ -206,7 +206,7 @@ class Handle(BaseHandle):
                 self._undo(interruption)
                 raise
         self.is_open = False
-        self._note_released()
+        self._announce_released()
 
     def _release(self, record: LockRecord, error: BaseException | None) -> None:
         if self.scope == "session":

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import aligned, printable
 from django_pglock.models import Schedule
-from django_pglock.store.schedule_status import note_last_status
+from django_pglock.store.schedule_status import set_last_status
 
 _SHOWN = ("task_path", "expression", "timezone", "is_enabled", "next_at", "last_at", "last_task", "last_status")
 
@@ -19,7 +19,7 @@ def listed(rows: Any) -> list[dict[str, Any]]:
     The status is None if no tick has come yet, and if the task has been deleted.
     """
     found = list(Schedule.objects.using(rows.db).order_by("next_at", "task_path"))
-    note_last_status(rows.db, found)
+    set_last_status(rows.db, found)
     return [{name: getattr(each, name) for name in _SHOWN} for each in found]
 
 

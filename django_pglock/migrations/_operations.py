@@ -29,9 +29,9 @@ from django_pglock.loggers import get_logger
 logger = get_logger(__name__)
 
 VENDOR = "postgresql"
-#: How long a migration waits for a table, and the seconds until it tries again. Between two tries it blocks no other
+#: How long a migration waits for a table, and the seconds until it tries again. Between two attempts it blocks no other
 #: session.
-ONE_TRY, BETWEEN_TRIES = "100ms", 1.0
+LOCK_TIMEOUT, LOCK_PAUSE = "100ms", 1.0
 
 LIMIT_WAIT = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
 RESTORE_WAIT = "SELECT set_config('lock_timeout', %s, true)"
@@ -50,7 +50,7 @@ REPLACE_BY_PARTITIONED = (
 
 
 class AddFieldOnline(migrations.AddField):
-    """Add a column without making other transactions wait for longer than ``ONE_TRY``.
+    """Add a column without making other transactions wait for longer than ``LOCK_TIMEOUT``.
 
     ALTER TABLE takes a moment, but first it waits for all transactions that use the table, and all later statements
     would wait behind it. So this operation waits only for a moment, lets the others go first, and tries again. Make it
@@ -90,23 +90,23 @@ def _lock_for(operation: Operation, schema_editor: Any, model: Any) -> None:
     """Lock the table for an operation. Wait for a moment, let the others go first, and try again."""
     if schema_editor.collect_sql or not operation.allow_migrate_model(schema_editor.connection.alias, model):
         return
-    tries = 0
+    attempts = 0
     while not _is_locked(schema_editor, model._meta.db_table):
-        if tries == 0:
+        if attempts == 0:
             logger.warning(
                 "The migration waits for transactions that use the table %s; pg_stat_activity lists them.",
                 model._meta.db_table,
             )
-        tries += 1
-        time.sleep(BETWEEN_TRIES)
+        attempts += 1
+        time.sleep(LOCK_PAUSE)
 
 
 def _is_locked(schema_editor: Any, table: str) -> bool:
-    """Lock the table until the end of the transaction, unless that takes longer than ``ONE_TRY``. Return whether."""
+    """Lock the table until the end of the transaction. Return False if that takes longer than ``LOCK_TIMEOUT``."""
     connection = schema_editor.connection
     try:
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-            cursor.execute(LIMIT_WAIT, [ONE_TRY])
+            cursor.execute(LIMIT_WAIT, [LOCK_TIMEOUT])
             [(before, _)] = cursor.fetchall()
             cursor.execute(f"LOCK TABLE {schema_editor.quote_name(table)} IN ACCESS EXCLUSIVE MODE")
             cursor.execute(RESTORE_WAIT, [before])
@@ -118,7 +118,7 @@ def _is_locked(schema_editor: Any, table: str) -> bool:
 
 
 class AddIndexOnline(AddIndexConcurrently):
-    """Create an index concurrently, also after an interrupted try, which leaves an index that is not valid.
+    """Create an index concurrently, also after an interrupted attempt, which leaves an index that is not valid.
 
     If the index is complete already, because the migration was interrupted just before Django recorded it, nothing is
     done.

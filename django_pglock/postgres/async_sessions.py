@@ -117,10 +117,10 @@ class AsyncSession:
         """Yield the payloads of notifications on the channels that this session listens to. Errors are Django's."""
         heard: list[str] = []
 
-        def note(notification: Any) -> None:
+        def receive(notification: Any) -> None:
             heard.append(notification.payload)
 
-        self.raw.add_notify_handler(note)
+        self.raw.add_notify_handler(receive)
         with self.connection.wrap_database_errors:
             while True:
                 while heard:
@@ -234,12 +234,12 @@ class AsyncSessionPool:
         self._has_timer = False
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether one more session may be lent."""
         return self.in_use < self.limit
 
     async def get(self, within: float | None = None) -> AsyncSession:
-        """Return a session for the caller alone. The caller must have checked ``has_room``. Raises as ``take()``."""
+        """Return a session for the caller alone. The caller has checked ``has_capacity``. Raises as ``take()``."""
         self.in_use += 1
         try:
             return await self.take(within)

@@ -14,7 +14,7 @@ from typing import Any
 _connections: dict[int, weakref.ref[Any]] = {}
 
 
-def note_connection(connection: Any, **kwargs: Any) -> None:
+def register_connection(connection: Any, **kwargs: Any) -> None:
     """Register a Django connection. Also a receiver of ``connection_created``."""
     number = id(connection)
     _connections[number] = weakref.ref(connection, lambda _: _connections.pop(number, None))

@@ -44,7 +44,7 @@ def keep_from_children(channel: Channel) -> None:
     _channels[id(channel)] = channel
 
 
-def _note_session(connection: Any, **kwargs: Any) -> None:
+def _keep_session_from_children(connection: Any, **kwargs: Any) -> None:
     if connection.vendor == "postgresql":
         raw = connection.connection
         # The pool of another package may lend an object of its own class, and keep psycopg's connection for later.
@@ -88,5 +88,5 @@ def _replace_connections() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    connection_created.connect(_note_session, dispatch_uid="django_pglock.forking")
+    connection_created.connect(_keep_session_from_children, dispatch_uid="django_pglock.forking")
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -207,12 +207,12 @@ async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
     loop = asyncio.get_running_loop()
     is_ready = loop.create_future()
 
-    def note() -> None:
+    def set_ready() -> None:
         if not is_ready.done():
             is_ready.set_result(None)
 
     add, remove = (loop.add_writer, loop.remove_writer) if to_write else (loop.add_reader, loop.remove_reader)
-    add(number, note)
+    add(number, set_ready)
     try:
         await is_ready
     finally:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 #: How long libpq waits on a silent network. Its own defaults are hours, or no limit. Seconds to connect; seconds and
-#: tries until an idle connection counts as lost; milliseconds without an acknowledgement of sent data until a
+#: probes until an idle connection counts as lost; milliseconds without an acknowledgement of sent data until a
 #: connection counts as lost. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 TIME_LIMITS = {
     "connect_timeout": 5,

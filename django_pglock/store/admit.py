@@ -136,7 +136,7 @@ WITH head AS MATERIALIZED (
                    SELECT task.lock_key FROM {task} AS task
                    WHERE task.lock_key BETWEEN head.key AND head.key
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
-                   ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
+                   ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS free_capacity,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
            bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
     FROM head
@@ -149,8 +149,8 @@ WITH head AS MATERIALIZED (
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
     SELECT capacity.*, GREATEST(0, CASE
-               WHEN burst IS NULL THEN room
-               ELSE LEAST(room, burst - ready, floor(
+               WHEN burst IS NULL THEN free_capacity
+               ELSE LEAST(free_capacity, burst - ready, floor(
                    burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
                END) AS count
     FROM capacity
@@ -275,7 +275,7 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
     ``queue`` is the queue of the task. ``is_alone``: no other task of the key may run at the same time. The statement
     is cheaper than those of ``admit``, and is enough in most cases.
     """
-    interval, (most, last) = rate.interval, room_at_rate(rate, is_alone=is_alone)
+    interval, (most, last) = rate.interval, capacity_at_rate(rate, is_alone=is_alone)
     tokens = (rate.portion - 1) * interval
     values = (id_, most, key, key, last, most + 1, tokens, key, key, interval, interval, key)
     admitted, has_alarm = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
@@ -287,7 +287,7 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
         wake(using, [queue], SCHEDULED_CHANNEL)
 
 
-def room_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:
+def capacity_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:
     """Return how many tasks of a key with a rate may be admitted, and the last status in which a task counts.
 
     Those of a lock key that one task at a time has count until they have ended. All others count until they run.

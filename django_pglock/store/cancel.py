@@ -10,7 +10,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.store.after_commit import notify_after_commit
-from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES, move
+from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS, move
 from django_pglock.store.statements import EXPIRES_AT
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.store.windows import Progress, by_windows
@@ -36,11 +36,11 @@ def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def _cancel(tasks: Any) -> int:
     count = _cancel_free(tasks)
-    for _ in range(TRIES):
+    for _ in range(REPEATS):
         # A row is locked for a moment when it is claimed, and when its progress is written.
         if not tasks.filter(_CANCEL_NOT_REQUESTED | _WAITING).exists():
             break
-        time.sleep(BETWEEN_TRIES)
+        time.sleep(BETWEEN_REPEATS)
         count += _cancel_free(tasks)
     return count
 

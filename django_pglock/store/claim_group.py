@@ -11,23 +11,23 @@ from django_pglock.tasks.claim import Claim
 # Without ``lock=``: claims the other tasks of the group, backend and queue of a claimed task: those that wait for the
 # group's key, and those that are SCHEDULED only because of ``gather``. Other queues may be paused, or not served by the
 # worker. All tasks have the same key. So no other worker can claim them at the same time, unless this worker was frozen
-# and has lost its claim. Then ``leader`` has no row, and no task is claimed. The comment at ADMIT in admit.py says why
+# and has lost its claim. Then ``first`` has no row, and no task is claimed. The comment at ADMIT in admit.py says why
 # keys are compared by ranges.
 CLAIM_GROUP = """
-WITH leader AS MATERIALIZED (
+WITH first AS MATERIALIZED (
     SELECT id, backend, queue FROM {task}
     WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-      AND (task.backend, task.queue) = (SELECT backend, queue FROM leader)
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM first)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), gathering AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-      AND (task.backend, task.queue) = (SELECT backend, queue FROM leader)
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM first)
       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), others AS MATERIALIZED (
@@ -45,12 +45,12 @@ RETURNING {claim_columns}
 # (``after=``), or has a locked row. Tasks that are SCHEDULED only because of ``gather`` have no place at the key yet.
 # They are claimed if all older tasks at the key are claimed.
 CLAIM_GROUP_IN_KEY_ORDER = """
-WITH leader AS MATERIALIZED (
+WITH first AS MATERIALIZED (
     SELECT id, task_path, backend, queue, group_key FROM {task}
     WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), behind AS MATERIALIZED (
     (SELECT task.id, COALESCE((task.task_path, task.backend, task.queue, task.group_key, task.waits_for)
-                              = (SELECT task_path, backend, queue, group_key, 0 FROM leader), false) AS is_alike
+                              = (SELECT task_path, backend, queue, group_key, 0 FROM first), false) AS is_alike
      FROM {task} AS task
      WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
        AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
@@ -60,7 +60,7 @@ WITH leader AS MATERIALIZED (
      WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
        AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
        AND (task.task_path, task.backend, task.queue, task.group_key)
-           = (SELECT task_path, backend, queue, group_key FROM leader)
+           = (SELECT task_path, backend, queue, group_key FROM first)
        AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
      ORDER BY task.lock_key, task.status, task.id LIMIT %s)
 ), locked AS MATERIALIZED (
@@ -81,20 +81,20 @@ RETURNING {claim_columns}
 """
 
 
-def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list[Claim]:
-    """Claim up to ``limit`` tasks that wait in the group of the claimed task ``leader``, for the same worker.
+def claim_group(using: str, first: Claim, *, limit: int, gather: float) -> list[Claim]:
+    """Claim up to ``limit`` tasks that wait in the group of the claimed task ``first``, for the same worker.
 
     ``gather`` is the time in seconds for which tasks of the group are held back.
     """
-    key = (leader.lock_key, leader.lock_key)
+    key = (first.lock_key, first.lock_key)
     found: tuple[object, ...]
-    if leader.lock_key is not None and leader.lock_key.startswith(GROUPED):
-        group = (*key, leader.task_path)
+    if first.lock_key is not None and first.lock_key.startswith(GROUPED):
+        group = (*key, first.task_path)
         statement, found = CLAIM_GROUP, (*group, limit, *group, gather, limit, limit)
     else:
         statement, found = CLAIM_GROUP_IN_KEY_ORDER, (*key, limit, *key, gather, limit, limit)
-    values = (leader.id, leader.attempt, *found, leader.worker)
+    values = (first.id, first.attempt, *found, first.worker)
     rows = run_by_index(using, statement, *values)
     return sorted(
-        (Claim(id_, attempt, leader.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
+        (Claim(id_, attempt, first.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
     )

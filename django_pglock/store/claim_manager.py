@@ -145,7 +145,7 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
-        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one, without
+        Values may be expressions, such as ``F("attempts") + 1``. Raises ``ValueError`` for a limit below one, without
         ``changes``, and for a model that inherits columns from the table of another one.
         """
         return mark_rows(self, checked_limit(limit), changes)
@@ -164,7 +164,7 @@ class ClaimQuerySet(HoldingQuerySet[Row]):
         ::
 
             Row.objects.filter(queue="mail").order_by("id").transition(
-                from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), tries=F("tries") + 1
+                from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), attempts=F("attempts") + 1
             )
 
         - ``from_``: the statuses to move from, or one status. A row that has another status by now is not changed.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
-from django_pglock.store.admit import ADMITTED, LOCK_KEY, room_at_rate
+from django_pglock.store.admit import ADMITTED, LOCK_KEY, capacity_at_rate
 from django_pglock.store.call import Call, Enqueued, is_alone, row_of, seconds_kept
 from django_pglock.store.insert_tasks import ENQUEUE_ONE, values_of_one
 from django_pglock.store.statements import message
@@ -77,7 +77,7 @@ def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple
     """
     assert task.rate is not None  # noqa: S101 - for the type checker
     key, interval = call.lock, task.rate.interval
-    most, last = room_at_rate(task.rate, is_alone=task.lock is not None)
+    most, last = capacity_at_rate(task.rate, is_alone=task.lock is not None)
     values = (
         *(key, interval, key, key, last, most, most, interval, (task.rate.portion - 1) * interval),
         *(*row_of(task, call, meta), key, call.fair, task.concurrency, seconds_kept(task), key),

@@ -13,7 +13,7 @@ from django_pglock.tasks.claim import Claim
 
 # Also written if an attempt has logged nothing. Otherwise the log of the previous attempt would stay. The status is not
 # compared, because an atomic task has already ended. Locked rows are skipped, because other outcomes wait.
-NOTE_LOGS = """
+WRITE_LOGS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS said (id, attempt, log)
 ), free AS MATERIALIZED (
@@ -26,8 +26,12 @@ WHERE task.id = free.id AND task.id = ANY (ARRAY(SELECT id FROM free))
 """
 
 
-def note_logs(using: str, claims: Sequence[Claim]) -> None:
+def write_logs(using: str, claims: Sequence[Claim]) -> None:
     """Write the log records of these claims into the rows of their tasks, except for claims that were lost."""
     run(
-        using, NOTE_LOGS, [each.id for each in claims], [each.attempt for each in claims], [each.log for each in claims]
+        using,
+        WRITE_LOGS,
+        [each.id for each in claims],
+        [each.attempt for each in claims],
+        [each.log for each in claims],
     )

@@ -21,8 +21,8 @@ from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 DUE_STATUS = Case(
     When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value)
 )
-#: How often a call tries again to move tasks whose rows are locked, and the seconds between two tries.
-TRIES, BETWEEN_TRIES = 3, 0.01
+#: How often a call tries again to move tasks whose rows are locked, and the seconds before each of these calls.
+REPEATS, BETWEEN_REPEATS = 3, 0.01
 
 
 def movable(target: TaskStatus, among: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ COMPARED_AT_ONCE = 200
 
 # Writes the progress of running tasks, guarded by their claims. No index has the progress, so this is a HOT update.
 # Locked rows are skipped, because the caller must not wait: it has requests to pass on, or other tasks to settle.
-NOTE_PROGRESS = """
+WRITE_PROGRESS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
 ), told AS MATERIALIZED (
@@ -27,7 +27,7 @@ FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told))
 
 # Writes the last progress of a task in the task's own transaction, right before its end. It waits for locked rows, as
 # the statement that ends the task does.
-NOTE_LAST_PROGRESS = """
+WRITE_LAST_PROGRESS = """
 UPDATE {task} AS task SET progress = said.progress
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
 WHERE task.id = said.id AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
@@ -35,21 +35,21 @@ RETURNING task.id
 """
 
 
-def note_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False) -> None:
+def write_progress(using: str, claims: Sequence[Claim], *, is_last: bool = False) -> None:
     """Write the progress that these running tasks have reported, except for claims that were lost.
 
     Locked rows are skipped as well, unless the progress ``is_last``.
     """
     claims = sorted(claims, key=attrgetter("id"))
     for start in range(0, len(claims), COMPARED_AT_ONCE):
-        _note(using, claims[start : start + COMPARED_AT_ONCE], is_last=is_last)
+        _write(using, claims[start : start + COMPARED_AT_ONCE], is_last=is_last)
 
 
-def _note(using: str, claims: Sequence[Claim], *, is_last: bool) -> None:
+def _write(using: str, claims: Sequence[Claim], *, is_last: bool) -> None:
     # Read once, because the functions may report more at this moment.
     reported = [claim.progress for claim in claims]
-    statement = NOTE_LAST_PROGRESS if is_last else NOTE_PROGRESS
-    noted = run(using, statement, [claim.id for claim in claims], [claim.attempt for claim in claims], reported)
+    statement = WRITE_LAST_PROGRESS if is_last else WRITE_PROGRESS
+    written = run(using, statement, [claim.id for claim in claims], [claim.attempt for claim in claims], reported)
     for claim, progress in zip(claims, reported, strict=True):
-        if (claim.id,) in noted:
-            claim.noted_progress = progress
+        if (claim.id,) in written:
+            claim.written_progress = progress

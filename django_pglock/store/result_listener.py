@@ -36,7 +36,7 @@ from django_pglock.postgres.connections import has_session_ended, shut_down_sock
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.store.result_waiters import DONE_CHANNEL, ended, note_waits
+from django_pglock.store.result_waiters import DONE_CHANNEL, ended, write_waiters
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -100,7 +100,7 @@ class ResultListener:
         self._waiting: dict[int, set[WaitingCaller]] = {}
         self._connection: DatabaseWrapper | None = None
         # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
-        self._noted: dict[int, int] = {}
+        self._row_ids: dict[int, int] = {}
         self._stale: list[int] = []
         self._notified: list[int] = []
         self._poll_at = 0.0
@@ -146,7 +146,7 @@ class ResultListener:
         with _guard:
             if self._waiting or self._changes:
                 return False
-            if self._connection is not None and (self._noted or self._stale):
+            if self._connection is not None and (self._row_ids or self._stale):
                 return False
             _unregister(self)
             return True
@@ -198,14 +198,14 @@ class ResultListener:
 
     def _leave_rows(self) -> list[int]:
         """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
-        new = [id_ for id_ in self._waiting if id_ not in self._noted]
-        left = [id_ for id_ in self._noted if id_ not in self._waiting]
+        new = [id_ for id_ in self._waiting if id_ not in self._row_ids]
+        left = [id_ for id_ in self._row_ids if id_ not in self._waiting]
         if new or left or self._stale:
-            rows = note_waits(self.using, new, instead_of=[*self._stale, *map(self._noted.__getitem__, left)])
+            rows = write_waiters(self.using, new, instead_of=[*self._stale, *map(self._row_ids.__getitem__, left)])
             self._stale.clear()
             for id_ in left:
-                del self._noted[id_]
-            self._noted.update(rows)
+                del self._row_ids[id_]
+            self._row_ids.update(rows)
         return new
 
     def _tell_ended(self, new: list[int]) -> None:
@@ -234,7 +234,7 @@ class ResultListener:
         notified, self._notified = self._notified, []
         for id_ in notified:
             # The sender has deleted the row.
-            self._noted.pop(id_, None)
+            self._row_ids.pop(id_, None)
         self._tell(notified, True)
 
     def _sleep(self, seconds: float, *others: Any) -> None:
@@ -260,10 +260,10 @@ class ResultListener:
     def _lose(self, error: BaseException) -> None:
         """Keep the waiters for some time, until there is another session. Waiters that come meanwhile get the error."""
         is_lost = self._connection is not None and has_session_ended(self._connection)
-        self._before_loss.update(self._waiting if is_lost else self._noted)
+        self._before_loss.update(self._waiting if is_lost else self._row_ids)
         self._close()
-        self._stale += self._noted.values()
-        self._noted.clear()
+        self._stale += self._row_ids.values()
+        self._row_ids.clear()
         self._poll_at, self._failures = 0.0, self._failures + 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()

@@ -12,7 +12,7 @@ DONE_CHANNEL = "django_pglock_done"
 # Inserts a waiter row for each task that this process waits for, and deletes rows of tasks that it no longer waits for.
 # Rows that ``RELEASE`` deletes at this moment are skipped, because two transactions that delete several rows in
 # different orders could deadlock.
-NOTE_WAITS = """
+WRITE_WAITERS = """
 WITH gone AS (
     DELETE FROM {waiter} WHERE id = ANY (ARRAY(
         SELECT id FROM {waiter} WHERE id = ANY (%s::bigint[]) FOR UPDATE SKIP LOCKED))
@@ -24,14 +24,14 @@ INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
 FIND_ENDED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
 
 
-def note_waits(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
+def write_waiters(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
     """Write a waiter row for each of these tasks, and delete earlier rows. Its end is notified on ``DONE_CHANNEL``.
 
     ``instead_of``: the ids of the earlier rows. Returns the ids of the new rows by the ids of the tasks. Afterwards the
     caller must check whether a task has already ended.
     """
     values = (array_of_numbers(instead_of), array_of_numbers(awaited))
-    return dict(run(using, NOTE_WAITS, *values))
+    return dict(run(using, WRITE_WAITERS, *values))
 
 
 def ended(using: str, ids: Sequence[int]) -> list[tuple[int, bool]]:

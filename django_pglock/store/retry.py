@@ -15,7 +15,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.after import wait_again
-from django_pglock.store.move_to_status import BETWEEN_TRIES, DUE_STATUS, TRIES, movable, move
+from django_pglock.store.move_to_status import BETWEEN_REPEATS, DUE_STATUS, REPEATS, movable, move
 from django_pglock.store.statements import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.windows import Progress, by_windows
@@ -28,7 +28,7 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
 #: How often a retry is repeated because another task with the same unique key was committed meanwhile.
-CONFLICT_TRIES = 10
+CONFLICT_REPEATS = 10
 
 
 def retry(tasks: Any, *, progress: Progress | None = None) -> int:
@@ -41,19 +41,19 @@ def retry(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def _retry(tasks: Any) -> int:
     count = _retry_free(tasks)
-    for _ in range(TRIES):
+    for _ in range(REPEATS):
         # The release of a task locks the rows of its waiting tasks for a moment, so this may have to be repeated. It is
         # not repeated if any task was moved: that task may have been cancelled since, because a task of its ``after=``
         # has failed.
         if count or not _retriable(tasks).exists():
             break
-        time.sleep(BETWEEN_TRIES)
+        time.sleep(BETWEEN_REPEATS)
         count = _retry_free(tasks)
     return count
 
 
 def _retry_free(tasks: Any) -> int:
-    for _ in range(CONFLICT_TRIES):
+    for _ in range(CONFLICT_REPEATS):
         # Another task with the same unique key may be committed between our query and our UPDATE. The next query finds
         # it.
         with suppress(IntegrityError), transaction_block(tasks.db):

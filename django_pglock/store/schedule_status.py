@@ -13,7 +13,7 @@ from django_pglock.tasks.states import TaskStatus
 LAST_STATUSES = "SELECT id, status FROM {task} WHERE id = ANY (%s::bigint[])"
 
 
-def note_last_status(using: str, schedules: Iterable[Any]) -> None:
+def set_last_status(using: str, schedules: Iterable[Any]) -> None:
     """Set ``last_status`` of each of these rows of schedules.
 
     It is None if there was no tick yet, and if the task has been deleted. Sends one statement, and one more to the

@@ -20,8 +20,8 @@ from django_pglock.tasks.states import UniqueScope
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: How often a call is tried again because the task that had its key was gone when it was searched.
-TRIES = 100
+#: How often a call is inserted if, each time, the task that had its key is gone when it is searched.
+MOST_INSERTS = 100
 
 #: Whether a task has its unique key taken, so that no other task with this key can be enqueued. This is also the
 #: condition of the index on these keys. PostgreSQL uses the index only for a query with the same condition.
@@ -121,7 +121,7 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
     left = _in_order_of_keys(by_key)
     if on_conflict == "raise" and len(by_key) < len(calls):
         raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
-    for _ in range(TRIES):
+    for _ in range(MOST_INSERTS):
         if on_conflict == "replace":
             found.update(_by_key(_replace(using, task, [by_key[key] for key in left], meta)))
             left = [key for key in left if key not in found]
@@ -142,7 +142,8 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
         # The task that had the key no longer exists, or the period of its key is over.
         run(using, FREE_EXPIRED_UNIQUE, left)
     raise DuplicateTask(
-        f"{TRIES} times, a task of {task.module_path} with the same unique key was enqueued and finished meanwhile.",
+        f"{MOST_INSERTS} times, a task of {task.module_path} with the same unique key was enqueued and finished "
+        "meanwhile.",
         result_id="",
     )
 

@@ -89,7 +89,7 @@ def wake_others(using: str, queues: Iterable[str]) -> bool:
     return bool(run(using, WAKE_OTHERS, OTHERS_CHANNEL, list(queues)))
 
 
-def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
+def write_sleep_flag(using: str, worker: UUID, *, is_sleeping: bool) -> None:
     """Write into a worker's row whether it sleeps, and has to be woken by NOTIFY."""
     rows_of("Worker", using).filter(pk=worker).update(is_sleeping=is_sleeping)
 

@@ -56,7 +56,7 @@ class Claim:
     is_cancelled: bool = False
     #: The last progress that the function has reported, and the progress in the table, as JSON texts.
     progress: str | None = None
-    noted_progress: str | None = None
+    written_progress: str | None = None
     #: The log records of the attempt, if its function has ``capture_logs``; empty if there are none.
     log: str | None = None
 

@@ -144,7 +144,7 @@ class ThreadCapacity:
         """Return in how many seconds the threads are expected to have begun all waiting claims."""
         return self.waiting * (self._cost or 0.0) / len(self.slots)
 
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """Return how many claims to fetch now. It is not 0 while a thread is free and no claim waits for it."""
         waiting = self.waiting
         free = len(self.slots) - self.running
@@ -248,7 +248,7 @@ class LoopCapacity:
             self._counting.notify_all()
         self._changed()
 
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """Return how many claims to fetch now."""
         return max(0, MOST_ASYNC - self._count)
 

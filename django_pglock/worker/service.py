@@ -76,7 +76,7 @@ class Service:
 
     @property
     def longest_pause(self) -> float:
-        """The longest time in seconds between two tries after an error."""
+        """The longest time in seconds between two passes after an error."""
         return LONGEST_PAUSE
 
     @property

@@ -151,8 +151,8 @@ class Worker:
         return Listener(
             ready=self.sleep.note_ready,
             scheduled=self.upkeep.wake,
-            cancelled=self.running_tasks.note_request,
-            missed=self._note_missed,
+            cancelled=self.running_tasks.receive_request,
+            missed=self._on_missed,
         )
 
     def _make_heartbeat(self, using: str, *, is_pooled: bool, supervisor: SupervisorSockets | None) -> Heartbeat:
@@ -163,8 +163,8 @@ class Worker:
             self.queues.given,
             process=self.heartbeat_process,
             rest=self.rest,
-            on_beat=self._note_beat,
-            on_reply=self._note_reply,
+            on_beat=self._on_beat,
+            on_reply=self._on_reply,
             on_forbidden=None if self.drain is None else self.drain.give_up,
             listener=self.listener,
             supervisor=None if supervisor is None else supervisor.heartbeat,
@@ -221,7 +221,7 @@ class Worker:
             number=number,
         )
 
-    def _note_reply(self, reply: HeartbeatReply) -> None:
+    def _on_reply(self, reply: HeartbeatReply) -> None:
         """Tell the other parts what the database has replied to a heartbeat about the other workers."""
         self.upkeep.set_older_workers(reply.older_workers)
         if self.listener is not None:
@@ -231,13 +231,13 @@ class Worker:
         if not reply.is_sleeping:
             self.sleep.note_flag_unset()
 
-    def _note_missed(self) -> None:
+    def _on_missed(self) -> None:
         """Have all parts look that notifications wake: some may have been sent before the session began to listen."""
         self.sleep.note_missed()
         self.upkeep.wake()
         self.running_tasks.wake()
 
-    def _note_beat(self) -> None:
+    def _on_beat(self) -> None:
         self.probes.file.touch()
         # The other services of an idle worker rarely give back a session.
         self.sessions.close_surplus()

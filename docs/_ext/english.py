@@ -77,6 +77,12 @@ SAY_INSTEAD = {
     "prompt (?:ones?|workers?)": "the workers woken first",
     "nobody (?:was|is) told": "not notified",
     "the alarm": "the column, the timer",
+    "(?:a|an|each|every|first|last|next|second|at|of) tr(?:y|ies)": "attempt",
+    "(?:two|three|more|most|some|between|after) tries": "attempts",
+    "(?:has|have|there is) (?:no )?room": "free capacity, space",
+    "crews?": "the workers",
+    "blows?": "fault",
+    "two hands|(?:its|their|our|his|her) hands": "in flight, held, claimed",
 }
 #: Checks of proselint that fit technical English.
 FITTING = (

@@ -50,7 +50,7 @@ class Room:
 
     @property
     def weight(self) -> float:
-        """Its share of the width that is left when each room has room for its name."""
+        """Its share of the width that is left when each room is wide enough for its name."""
         return float(sum(len(each) + 2 for each in self.files) ** 0.6) + sum(room.weight for room in self.rooms)
 
     @property

@@ -1,4 +1,4 @@
-"""What the plays and tests of web systems use: servers as real processes, a browser, and a look at the provider."""
+"""What the scenarios and tests of web systems use: servers as real processes, a browser, and a look at the provider."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ def wait_for(function: Callable[[], Any]) -> Any:
         if value := function():
             return value
         time.sleep(0.05)
-    raise TimeoutError("What the play waits for has not happened.")
+    raise TimeoutError("What the scenario waits for has not happened.")

@@ -74,13 +74,13 @@ def test_a_server_is_in_memory_if_much_is_free_there(monkeypatch, tmp_path):
     monkeypatch.setattr(postgres_guard, "MEMORY", str(tmp_path / "memory"))
     where = {}
     for is_there in (False, True):
-        for room in (1, 1 << 62):
-            monkeypatch.setattr(postgres_guard, "ROOM", room)
+        for needed in (1, 1 << 62):
+            monkeypatch.setattr(postgres_guard, "FREE_MEMORY", needed)
             (tmp_path / "disk").mkdir(exist_ok=True)
             if is_there:
                 (tmp_path / "memory").mkdir(exist_ok=True)
             folder, lock = postgres_guard.make_folder(in_memory=True)
-            where[is_there, room == 1] = folder.parent.name
+            where[is_there, needed == 1] = folder.parent.name
             os.close(lock)
     assert where == {(False, True): "disk", (False, False): "disk", (True, True): "memory", (True, False): "disk"}
     sweep()

@@ -31,7 +31,7 @@ if "--version" not in sys.argv:
     print("pip has begun", flush=True)
     time.sleep(3600)
 """
-#: The demo with a play that has ended: it makes the tables and serves.
+#: The demo with a scenario that has ended: it makes the tables and serves.
 SERVE = """
 import runpy, sys, types
 
@@ -40,13 +40,13 @@ class Report:
     def __getattr__(self, name):
         return 0
 
-class Play:
+class Scenario:
     port = 8000
     def __init__(self, screen, fleet): ...
     def run(self):
         return Report()
 
-sys.modules["example_project.demo.play"] = types.SimpleNamespace(Play=Play, Report=Report)
+sys.modules["example_project.demo.scenario"] = types.SimpleNamespace(Scenario=Scenario, Report=Report)
 sys.argv = ["manage.py", "demo"]
 runpy.run_path("manage.py", run_name="__main__")
 """
@@ -158,9 +158,9 @@ def test_ctrl_c_while_pip_is_unpacked_leaves_nothing(run, bare, eventually):
     """ensurepip writes its wheels to a temporary folder, which it cannot remove when it is killed."""
     (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
     (bare / "temporary").mkdir()
-    surroundings = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
+    variables = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
     started = run(
-        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **surroundings}
+        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **variables}
     )
     eventually(lambda: [*bare.glob("temporary/*/half a wheel"), *bare.glob(".venv/.tmp/*/half a wheel")])
     started.interrupt()

@@ -112,9 +112,9 @@ def test_a_worker_without_heartbeat_process_logs_a_warning_once_and_works(worker
     monkeypatch.setattr(heartbeat_process.sys, "executable", "/nowhere/python")
     monkeypatch.setattr(heartbeat_process, "FIRST_PAUSE", 0.01)
     running = worker()
-    tries = []
-    monkeypatch.setattr(running.heartbeat.process, "_start_when_due", lambda: tries.append(1) or 1 / 0)
+    attempts = []
+    monkeypatch.setattr(running.heartbeat.process, "_start_when_due", lambda: attempts.append(1) or 1 / 0)
     tasks.record.enqueue("works")
     eventually(lambda: Effect.objects.exists())
-    eventually(lambda: len(tries) >= 2, why="it was not tried again")
+    eventually(lambda: len(attempts) >= 2, why="it was not tried again")
     assert sum("has lost its heartbeat process" in message for message in caplog.messages) == 1

@@ -77,8 +77,8 @@ def things_of(pid):
 def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finish, eventually):
     """Some sessions are ended in the middle of the test."""
     # One arena for all threads: how memory is spread over several is chance. And nothing that measures coverage.
-    surroundings = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
-    process = worker_process("--threads", "2", **surroundings)
+    variables = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+    process = worker_process("--threads", "2", **variables)
     pid = process.process.pid
 
     def weigh():

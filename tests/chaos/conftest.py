@@ -1,6 +1,6 @@
 """Faults under load, and whether the guarantees hold. Not part of the default run: ``pytest tests/chaos``.
 
-A module whose faults harm the server has a ``server`` fixture of its own, which the stage then uses.
+A module whose faults harm the server has a ``server`` fixture of its own, which the experiment then uses.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 from django.db import connection
 
 from example_project.postgres import PrivatePostgres
+from tests.chaos.experiment import ENVIRONMENT, Experiment
 from tests.chaos.report import Row, table, write
-from tests.chaos.stage import SURROUNDINGS, Stage
 from tests.conftest import make_tables
 
 _ROWS = pytest.StashKey[list[Row]]()
@@ -68,7 +68,7 @@ def is_short(pytestconfig: pytest.Config) -> bool:
 def shared_server() -> Iterator[PrivatePostgres]:
     """A durable server for all faults that do it no harm."""
     with PrivatePostgres(durable=True) as server:
-        make_tables(server, **SURROUNDINGS)
+        make_tables(server, **ENVIRONMENT)
         yield server
 
 
@@ -79,22 +79,22 @@ def server(shared_server: PrivatePostgres) -> PrivatePostgres:
 
 
 @pytest.fixture
-def stage(
+def experiment(
     request: pytest.FixtureRequest,
     server: PrivatePostgres,
     is_short: bool,
     django_db_blocker: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Stage]:
-    """The stage of a test marked with ``fault``. Django's connection of this process leads to its server, too."""
+) -> Iterator[Experiment]:
+    """The experiment of a test marked with ``fault``. Django's connection of this process leads to its server, too."""
     for name, value in {"HOST": str(server.folder), "NAME": "postgres", "USER": "postgres"}.items():
         monkeypatch.setitem(connection.settings_dict, name, value)
-    stage = Stage(server, fault_of(request.node), request.config.stash[_ROWS], is_short=is_short)
+    experiment = Experiment(server, fault_of(request.node), request.config.stash[_ROWS], is_short=is_short)
     with django_db_blocker.unblock():
         connection.close()
-        stage.clear()
+        experiment.clear()
         try:
-            yield stage
+            yield experiment
         finally:
-            stage.close()
+            experiment.close()
             connection.close()

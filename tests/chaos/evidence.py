@@ -145,7 +145,7 @@ class Evidence:
                 spans = [part for span in spans for part in _without(span, (absence.began, until))]
         return spans
 
-    def recovery(self, hands: Collection[int], victim: UUID | None, since: float) -> Recovery:
+    def recovery(self, in_flight: Collection[int], victim: UUID | None, since: float) -> Recovery:
         """Return after how long the victim's tasks began elsewhere, and other workers finished anything.
 
         ``since`` is the moment of the fault, or of its end. Without a victim, any worker counts as elsewhere. A task
@@ -158,7 +158,7 @@ class Evidence:
         done = {each.id for each in self.tasks if began.get((each.id, each.result), math.inf) < since}
         begun = {
             task: min((run.started for run in elsewhere if run.task == task and run.started >= since), default=math.inf)
-            for task in set(hands) - done
+            for task in set(in_flight) - done
         }
         assert begun, "nothing is shown: the victim had no task that had to run again"
         finished = [run.ended for run in elsewhere if run.ended is not None and run.ended >= since]

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Attempt, Task, Worker
 from example_project.postgres import PrivatePostgres
-from tests.chaos.stage import Blow
+from tests.chaos.experiment import Fault
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.proxy import Proxy
 from tests.sample import chaos_tasks
@@ -47,17 +47,17 @@ def proxy(server):
 
 @pytest.mark.short
 @pytest.mark.fault("a worker's connections are swallowed")
-def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
+def test_a_worker_behind_a_black_hole(proxy, experiment, beats, eventually):
     settings, bound = beats
-    victim = stage.start("--threads", "2", url=proxy.url("postgres"), pglock=settings)
-    stage.worker("--threads", "2", pglock=settings)
-    stage.welcome(victim)
+    victim = experiment.start("--threads", "2", url=proxy.url("postgres"), pglock=settings)
+    experiment.worker("--threads", "2", pglock=settings)
+    experiment.wait_until_ready(victim)
 
     def is_at_work():
         # A claim whose answer is swallowed has no outcome, if the worker gives up its session before the end of the
         # hole. So one of its tasks must have begun, and not ended.
-        runs = Run.objects.filter(worker=victim.id, ended_at=None, task__in=stage.hands(victim.id))
-        return stage.running(4) and runs.exists()
+        runs = Run.objects.filter(worker=victim.id, ended_at=None, task__in=experiment.in_flight(victim.id))
+        return experiment.running(4) and runs.exists()
 
     def is_caught_at_work():
         if not is_at_work():
@@ -68,29 +68,29 @@ def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
             return False
         return True
 
-    eventually(stage.under_load(is_caught_at_work, seconds=0.5), why="the work did not begin")
-    blow = Blow(victim.id, time.time(), stage.hands(victim.id))
-    assert blow.hands, "the victim had nothing in hand"
-    eventually(stage.is_over, why="some task is stuck")
+    eventually(experiment.under_load(is_caught_at_work, seconds=0.5), why="the work did not begin")
+    fault = Fault(victim.id, time.time(), experiment.in_flight(victim.id))
+    assert fault.in_flight, "the victim had no task in flight"
+    eventually(experiment.is_over, why="some task is stuck")
     proxy.pass_through()
     since = time.time()
-    stage.out_of_reach(victim.id, blow.at, since)
+    experiment.out_of_reach(victim.id, fault.at, since)
     eventually(lambda: "was lost" in victim.output, why="the victim did not come back with any outcome")
-    eventually(stage.all_begin([victim], since), why="the victim does not work again")
-    eventually(stage.is_over, why="some task is stuck")
-    evidence = stage.judge()
-    recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
-    stage.show("its tasks run elsewhere", recovery.last, bound)
-    stage.show("others continue", recovery.others, 2)
-    stage.show("it works again after the end", evidence.begins(victim.id, since), AGAIN)
+    eventually(experiment.all_begin([victim], since), why="the victim does not work again")
+    eventually(experiment.is_over, why="some task is stuck")
+    evidence = experiment.judge()
+    recovery = evidence.recovery(fault.in_flight, fault.victim, fault.at)
+    experiment.show("its tasks run elsewhere", recovery.last, bound)
+    experiment.show("others continue", recovery.others, 2)
+    experiment.show("it works again after the end", evidence.begins(victim.id, since), AGAIN)
 
 
 @pytest.mark.fault("a worker's connections are reset, again and again")
-def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
-    victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
+def test_a_worker_whose_connections_are_cut(proxy, experiment, eventually, is_short):
+    victim = experiment.worker("--threads", "2", url=proxy.url("postgres"))
     end = time.monotonic() + (4 if is_short else 30)
     while time.monotonic() < end:
-        stage.load(1)
+        experiment.load(1)
         proxy.cut()
         time.sleep(0.3)
     # For a while no server accepts connections.
@@ -98,20 +98,22 @@ def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
     time.sleep(2 if is_short else 10)
     proxy.pass_through()
     since = time.time()
-    eventually(stage.all_begin([victim], since), why="the victim does not work again")
-    eventually(stage.is_over, why="some task is stuck")
-    stage.show("it works again after the end", stage.judge().begins(victim.id, since), AGAIN)
+    eventually(experiment.all_begin([victim], since), why="the victim does not work again")
+    eventually(experiment.is_over, why="some task is stuck")
+    experiment.show("it works again after the end", experiment.judge().begins(victim.id, since), AGAIN)
 
 
 @pytest.fixture
-def wait_until_busy(stage, eventually):
+def wait_until_busy(experiment, eventually):
     """Wait until each of four threads of each worker has a session, and runs a task."""
 
-    def wait(crew):
+    def wait(workers):
         # A thread connects a moment after its first claim, so the number of claims is not enough.
-        eventually(stage.all_threads_begin(crew, 0.0, 4), why="some thread did not begin")
-        eventually(stage.is_over, why="some task is stuck")
-        busy = stage.under_load(lambda: all(len(stage.hands(member.id)) == 4 for member in crew), seconds=1.0)
+        eventually(experiment.all_threads_begin(workers, 0.0, 4), why="some thread did not begin")
+        eventually(experiment.is_over, why="some task is stuck")
+        busy = experiment.under_load(
+            lambda: all(len(experiment.in_flight(worker.id)) == 4 for worker in workers), seconds=1.0
+        )
         eventually(busy, why="the work did not begin")
 
     return wait
@@ -119,28 +121,32 @@ def wait_until_busy(stage, eventually):
 
 @pytest.mark.short
 @pytest.mark.fault("a proxy forgets the connections of three workers and keeps acknowledging")
-def test_half_open_connections(proxy, stage, beats, wait_until_busy, eventually, is_short):
+def test_half_open_connections(proxy, experiment, beats, wait_until_busy, eventually, is_short):
     """Only the existing connections. All twelve threads run a task, most of them in a transaction."""
     settings, _ = beats
-    crew = stage.workers(3, "--threads", "4", url=proxy.url("postgres"), pglock=settings)
+    workers = experiment.workers(3, "--threads", "4", url=proxy.url("postgres"), pglock=settings)
     moments = []
     for _ in range(1 if is_short else 3):
-        wait_until_busy(crew)
+        wait_until_busy(workers)
         proxy.black_hole(new=False)
         moments.append(time.time())
-        eventually(stage.all_threads_begin(crew, moments[-1] + IN_TRANSIT, 4), seconds=300, why="a thread hangs")
-        eventually(stage.is_over, why="some task is stuck")
-    evidence = stage.judge()
-    stage.show("the last of twelve threads begins a task again", last_thread(evidence, crew, moments), 60)
-    stage.affirm(
+        eventually(
+            experiment.all_threads_begin(workers, moments[-1] + IN_TRANSIT, 4), seconds=300, why="a thread hangs"
+        )
+        eventually(experiment.is_over, why="some task is stuck")
+    evidence = experiment.judge()
+    experiment.show("the last of twelve threads begins a task again", last_thread(evidence, workers, moments), 60)
+    experiment.affirm(
         "the log names a thread and its task",
-        is_kept=any("lockworker-thread-" in each.output and "The connection is closed" in each.output for each in crew),
+        is_kept=any(
+            "lockworker-thread-" in each.output and "The connection is closed" in each.output for each in workers
+        ),
     )
 
 
-def last_thread(evidence, crew, moments):
-    """Return the greatest time, over several moments, until the last thread of a crew began a task again."""
-    begins = [evidence.begins_of_threads(each.id, at + IN_TRANSIT) for each in crew for at in moments]
+def last_thread(evidence, workers, moments):
+    """Return the greatest time, over several moments, until the last thread of these workers began a task again."""
+    begins = [evidence.begins_of_threads(each.id, at + IN_TRANSIT) for each in workers for at in moments]
     return IN_TRANSIT + max(seconds for of_worker in begins for seconds in of_worker.values())
 
 
@@ -166,82 +172,82 @@ def poolers(tmp_path):
 
 @pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
 @pytest.mark.fault("PgBouncer is frozen, and another one takes its address")
-def test_a_frozen_pgbouncer(stage, poolers, wait_until_busy, eventually):
+def test_a_frozen_pgbouncer(experiment, poolers, wait_until_busy, eventually):
     """The kernel accepts the data for the frozen pooler. The server never gets the data that was not passed on."""
     first, second, url, lead_to = poolers
-    crew = stage.workers(3, "--no-listen", "--threads", "4", url=url)
-    wait_until_busy(crew)
+    workers = experiment.workers(3, "--no-listen", "--threads", "4", url=url)
+    wait_until_busy(workers)
     first.send(signal.SIGSTOP)
     lead_to(second)
     at = time.time()
-    eventually(stage.all_threads_begin(crew, at + IN_TRANSIT, 4), seconds=300, why="a thread hangs")
+    eventually(experiment.all_threads_begin(workers, at + IN_TRANSIT, 4), seconds=300, why="a thread hangs")
     # Until then the server keeps its transactions open, and the locks of their rows.
     first.send(signal.SIGKILL)
-    eventually(stage.is_over, why="some task is stuck")
-    evidence = stage.judge()
-    stage.show("the last of twelve threads begins a task again", last_thread(evidence, crew, [at]), 60)
-    for member in crew:
-        member.end()
+    eventually(experiment.is_over, why="some task is stuck")
+    evidence = experiment.judge()
+    experiment.show("the last of twelve threads begins a task again", last_thread(evidence, workers, [at]), 60)
+    for worker in workers:
+        worker.end()
 
 
 @pytest.mark.short
 @pytest.mark.fault("the address leads to a standby for some seconds")
-def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is_short):
-    crew = stage.workers(2, "--threads", "4", url=proxy.url("postgres"))
+def test_an_address_that_leads_to_a_standby(proxy, experiment, server, eventually, is_short):
+    workers = experiment.workers(2, "--threads", "4", url=proxy.url("postgres"))
     seconds = 5 if is_short else 30
     with PrivatePostgres(standby_of=server) as standby:
-        eventually(stage.under_load(lambda: stage.running(4), seconds=0.3), why="the work did not begin")
+        eventually(experiment.under_load(lambda: experiment.running(4), seconds=0.3), why="the work did not begin")
         proxy.lead_to(str(standby.folder))
         for _ in range(seconds):
-            stage.load(2)
+            experiment.load(2)
             time.sleep(1)
         proxy.host = str(server.folder)  # open connections stay with their pooler
         since = time.time()
-        eventually(stage.all_begin(crew, since), why="some worker does not work again")
-        eventually(stage.is_over, why="some task is stuck")
+        eventually(experiment.all_begin(workers, since), why="some worker does not work again")
+        eventually(experiment.is_over, why="some task is stuck")
         later = chaos_tasks.work.using(run_after=timezone.now() + timedelta(seconds=1)).enqueue(0)
-        stage.expect(later)
-        eventually(stage.is_over, why="upkeep is still at the standby")
-    evidence = stage.judge()
-    stage.show("every worker works again", max(evidence.begins(each.id, since) for each in crew), AGAIN)
+        experiment.expect(later)
+        eventually(experiment.is_over, why="upkeep is still at the standby")
+    evidence = experiment.judge()
+    experiment.show("every worker works again", max(evidence.begins(each.id, since) for each in workers), AGAIN)
 
 
 @pytest.mark.short
 @pytest.mark.fault("all connections are reset ten times a second")
-def test_dense_cuts(proxy, stage, eventually, is_short):
+def test_dense_cuts(proxy, experiment, eventually, is_short):
     """Atomic tasks are cut off more often than MAX_RESCUES within seconds, and none of them fails for that reason."""
-    crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
+    workers = experiment.workers(2, "--threads", "2", url=proxy.url("postgres"))
     atomic = []
     while Attempt.objects.filter(outcome="LOST").count() <= 5:
-        atomic += stage.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
-        eventually(lambda: stage.hands(crew[0].id), why="the work did not begin")
+        atomic += experiment.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
+        eventually(lambda: experiment.in_flight(workers[0].id), why="the work did not begin")
         end = time.monotonic() + (3 if is_short else 60)
         while time.monotonic() < end:
             proxy.cut()
             time.sleep(0.1)
         since = time.time()
-        eventually(stage.is_over, why="some task is stuck")
+        eventually(experiment.is_over, why="some task is stuck")
         done = time.time()
-    stage.judge()
-    stage.affirm(
+    experiment.judge()
+    experiment.affirm(
         "and none is counted as rescued", is_kept=not Task.objects.filter(pk__in=atomic, rescues__gt=0).exists()
     )
-    stage.show("all is done", done - since, 30)
+    experiment.show("all is done", done - since, 30)
 
 
 @pytest.mark.fault("200 ms on every message of a worker")
-def test_a_worker_far_away(proxy, stage, eventually):
+def test_a_worker_far_away(proxy, experiment, eventually):
     proxy.delay(0.2)
-    victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
-    stage.load(10)
+    victim = experiment.worker("--threads", "2", url=proxy.url("postgres"))
+    experiment.load(10)
     oldest, end = 0.0, time.monotonic() + 60
-    while not stage.is_over() and time.monotonic() < end:
+    while not experiment.is_over() and time.monotonic() < end:
         age = Worker.objects.annotate(age=Extract(Now() - Max("heartbeat_at"), "epoch")).get(pk=victim.id).age
         oldest = max(oldest, float(age))
         time.sleep(0.1)
-    stage.judge()
-    stage.affirm("nothing is taken from it", is_kept=not Attempt.objects.exists())
-    stage.show("its heartbeat is never older", oldest, 2 * 3.0)
+    experiment.judge()
+    experiment.affirm("nothing is taken from it", is_kept=not Attempt.objects.exists())
+    experiment.show("its heartbeat is never older", oldest, 2 * 3.0)
 
 
 def locks_of_workers():
@@ -253,27 +259,30 @@ def locks_of_workers():
 @pytest.mark.short
 @pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
 @pytest.mark.fault("SIGKILL of a worker behind PgBouncer in transaction mode")
-def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
+def test_a_killed_worker_behind_pgbouncer(experiment, beats, eventually):
     """No worker holds a lock there, so no missing lock shows the death. The heartbeat process reports it."""
     settings, _ = beats
     connection.ensure_connection()
     with PgBouncer({"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}) as pgbouncer:
-        crew = stage.workers(3, "--no-listen", "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
-        everybody = {member.id for member in crew}
+        workers = experiment.workers(3, "--no-listen", "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
+        everybody = {worker.id for worker in workers}
         # The third worker polls after some seconds, because nothing wakes it.
-        begun = stage.under_load(
-            lambda: set(Run.objects.values_list("worker", flat=True)) == everybody and stage.hands(crew[0].id), 0.5
+        begun = experiment.under_load(
+            lambda: (
+                set(Run.objects.values_list("worker", flat=True)) == everybody and experiment.in_flight(workers[0].id)
+            ),
+            0.5,
         )
         eventually(begun, why="not all have begun")
-        blow = stage.strike(crew[0], signal.SIGKILL)
-        assert blow.hands, "the victim had nothing in hand"
-        eventually(stage.is_over, why="some task is stuck")
-        stage.affirm("no worker leaves a session lock in the pool", is_kept=locks_of_workers() == 0)
-        for member in crew:
-            member.end()
-    evidence = stage.judge()
-    recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
-    stage.show("its tasks run elsewhere", recovery.last, 10)
+        fault = experiment.send_signal(workers[0], signal.SIGKILL)
+        assert fault.in_flight, "the victim had no task in flight"
+        eventually(experiment.is_over, why="some task is stuck")
+        experiment.affirm("no worker leaves a session lock in the pool", is_kept=locks_of_workers() == 0)
+        for worker in workers:
+            worker.end()
+    evidence = experiment.judge()
+    recovery = evidence.recovery(fault.in_flight, fault.victim, fault.at)
+    experiment.show("its tasks run elsewhere", recovery.last, 10)
     # No worker is notified here: a sleeping worker finds the tasks at its next poll.
-    stage.show("others continue", recovery.others, 6)
-    stage.affirm("all workers take part", is_kept=set(Run.objects.values_list("worker", flat=True)) == everybody)
+    experiment.show("others continue", recovery.others, 6)
+    experiment.affirm("all workers take part", is_kept=set(Run.objects.values_list("worker", flat=True)) == everybody)

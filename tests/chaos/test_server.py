@@ -18,7 +18,7 @@ from django_pglock.models import Attempt, Task
 from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
-from tests.chaos.stage import SURROUNDINGS
+from tests.chaos.experiment import ENVIRONMENT
 from tests.conftest import make_tables
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
@@ -37,7 +37,7 @@ QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 @pytest.fixture(scope="module")
 def own_server():
     with PrivatePostgres(durable=True, settings={"max_connections": "40"}) as server:
-        make_tables(server, **SURROUNDINGS)
+        make_tables(server, **ENVIRONMENT)
         yield server
 
 
@@ -51,23 +51,25 @@ def server(own_server):
 
 
 @pytest.fixture
-def show_that_work_continues(stage, eventually):
+def show_that_work_continues(experiment, eventually):
     """Show that all work is done, and how soon each worker worked again after each of some moments."""
 
-    def show(crew, *moments, **exceptions):
-        eventually(stage.is_over, why="some task is stuck")
-        evidence = stage.judge(**exceptions)
-        begins = [[evidence.begins(member.id, moment) for member in crew] for moment in moments]
-        stage.show("work continues", max(map(min, begins)), GOES_ON)
-        stage.show("every worker works again", max(map(max, begins)), ALL_GO_ON)
+    def show(workers, *moments, **exceptions):
+        eventually(experiment.is_over, why="some task is stuck")
+        evidence = experiment.judge(**exceptions)
+        begins = [[evidence.begins(worker.id, moment) for worker in workers] for moment in moments]
+        experiment.show("work continues", max(map(min, begins)), GOES_ON)
+        experiment.show("every worker works again", max(map(max, begins)), ALL_GO_ON)
 
     return show
 
 
 @pytest.fixture
-def keep_busy(stage, eventually):
+def keep_busy(experiment, eventually):
     """Enqueue a little until each of the workers has begun something after a moment."""
-    return lambda crew, since: eventually(stage.all_begin(crew, since), why="some worker does not work again")
+    return lambda workers, since: eventually(
+        experiment.all_begin(workers, since), why="some worker does not work again"
+    )
 
 
 def connect(server, **options):
@@ -82,69 +84,71 @@ def ask(statement):
 
 @pytest.mark.short
 @pytest.mark.fault("storm of pg_terminate_backend")
-def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_that_work_continues, eventually, is_short):
-    crew = stage.workers(2, "--threads", "2")
-    stage.load(5)
-    eventually(stage.running, why="the work did not begin")
+def test_every_session_is_terminated_again_and_again(
+    experiment, keep_busy, show_that_work_continues, eventually, is_short
+):
+    workers = experiment.workers(2, "--threads", "2")
+    experiment.load(5)
+    eventually(experiment.running, why="the work did not begin")
     terminated, end = 0, time.monotonic() + (4 if is_short else 30)
     while time.monotonic() < end or terminated <= 20:
-        stage.load(1)
+        experiment.load(1)
         terminated += ask(TERMINATE)
         time.sleep(0.25)
     since = time.time()
-    keep_busy(crew, since)
-    show_that_work_continues(crew, since)
+    keep_busy(workers, since)
+    show_that_work_continues(workers, since)
 
 
 @pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
-def test_a_worker_dies_while_all_are_cut(stage, eventually):
+def test_a_worker_dies_while_all_are_cut(experiment, eventually):
     """All workers are silent for a moment. The living workers beat again, so the silent one counts as dead."""
-    victim, *_others = stage.workers(3, "--threads", "2")
-    begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.id), seconds=0.5)
+    victim, *_others = experiment.workers(3, "--threads", "2")
+    begun = experiment.under_load(lambda: experiment.running(20) and experiment.in_flight(victim.id), seconds=0.5)
     eventually(begun, why="the work did not begin")
-    stage.kill_heartbeat_processes(victim)
-    blow = stage.strike(victim, signal.SIGKILL)
-    assert blow.hands, "the victim had nothing in hand"
+    experiment.kill_heartbeat_processes(victim)
+    fault = experiment.send_signal(victim, signal.SIGKILL)
+    assert fault.in_flight, "the victim had no task in flight"
     ask(TERMINATE)
-    eventually(stage.is_over, why="some task is stuck")
-    recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
-    stage.show("its tasks run elsewhere", recovery.last, bound=10)
+    eventually(experiment.is_over, why="some task is stuck")
+    recovery = experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
+    experiment.show("its tasks run elsewhere", recovery.last, bound=10)
     rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
     assert set(rescued.values_list("worker", flat=True)) == {victim.id}, "a living worker was taken for dead"
 
 
 @pytest.mark.fault("immediate restart of PostgreSQL")
-def test_an_immediate_restart(stage, keep_busy, show_that_work_continues, eventually):
-    crew = stage.workers(2, "--threads", "2")
+def test_an_immediate_restart(experiment, keep_busy, show_that_work_continues, eventually):
+    workers = experiment.workers(2, "--threads", "2")
     moments = []
     for _ in range(5):
-        stage.load(20, seconds=0.1)
+        experiment.load(20, seconds=0.1)
         eventually(lambda: Task.objects.filter(status="RUNNING").exists(), why="the work did not begin")
-        stage.server.restart("immediate")
+        experiment.server.restart("immediate")
         connection.close()
         moments.append(time.time())
-        keep_busy(crew, moments[-1])
-        eventually(stage.is_over, why="some task is stuck")
-    show_that_work_continues(crew, *moments)
+        keep_busy(workers, moments[-1])
+        eventually(experiment.is_over, why="some task is stuck")
+    show_that_work_continues(workers, *moments)
 
 
 @pytest.mark.short
 @pytest.mark.fault("outage of PostgreSQL")
-def test_an_outage(stage, keep_busy, show_that_work_continues, eventually, is_short):
+def test_an_outage(experiment, keep_busy, show_that_work_continues, eventually, is_short):
     """Longer than two beats, in the long form as long as the hard limit; functions continue to run meanwhile."""
     seconds, beats = (4, QUICK) if is_short else (30, {})
-    crew = stage.workers(2, pglock=beats)
-    long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
-    eventually(lambda: stage.running(3), why="the work did not begin")
-    stage.load(10)
-    stage.server.halt()
+    workers = experiment.workers(2, pglock=beats)
+    long = experiment.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
+    eventually(lambda: experiment.running(3), why="the work did not begin")
+    experiment.load(10)
+    experiment.server.halt()
     connection.close()
     time.sleep(seconds)
-    stage.server.launch()
+    experiment.server.launch()
     since = time.time()
-    keep_busy(crew, since)
-    show_that_work_continues(crew, since)
-    stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
+    keep_busy(workers, since)
+    show_that_work_continues(workers, since)
+    experiment.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
 def lost_of(tasks):
@@ -153,122 +157,124 @@ def lost_of(tasks):
 
 @pytest.mark.short
 @pytest.mark.fault("all of max_connections taken")
-def test_all_connections_are_taken(stage, keep_busy, show_that_work_continues, eventually, is_short):
-    old = stage.worker("--threads", "2")
-    stage.load(20)
-    eventually(stage.running, why="the work did not begin")
-    with contextlib.ExitStack() as guests:
+def test_all_connections_are_taken(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+    old = experiment.worker("--threads", "2")
+    experiment.load(20)
+    eventually(experiment.running, why="the work did not begin")
+    with contextlib.ExitStack() as clients:
         while sessions_of_workers():
             ask(TERMINATE_WORKERS)
-            take_all(stage.server, guests)
-        new = stage.start("--threads", "2")
+            take_all(experiment.server, clients)
+        new = experiment.start("--threads", "2")
         old.wait_for("has lost its database connection and tries again")
         new.wait_for("cannot reach the database and tries again")
         time.sleep(1 if is_short else 20)
         assert "is ready" not in new.output
     since = time.time()
-    stage.welcome(new)
-    stage.show("a worker that waited for its start is ready", time.time() - since, ALL_GO_ON)
+    experiment.wait_until_ready(new)
+    experiment.show("a worker that waited for its start is ready", time.time() - since, ALL_GO_ON)
     keep_busy([old, new], since)
     show_that_work_continues([old, new], since)
 
 
-TERMINATE_WORKERS = TERMINATE + " AND application_name <> 'guest'"
+TERMINATE_WORKERS = TERMINATE + " AND application_name <> 'other client'"
 
 
 def sessions_of_workers():
     return ask(f"SELECT count(*) FROM ({TERMINATE_WORKERS.replace('count(pg_terminate_backend(pid))', 'pid')}) AS pids")
 
 
-def take_all(server, guests):
+def take_all(server, clients):
     with contextlib.suppress(psycopg.OperationalError):
         while True:
-            guests.enter_context(closing(connect(server, application_name="guest")))
+            clients.enter_context(closing(connect(server, application_name="other client")))
 
 
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
-def test_the_table_is_locked(stage, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, eventually, is_short):
     """As by VACUUM FULL or REINDEX."""
-    crew = stage.workers(2, "--threads", "2")
-    stage.load(40)
-    eventually(lambda: stage.running(5), why="the work did not begin")
+    workers = experiment.workers(2, "--threads", "2")
+    experiment.load(40)
+    eventually(lambda: experiment.running(5), why="the work did not begin")
     ask("ALTER ROLE postgres SET statement_timeout = '500ms'")
     try:
         ask(TERMINATE)
-        with closing(connect(stage.server, options="-c statement_timeout=0")) as dba:
+        with closing(connect(experiment.server, options="-c statement_timeout=0")) as dba:
             with dba.transaction():
                 dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
                 time.sleep(4 if is_short else 20)
             since = time.time()
-            keep_busy(crew, since)
+            keep_busy(workers, since)
             # The work of a DBA at night, while the workers run.
             for statement in ("VACUUM FULL django_pglock_task", "REINDEX TABLE django_pglock_task"):
                 dba.execute(statement)
     finally:
         ask("ALTER ROLE postgres RESET statement_timeout")
-    show_that_work_continues(crew, since)
+    show_that_work_continues(workers, since)
 
 
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than HEARTBEAT_LIMIT")
-def test_the_table_is_locked_for_long(stage, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_continues, eventually, is_short):
     """While functions run. A worker that waits for a table lock is alive."""
     seconds, beats = (10, QUICK) if is_short else (40, {})
-    crew = stage.workers(2, pglock=beats)
-    long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
-    eventually(lambda: stage.running(3), why="the work did not begin")
-    stage.load(10)
-    with closing(connect(stage.server)) as dba, dba.transaction():
+    workers = experiment.workers(2, pglock=beats)
+    long = experiment.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
+    eventually(lambda: experiment.running(3), why="the work did not begin")
+    experiment.load(10)
+    with closing(connect(experiment.server)) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         time.sleep(seconds)
     since = time.time()
-    keep_busy(crew, since)
-    show_that_work_continues(crew, since)
-    stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
+    keep_busy(workers, since)
+    show_that_work_continues(workers, since)
+    experiment.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
 
 
 @pytest.mark.fault("a transaction that holds xmin back")
-def test_an_old_snapshot(stage, eventually):
+def test_an_old_snapshot(experiment, eventually):
     """No dead row can be removed while it lasts. A claim of few tasks must not read all of them each time."""
     count = 60_000
-    stage.worker("default", CHAOS_CLAIM="16")
-    with closing(connect(stage.server)) as reader:
+    experiment.worker("default", CHAOS_CLAIM="16")
+    with closing(connect(experiment.server)) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM django_pglock_task")
         enqueue_many(nothing, range(count))
-        stage.load(20, seconds=0)
-        eventually(lambda: time.sleep(0.5) or stage.is_over(), why="some task is stuck")
+        experiment.load(20, seconds=0)
+        eventually(lambda: time.sleep(0.5) or experiment.is_over(), why="some task is stuck")
     done = Task.objects.filter(task_path="tests.sample.tasks.nothing", status="SUCCESSFUL")
     times = sorted(done.values_list("finished_at", flat=True))
     assert len(times) == count
     done.delete()
-    stage.judge()
+    experiment.judge()
     # The first claims find cold caches.
     part = count // 20
     early, late = ((times[end - 1] - times[end - part]).total_seconds() for end in (2 * part, count))
-    stage.show(f"the last {part} of {count} tasks take as long as the second {part}, or thrice", late, 3 * early)
+    experiment.show(f"the last {part} of {count} tasks take as long as the second {part}, or thrice", late, 3 * early)
 
 
 @pytest.mark.short
 @pytest.mark.fault("disk full")
-def test_no_space_is_left(stage, small_disk, keep_busy, show_that_work_continues, eventually, is_short):
+def test_no_space_is_left(experiment, small_disk, keep_busy, show_that_work_continues, eventually, is_short):
     """For tables and indexes, not for the WAL: without space for the WAL no server runs, which is an outage."""
     with tables_on(small_disk):
-        crew = stage.workers(2, "--threads", "2")
-        stage.load(100, seconds=0.01)
-        eventually(stage.running, why="the work did not begin")
-        ballast = small_disk / "ballast"
-        fill(ballast)
+        workers = experiment.workers(2, "--threads", "2")
+        experiment.load(100, seconds=0.01)
+        eventually(experiment.running, why="the work did not begin")
+        filler = small_disk / "filler"
+        fill(filler)
         with pytest.raises(OperationalError, match="No space left on device"):
             while True:
-                stage.load(20, seconds=0.01)
-        eventually(lambda: any("No space left on device" in member.output for member in crew), why="no worker met it")
+                experiment.load(20, seconds=0.01)
+        eventually(
+            lambda: any("No space left on device" in worker.output for worker in workers), why="no worker met it"
+        )
         time.sleep(1 if is_short else 20)
-        ballast.unlink()
+        filler.unlink()
         since = time.time()
-        keep_busy(crew, since)
-        show_that_work_continues(crew, since)
+        keep_busy(workers, since)
+        show_that_work_continues(workers, since)
 
 
 @contextlib.contextmanager
@@ -282,7 +288,7 @@ def tables_on(folder):
         ask("ALTER TABLE sample_run SET TABLESPACE pg_default; ALTER INDEX sample_run_pkey SET TABLESPACE pg_default")
         yield
     finally:
-        (folder / "ballast").unlink(missing_ok=True)
+        (folder / "filler").unlink(missing_ok=True)
         ask(move.format("small", "pg_default"))
         ask("DROP TABLESPACE small")
         # After a crash the server would look for the folder, if it were in its log since the last checkpoint.

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Worker
-from tests.chaos.stage import Blow
+from tests.chaos.experiment import Fault
 
 pytestmark = pytest.mark.short
 
@@ -27,11 +27,11 @@ SHORT_LIMIT = {"HEARTBEAT_LIMIT": 9.0}
 
 
 @pytest.fixture
-def supervised(stage, eventually):
+def supervised(experiment, eventually):
     """Start a supervisor with two processes; return it, and the workers that they are."""
 
     def start(**pglock):
-        process = stage.start("--processes", "2", "--threads", "2", pglock=pglock)
+        process = experiment.start("--processes", "2", "--threads", "2", pglock=pglock)
         # The supervisor is no worker itself.
         process.id = uuid4()
         eventually(lambda: process.output.count("is ready") == 2, why="the processes did not start")
@@ -47,61 +47,61 @@ def supervisor(supervised):
 
 
 @pytest.mark.fault("SIGKILL of a supervisor's process")
-def test_a_killed_process_of_a_supervisor(stage, supervisor, eventually):
+def test_a_killed_process_of_a_supervisor(experiment, supervisor, eventually):
     _, [victim, other] = supervisor
-    begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.pk), seconds=0.5)
+    begun = experiment.under_load(lambda: experiment.running(20) and experiment.in_flight(victim.pk), seconds=0.5)
     eventually(begun, why="the work did not begin")
-    hands = stage.stop_at_work(victim.pid, victim.pk)
-    assert hands, "the victim had nothing in hand"
-    blow = Blow(victim.pk, time.time(), hands)
+    in_flight = experiment.stop_at_work(victim.pid, victim.pk)
+    assert in_flight, "the victim had no task in flight"
+    fault = Fault(victim.pk, time.time(), in_flight)
     os.kill(victim.pid, signal.SIGKILL)
-    stage.out_of_reach(victim.pk, blow.at, math.inf)
+    experiment.out_of_reach(victim.pk, fault.at, math.inf)
     eventually(lambda: Worker.objects.exclude(pk__in=[victim.pk, other.pk]).exists(), why="not replaced")
-    stage.show("it is replaced", time.time() - blow.at, bound=10)
-    eventually(stage.is_over, why="some task is stuck")
-    recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
-    stage.show("its tasks run elsewhere", recovery.last, bound=10)
-    stage.show("others continue", recovery.others, bound=2)
+    experiment.show("it is replaced", time.time() - fault.at, bound=10)
+    eventually(experiment.is_over, why="some task is stuck")
+    recovery = experiment.judge().recovery(fault.in_flight, fault.victim, fault.at)
+    experiment.show("its tasks run elsewhere", recovery.last, bound=10)
+    experiment.show("others continue", recovery.others, bound=2)
 
 
 @pytest.mark.fault("SIGKILL of a supervisor")
-def test_a_killed_supervisor(stage, supervisor, eventually):
+def test_a_killed_supervisor(experiment, supervisor, eventually):
     process, workers = supervisor
-    busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)
+    busy = experiment.under_load(lambda: all(experiment.in_flight(each.pk) for each in workers), seconds=0.5)
     eventually(busy, why="the work did not begin")
     began = time.time()
     process.process.kill()
     eventually(lambda: not Worker.objects.exists(), why="its processes have outlived it")
-    stage.show("its processes finish what they run, and end", time.time() - began, bound=10)
-    assert not stage.is_over(), "nothing was left to do"
-    stage.worker("--threads", "4")
-    eventually(stage.is_over, why="some task is stuck")
-    stage.judge()
+    experiment.show("its processes finish what they run, and end", time.time() - began, bound=10)
+    assert not experiment.is_over(), "nothing was left to do"
+    experiment.worker("--threads", "4")
+    eventually(experiment.is_over, why="some task is stuck")
+    experiment.judge()
 
 
 @pytest.mark.fault("SIGSTOP of a supervisor for longer than a HEARTBEAT_LIMIT of 9 s")
-def test_a_frozen_supervisor(stage, supervised, eventually):
+def test_a_frozen_supervisor(experiment, supervised, eventually):
     """Its processes send heartbeats themselves meanwhile, so no other worker takes their tasks."""
     process, workers = supervised(**SHORT_LIMIT)
-    stage.worker("--threads", "2", pglock=SHORT_LIMIT)
-    busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)
+    experiment.worker("--threads", "2", pglock=SHORT_LIMIT)
+    busy = experiment.under_load(lambda: all(experiment.in_flight(each.pk) for each in workers), seconds=0.5)
     eventually(busy, why="the work did not begin")
     os.kill(process.process.pid, signal.SIGSTOP)
     until = time.monotonic() + 1.5 * SHORT_LIMIT["HEARTBEAT_LIMIT"]
     try:
-        eventually(stage.under_load(lambda: time.monotonic() > until, seconds=0.5))
+        eventually(experiment.under_load(lambda: time.monotonic() > until, seconds=0.5))
     finally:
         os.kill(process.process.pid, signal.SIGCONT)
-    eventually(stage.is_over, why="some task is stuck")
-    stage.judge()
+    eventually(experiment.is_over, why="some task is stuck")
+    experiment.judge()
     assert not Attempt.objects.filter(outcome="LOST").exists(), "a task was taken from a living worker"
 
 
 @pytest.mark.fault("the session is cut in which a supervisor beats for its processes")
-def test_the_shared_session_is_cut(stage, supervisor, eventually):
+def test_the_shared_session_is_cut(experiment, supervisor, eventually):
     _, workers = supervisor
-    stage.worker("--threads", "2")
-    busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)
+    experiment.worker("--threads", "2")
+    busy = experiment.under_load(lambda: all(experiment.in_flight(each.pk) for each in workers), seconds=0.5)
     eventually(busy, why="the work did not begin")
     cuts = 0
     until = time.monotonic() + 10
@@ -114,8 +114,8 @@ def test_the_shared_session_is_cut(stage, supervisor, eventually):
         time.sleep(0.5)
         return time.monotonic() > until
 
-    eventually(stage.under_load(cut, seconds=0.5))
+    eventually(experiment.under_load(cut, seconds=0.5))
     assert cuts > 3
-    eventually(stage.is_over, why="some task is stuck")
-    stage.judge()
+    eventually(experiment.is_over, why="some task is stuck")
+    experiment.judge()
     assert not Attempt.objects.filter(outcome="LOST").exists(), "a task was taken from a living worker"

@@ -38,8 +38,10 @@ def test_eight_threads_move_every_row_exactly_once(in_threads):
 
     def move_all(number):
         moved = []
-        while rows := Parcel.objects.order_by("id").transition(from_=FREE, to="taken", limit=7, tries=F("tries") + 1):
-            moved += [(row.pk, row.tries) for row in rows]
+        while rows := Parcel.objects.order_by("id").transition(
+            from_=FREE, to="taken", limit=7, attempts=F("attempts") + 1
+        ):
+            moved += [(row.pk, row.attempts) for row in rows]
         return moved
 
     moved = [each for rows in in_threads(move_all, 8) for each in rows]

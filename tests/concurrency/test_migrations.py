@@ -73,7 +73,7 @@ class Migrating(threading.Thread):
 def database(django_db_blocker, monkeypatch, settings):
     """The name of a database of this test's own, which has the tables of the first migration."""
     settings.MIGRATION_MODULES = {APP: online_migrations.__name__}
-    monkeypatch.setattr(operations, "BETWEEN_TRIES", 0.01)
+    monkeypatch.setattr(operations, "LOCK_PAUSE", 0.01)
     name = f"migrating_{uuid4().hex}"
     with session_in("postgres") as session, django_db_blocker.unblock():
         session.execute(f"CREATE DATABASE {name}")

@@ -18,7 +18,7 @@ from django_pglock.locks.statements.fragments import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.store.liveness import beat
-from django_pglock.store.wake import READY_CHANNEL, note_sleep
+from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
@@ -151,7 +151,7 @@ def test_a_notification_carries_the_whole_name(name):
         worker = uuid4()
         values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
         beat("default", worker, **values, task_paths=[])
-        note_sleep("default", worker, is_sleeping=True)
+        write_sleep_flag("default", worker, is_sleeping=True)
         with listener.connection.cursor() as cursor:
             cursor.execute(f"LISTEN {READY_CHANNEL}")
         sample.nothing.using(queue_name=name).enqueue()

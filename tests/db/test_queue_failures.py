@@ -18,7 +18,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import wake as wakeup
 from django_pglock.store.liveness import beat
 from django_pglock.store.rescue import rescue
-from django_pglock.store.wake import note_sleep
+from django_pglock.store.wake import write_sleep_flag
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
@@ -154,7 +154,7 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleepin
     """Each NOTIFY takes a lock that serialises the commits of the whole server."""
     worker = uuid4()
     beat_of(worker)
-    note_sleep("default", worker, is_sleeping=is_sleeping)
+    write_sleep_flag("default", worker, is_sleeping=is_sleeping)
     wakeup._no_worker_slept_at.clear()
     with transaction.atomic():
         for number in range(100):
@@ -177,7 +177,7 @@ def test_one_message_notifies_hundreds_of_queues(notified):
     """A retry of all failed tasks adds to each queue. One message for each queue would be one commit each."""
     worker = uuid4()
     beat_of(worker)
-    note_sleep("default", worker, is_sleeping=True)
+    write_sleep_flag("default", worker, is_sleeping=True)
     wakeup._no_worker_slept_at.clear()
     names = [f"queue {number} 100%" for number in range(200)]
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
@@ -189,7 +189,7 @@ def test_one_message_notifies_hundreds_of_queues(notified):
 def test_a_rollback_sends_no_notification(notified):
     worker = uuid4()
     beat_of(worker)
-    note_sleep("default", worker, is_sleeping=True)
+    write_sleep_flag("default", worker, is_sleeping=True)
     for is_undone in (True, False):
         with transaction.atomic():
             tasks.nothing.using(queue_name="outer").enqueue()

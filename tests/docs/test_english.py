@@ -70,7 +70,7 @@ def test_the_english_checker_ignores_code(name, text, english, tmp_path, capsys)
 def test_the_project_has_pages_and_sources_to_check(english):
     names = {path.name for path in [*english.pages(), *english.sources()]}
     assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tasks.md", "runlockworker.py", "checks.py"}
-    assert names >= {"test_english.py", "arena.py", "stage.py", "serveshop.py", "english.py"}
+    assert names >= {"test_english.py", "testbed.py", "harness.py", "serveshop.py", "english.py"}
 
 
 def test_a_string_of_a_test_is_data(english):

@@ -9,7 +9,7 @@ from django.db.models import F
 
 from django_pglock.store.outcome import Succeeded
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import Ledger, in_a_transaction, verb
+from tests.interleavings.verbs import Results, in_a_transaction, verb
 from tests.interleavings.workers import settling
 from tests.interleavings.worlds import World
 from tests.property.simulation import claim
@@ -36,34 +36,34 @@ def prices() -> dict[int, int]:
 
 
 @verb("captures")
-def change_one(world: World, ledger: Ledger) -> None:
+def change_one(world: World, results: Results) -> None:
     Product.objects.filter(pk=world.facts["first"]).update(price=F("price") + 1)
 
 
 @verb("captures")
-def change_all(world: World, ledger: Ledger) -> None:
+def change_all(world: World, results: Results) -> None:
     Product.objects.update(price=F("price") + 1)
 
 
 @verb("captures")
-def change_nothing(world: World, ledger: Ledger) -> None:
+def change_nothing(world: World, results: Results) -> None:
     Product.objects.filter(price=-1).update(price=0)
 
 
 @verb("captures")
-def enqueue_by_hand(world: World, ledger: Ledger) -> None:
+def enqueue_by_hand(world: World, results: Results) -> None:
     UNIQUE.enqueue(id=world.facts["second"])
 
 
 @verb("captures", is_workers=True)
-def run_captured(world: World, ledger: Ledger) -> None:
+def run_captured(world: World, results: Results) -> None:
     """Claim the tasks, read what they are about, and succeed."""
-    taken = claim(ledger.worker(), 10, PATHS)
-    ledger.claims += taken
+    taken = claim(results.worker(), 10, PATHS)
+    results.claims += taken
     about = [json.loads(each.kwargs)["id"] for each in taken if each.task_path == UNIQUE.module_path]
     read = prices()
-    ledger.read += [(pk, read[pk]) for pk in about]
-    settling(world, ledger, [(each, Succeeded()) for each in taken])
+    results.read += [(pk, read[pk]) for pk in about]
+    settling(world, results, [(each, Succeeded()) for each in taken])
 
 
 for name in ("change_one", "change_all", "enqueue_by_hand"):
@@ -78,7 +78,7 @@ def no_change_is_missed(judge: Judge) -> None:
         for task in judge.now.values()
         if task.task_path == UNIQUE.module_path and not task.finished_at
     }
-    read = {(pk, 0) for pk in judge.world.facts["prices"]} | set(judge.ledger.read)
+    read = {(pk, 0) for pk in judge.world.facts["prices"]} | set(judge.results.read)
     for pk, price in prices().items():
         assert pk in waiting or (pk, price) in read, f"nobody will hear of price {price} of product {pk}"
 

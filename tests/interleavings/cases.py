@@ -13,17 +13,17 @@ from psycopg import Notify
 
 from django_pglock.store import wake
 from tests.interleavings.judge import Judge
-from tests.interleavings.stage import (
+from tests.interleavings.sessions import (
     COMMIT,
     READ_COMMITTED,
     REPEATABLE_READ,
     ROLL_BACK,
-    Actor,
-    Turn,
+    SessionThread,
+    VerbRun,
     interleave,
     swallowed_errors,
 )
-from tests.interleavings.verbs import VERBS, Ledger, Verb
+from tests.interleavings.verbs import VERBS, Results, Verb
 from tests.interleavings.worlds import World
 
 #: Verbs for triples: those that change the holder of a key, a tick, a captured change or a row.
@@ -43,7 +43,7 @@ BY_THREE = {
     ),
     *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all", "mute"),
 }
-#: The short form plays one of so many triples.
+#: The short form runs one of so many triples.
 ONE_TRIPLE_IN = 120
 
 
@@ -66,17 +66,17 @@ class Case:
         return f"{self.world}: {', '.join([stop, *self.others])}; {self.level}"
 
 
-def new_actors() -> list[Actor]:
+def new_sessions() -> list[SessionThread]:
     """Return the sessions of a case."""
-    return [Actor(name) for name in ("first", "second", "third")]
+    return [SessionThread(name) for name in ("first", "second", "third")]
 
 
-class Company:
-    """The sessions that play cases in one world."""
+class CaseRunner:
+    """The sessions that run cases in one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.actors = new_actors()
+        self.sessions = new_sessions()
         self.blocked = 0
         #: The queues in the notifications of this case.
         self.told: set[str] = set()
@@ -84,73 +84,73 @@ class Company:
             cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
         connection.connection.add_notify_handler(self._on_notification)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the sessions."""
         connection.connection.remove_notify_handler(self._on_notification)
         with connection.cursor() as cursor:
             cursor.execute("UNLISTEN *")
-        for actor in self.actors:
-            actor.leave()
+        for session in self.sessions:
+            session.close()
 
-    def start_again(self) -> None:
+    def replace_sessions(self) -> None:
         """Replace the sessions, because a case has failed while some of them had not ended."""
-        for actor in self.actors:
-            actor.leave()
-        self.actors = new_actors()
+        for session in self.sessions:
+            session.close()
+        self.sessions = new_sessions()
 
-    def rehearse(self, verb: Verb) -> Turn:
+    def record(self, verb: Verb) -> VerbRun:
         """Run a verb alone and note its statements, and which of their transactions have written."""
         self.world.reset()
-        ledger = Ledger()
-        turn = Turn(lambda: verb.call(self.world, ledger), is_rehearsal=True)
-        self.actors[0].play(turn)
-        self.actors[0].ends()
-        assert turn.error is None, f"{verb.name} in {self.world.name}: {turn.error!r}"
-        return turn
+        results = Results()
+        run = VerbRun(lambda: verb.call(self.world, results), is_recording=True)
+        self.sessions[0].start(run)
+        self.sessions[0].wait_until_ended()
+        assert run.error is None, f"{verb.name} in {self.world.name}: {run.error!r}"
+        return run
 
-    def rehearse_all(self) -> dict[str, Turn]:
+    def record_all(self) -> dict[str, VerbRun]:
         """Return the verbs that do something in this world."""
-        turns = {verb.name: self.rehearse(verb) for verb in VERBS.values() if self.world.name in verb.worlds}
-        return {name: turn for name, turn in turns.items() if any(turn.writes)}
+        runs = {verb.name: self.record(verb) for verb in VERBS.values() if self.world.name in verb.worlds}
+        return {name: run for name, run in runs.items() if any(run.writes)}
 
-    def play(self, case: Case) -> None:
-        """Play one case and judge it."""
+    def run(self, case: Case) -> None:
+        """Run one case and judge it."""
         wake._no_worker_slept_at.clear()
         self.world.reset()
         self.told.clear()
-        ledger = Ledger()
+        results = Results()
         verbs = [VERBS[name] for name in (case.first, *case.others)]
-        turns = [Turn(self._bound(verb, ledger), level=self._level(case, verb)) for verb in verbs]
-        turns[0].stop_at = case.stop_at
+        runs = [VerbRun(self._bound(verb, results), level=self._level(case, verb)) for verb in verbs]
+        runs[0].stop_at = case.stop_at
         with swallowed_errors() as swallowed:
-            self.blocked += interleave(self.actors, turns, case.ending)
-        Judge(self.world, ledger, verbs, self.told).judge(turns, swallowed.errors)
+            self.blocked += interleave(self.sessions, runs, case.ending)
+        Judge(self.world, results, verbs, self.told).judge(runs, swallowed.errors)
 
     def _on_notification(self, news: Notify) -> None:
         self.told.add(news.payload)
 
-    def _bound(self, verb: Verb, ledger: Ledger) -> Any:
-        return lambda: verb.call(self.world, ledger)
+    def _bound(self, verb: Verb, results: Results) -> Any:
+        return lambda: verb.call(self.world, results)
 
     @staticmethod
     def _level(case: Case, verb: Verb) -> str:
         return READ_COMMITTED if verb.is_workers else case.level
 
 
-def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
+def pairs(world: str, recorded: dict[str, VerbRun], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
     The first stops at each of its statements, and continues or dies there. ``is_short``: each pair in one of the worlds
     that both verbs have, in one of its two orders, and at one of the statements.
     """
-    for first, second in product(rehearsed, repeat=2):
+    for first, second in product(recorded, repeat=2):
         if is_short and not (is_worlds_turn(world, first, second) and _is_order(world, first, second)):
             continue
-        yield from _cases(world, first, (second,), rehearsed[first], is_short=is_short)
+        yield from _cases(world, first, (second,), recorded[first], is_short=is_short)
 
 
 def is_worlds_turn(world: str, first: str, second: str) -> bool:
-    """Return whether the short form plays a pair in this world: in one of theirs."""
+    """Return whether the short form runs a pair in this world: in one of theirs."""
     worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
     return worlds.index(world) == _draw(*sorted((first, second))) % len(worlds)
 
@@ -159,16 +159,16 @@ def _is_order(world: str, first: str, second: str) -> bool:
     return first == second or _draw(world, *sorted((first, second))) % 2 != (first < second)
 
 
-def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
+def triples(world: str, recorded: dict[str, VerbRun], *, is_short: bool) -> Iterator[Case]:
     """Yield triples of verbs. ``is_short``: some of them."""
-    for first, *others in product(filter(BY_THREE.__contains__, rehearsed), repeat=3):
+    for first, *others in product(filter(BY_THREE.__contains__, recorded), repeat=3):
         if not is_short or _draw(world, first, *others) % ONE_TRIPLE_IN == 0:
-            yield from _cases(world, first, tuple(others), rehearsed[first], is_short=is_short)
+            yield from _cases(world, first, tuple(others), recorded[first], is_short=is_short)
 
 
-def _cases(world: str, first: str, others: tuple[str, ...], turn: Turn, *, is_short: bool) -> Iterator[Case]:
-    stops = [(number, COMMIT) for number in stops_of(first, turn)]
-    stops += [(number, ROLL_BACK) for number, _ in stops if turn.writes[number - 1]]
+def _cases(world: str, first: str, others: tuple[str, ...], run: VerbRun, *, is_short: bool) -> Iterator[Case]:
+    stops = [(number, COMMIT) for number in stops_of(first, run)]
+    stops += [(number, ROLL_BACK) for number, _ in stops if run.writes[number - 1]]
     # At REPEATABLE READ a caller's transaction still sees what it has seen before.
     level = REPEATABLE_READ if any(VERBS[name].is_in_transaction for name in others) else READ_COMMITTED
     for number, ending in [stops[_draw(world, first, *others) // 64 % len(stops)]] if is_short else stops:
@@ -179,10 +179,10 @@ def _draw(*names: str) -> int:
     return crc32(" ".join(names).encode())
 
 
-def stops_of(name: str, turn: Turn) -> list[int]:
+def stops_of(name: str, run: VerbRun) -> list[int]:
     """Return the statements after which others may come in."""
     if VERBS[name].is_in_transaction:
         # Others see nothing of it before its end. What follows the commit is as without the transaction.
-        return [max(number for number, has_written in enumerate(turn.writes, 1) if has_written)]
-    last = len(turn.statements)
-    return [*range(1, last + 1)] if turn.writes[-1] else [*range(1, last)] or [1]
+        return [max(number for number, has_written in enumerate(run.writes, 1) if has_written)]
+    last = len(run.statements)
+    return [*range(1, last + 1)] if run.writes[-1] else [*range(1, last)] or [1]

@@ -10,23 +10,23 @@ from django_pglock.store import cancel, retry, schedule_tick
 from django_pglock.worker.settling import settler
 from tests.db.conftest import drop_archive
 from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
-from tests.interleavings.cases import Company
+from tests.interleavings.cases import CaseRunner
 from tests.interleavings.worlds import World
 
 
 @pytest.fixture
-def company(transactional_db, own_registry, capture, settings, monkeypatch, request) -> Iterator[Company]:
+def runner(transactional_db, own_registry, capture, settings, monkeypatch, request) -> Iterator[CaseRunner]:
     """Two or three sessions in a world."""
     # No worker of a world counts as dead because its cases take long.
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0, "HEARTBEAT_LIMIT": 200_000.0}
-    for module, name in ((cancel, "BETWEEN_TRIES"), (retry, "BETWEEN_TRIES"), (settler, "BETWEEN_LOCK_CHECKS")):
+    for module, name in ((cancel, "BETWEEN_REPEATS"), (retry, "BETWEEN_REPEATS"), (settler, "BETWEEN_LOCK_CHECKS")):
         monkeypatch.setattr(module, name, 0.001)
     # The server does not end the session of a tick that is stopped for long.
     monkeypatch.setattr(schedule_tick, "LIMIT_TICK", schedule_tick.LIMIT_TICK.replace("'10s'", "'0'"))
     world = World(request.param.__name__, request.param, capture)
     world.make()
-    company = Company(world)
-    yield company
-    company.leave()
+    runner = CaseRunner(world)
+    yield runner
+    runner.close()
     world.drop()
     drop_archive()

@@ -12,8 +12,8 @@ from django_pglock.store.admit import admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.release import orphaned_waiters, release
-from tests.interleavings.stage import READ_COMMITTED, Died, Turn
-from tests.interleavings.verbs import Ledger, Verb
+from tests.interleavings.sessions import READ_COMMITTED, Died, VerbRun
+from tests.interleavings.verbs import Results, Verb
 from tests.interleavings.worlds import NAMES, World
 from tests.property.laws import Laws
 
@@ -49,19 +49,19 @@ def law(*worlds: str) -> Callable[[Callable[[Judge], None]], Callable[[Judge], N
 class Judge(Laws):
     """The laws of the random walk, and those that only an interleaving can break."""
 
-    def __init__(self, world: World, ledger: Ledger, verbs: list[Verb], told: set[str]) -> None:
+    def __init__(self, world: World, results: Results, verbs: list[Verb], told: set[str]) -> None:
         super().__init__()
         #: A verb has not ended: its result has not been recorded.
         self.has_died = False
-        self.turns: list[Turn] = []
-        self.world, self.ledger, self.verbs, self.told = world, ledger, verbs, told
+        self.runs: list[VerbRun] = []
+        self.world, self.results, self.verbs, self.told = world, results, verbs, told
 
-    def judge(self, turns: list[Turn], swallowed: list[BaseException]) -> None:
+    def judge(self, runs: list[VerbRun], swallowed: list[BaseException]) -> None:
         """Raise AssertionError for each violated invariant."""
-        self.no_error_but_those_to_expect(turns, swallowed)
-        self.turns = turns
-        self.has_died = any(turn.error is not None for turn in turns)
-        self.is_owed = self.has_died or any(turn.gave_up for turn in turns)
+        self.no_error_but_those_to_expect(runs, swallowed)
+        self.runs = runs
+        self.has_died = any(run.error is not None for run in runs)
+        self.is_owed = self.has_died or any(run.gave_up for run in runs)
         # The answers to these queries also bring the notifications of all that was committed before.
         self.look()
         if not self.is_owed:
@@ -105,14 +105,14 @@ class Judge(Laws):
             self.whoever_waits_for_a_key_waits_for_somebody()
             self.whoever_waits_for_others_is_counted()
 
-    def no_error_but_those_to_expect(self, turns: list[Turn], swallowed: list[BaseException]) -> None:
+    def no_error_but_those_to_expect(self, runs: list[VerbRun], swallowed: list[BaseException]) -> None:
         assert not swallowed, f"failed after the commit: {swallowed}"
-        for turn in turns:
-            state = getattr(turn.error and turn.error.__cause__, "sqlstate", None)
-            if turn.error is None or isinstance(turn.error, Died) or state == LOCK_NOT_AVAILABLE:
+        for run in runs:
+            state = getattr(run.error and run.error.__cause__, "sqlstate", None)
+            if run.error is None or isinstance(run.error, Died) or state == LOCK_NOT_AVAILABLE:
                 continue
-            if state not in TO_EXPECT or turn.level == READ_COMMITTED:
-                raise AssertionError(f"{type(turn.error).__name__}: {turn.error}") from turn.error
+            if state not in TO_EXPECT or run.level == READ_COMMITTED:
+                raise AssertionError(f"{type(run.error).__name__}: {run.error}") from run.error
 
     def what_was_archived_is_there_once(self) -> None:
         assert self.archived.isdisjoint(self.now)
@@ -130,15 +130,15 @@ class Judge(Laws):
                     assert task.pk < waiting[0], f"{task} overtook {waiting[0]} of {key}"
 
     def nobody_has_what_another_has(self) -> None:
-        held = [*self.world.claims, *self.world.zombies, *self.ledger.claims]
+        held = [*self.world.claims, *self.world.zombies, *self.results.claims]
         taken = Counter((claim.id, claim.attempt) for claim in held)
         assert all(number == 1 for number in taken.values()), f"claimed twice: {taken}"
-        settled = Counter((claim.id, claim.attempt) for claim, _ in self.ledger.accepted)
+        settled = Counter((claim.id, claim.attempt) for claim, _ in self.results.accepted)
         assert all(number == 1 for number in settled.values()), f"settled twice: {settled}"
 
     def no_claim_is_lost_without_a_reason(self) -> None:
-        given = [*self.world.claims, *self.world.zombies, *self.ledger.claims]
-        gone = {claim.id for claim, _ in self.ledger.accepted} | self.ledger.taken_back
+        given = [*self.world.claims, *self.world.zombies, *self.results.claims]
+        gone = {claim.id for claim, _ in self.results.accepted} | self.results.taken_back
         for claim in given:
             task = self.now.get(claim.id)
             is_held = task and (task.status, task.attempts, task.worker) == ("RUNNING", claim.attempt, claim.worker)
@@ -148,7 +148,7 @@ class Judge(Laws):
         assert not unknown or self.has_died, f"nobody knows of these claims: {unknown}"
 
     def what_was_accepted_stays(self) -> None:
-        for claim, outcome in self.ledger.accepted:
+        for claim, outcome in self.results.accepted:
             if isinstance(outcome, Succeeded) and claim.id in self.now:
                 task = self.now[claim.id]
                 assert (task.status, task.attempts) == ("SUCCESSFUL", claim.attempt), f"{task!r} had succeeded"

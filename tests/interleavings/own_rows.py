@@ -8,7 +8,7 @@ from itertools import permutations
 from django.db.models import F
 
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import Ledger, in_a_transaction, verb
+from tests.interleavings.verbs import Results, in_a_transaction, verb
 from tests.interleavings.worlds import World
 from tests.sample.models import Letter
 
@@ -22,11 +22,11 @@ def own_rows(world: World) -> None:
 def moves(name: str, *sources: str, to: str, limit: int | None = None) -> None:
     """Add a verb that moves letters."""
 
-    def call(world: World, ledger: Ledger) -> None:
+    def call(world: World, results: Results) -> None:
         rows = Letter.objects.order_by("pk")
-        moved = rows.transition(from_=sources, to=to, limit=limit, tries=F("tries") + 1)
+        moved = rows.transition(from_=sources, to=to, limit=limit, attempts=F("attempts") + 1)
         assert all(row.status == to for row in moved)
-        ledger.moves += [(row.pk, sources, to) for row in moved]
+        results.moves += [(row.pk, sources, to) for row in moved]
 
     call.__name__ = name
     verb("own_rows")(call)
@@ -40,21 +40,21 @@ moves("lose", "back", "new", to="lost")
 
 
 @verb("own_rows")
-def hold_letters(world: World, ledger: Ledger) -> None:
+def hold_letters(world: World, results: Results) -> None:
     """Lock letters for the length of a transaction, and save one of them."""
     with Letter.objects.filter(status="new").order_by("pk").claim(2) as rows:
         for row in rows:
-            row.status, row.tries = "held", row.tries + 1
+            row.status, row.attempts = "held", row.attempts + 1
             row.save()
-    ledger.moves += [(row.pk, ("new",), "held") for row in rows]
+    results.moves += [(row.pk, ("new",), "held") for row in rows]
 
 
 @verb("own_rows")
-def write_off(world: World, ledger: Ledger) -> None:
+def write_off(world: World, results: Results) -> None:
     """Change a row as any program does that knows nothing of claims."""
     pk = min(world.facts["letters"])
-    if Letter.objects.filter(pk=pk, status="new").update(status="lost", tries=F("tries") + 1):
-        ledger.moves.append((pk, ("new",), "lost"))
+    if Letter.objects.filter(pk=pk, status="new").update(status="lost", attempts=F("attempts") + 1):
+        results.moves.append((pk, ("new",), "lost"))
 
 
 in_a_transaction("write_off")
@@ -64,12 +64,14 @@ in_a_transaction("write_off")
 def each_row_moves_by_one_caller(judge: Judge) -> None:
     """The moves in the results of the callers are possible in some order, and no other move has happened."""
     before, by_row = judge.world.facts["letters"], defaultdict(list)
-    for pk, sources, to in judge.ledger.moves:
+    for pk, sources, to in judge.results.moves:
         by_row[pk].append((sources, to))
     for row in Letter.objects.all():
         moves = by_row[row.pk]
         # A verb that has died has no result.
-        assert judge.has_died or row.tries == len(moves), f"{row!r} has moved {row.tries} times, and was told {moves}"
+        assert judge.has_died or row.attempts == len(moves), (
+            f"{row!r} has moved {row.attempts} times, and was told {moves}"
+        )
         is_possible = any(_end(before[row.pk].status, order) == row.status for order in permutations(moves))
         assert judge.has_died or is_possible, f"{row!r} was moved by two: {moves}"
 

@@ -13,7 +13,7 @@ from django_pglock.models import Schedule
 from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_tick import enqueue_due
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import Ledger, in_a_transaction, verb
+from tests.interleavings.verbs import Results, in_a_transaction, verb
 from tests.interleavings.worlds import World
 from tests.sample import scheduled
 
@@ -37,33 +37,33 @@ def schedules(world: World) -> None:
 
 
 @verb("schedules", is_workers=True)
-def tick(world: World, ledger: Ledger) -> None:
+def tick(world: World, results: Results) -> None:
     enqueue_due("default")
 
 
 @verb("schedules", is_workers=True)
-def register_again(world: World, ledger: Ledger) -> None:
+def register_again(world: World, results: Results) -> None:
     register("default")
 
 
 @verb("schedules")
-def enable(world: World, ledger: Ledger) -> None:
+def enable(world: World, results: Results) -> None:
     Schedule.objects.all().enable()
 
 
 @verb("schedules")
-def disable(world: World, ledger: Ledger) -> None:
+def disable(world: World, results: Results) -> None:
     Schedule.objects.all().disable()
 
 
 @verb("schedules")
-def remove(world: World, ledger: Ledger) -> None:
+def remove(world: World, results: Results) -> None:
     Schedule.objects.all().delete()
 
 
 @verb("schedules")
-def run_schedules_now(world: World, ledger: Ledger) -> None:
-    ledger.enqueued += Schedule.objects.all().run_now()
+def run_schedules_now(world: World, results: Results) -> None:
+    results.enqueued += Schedule.objects.all().run_now()
 
 
 for name in ("enable", "disable", "remove", "run_schedules_now"):
@@ -76,15 +76,15 @@ def each_tick_is_one_task(judge: Judge) -> None:
     by_schedule = [each for each in judge.now.values() if "schedule" in each.meta]
     ticks = {(each.task_path, datetime.fromisoformat(each.meta["schedule"])): each.pk for each in by_schedule}
     assert len(by_schedule) == len(ticks), "a tick was enqueued twice"
-    played = {each.name for each in judge.verbs}
+    verbs = {each.name for each in judge.verbs}
     for path, date in ticks:
         assert date == before[path].next_at, f"{path} was not due at {date}"
-        assert before[path].is_enabled or played & PASS_TICKS, f"{path} is disabled"
+        assert before[path].is_enabled or verbs & PASS_TICKS, f"{path} is disabled"
         assert path not in now or now[path].next_at > date, f"the tick of {path} would be enqueued again"
         if path in now and now[path].last_at:
             assert (now[path].last_at, now[path].last_task) == (date, ticks[path, date])
     always = judge.world.facts["always"]
-    if not played & PASS_TICKS and now[always].next_at != before[always].next_at:
+    if not verbs & PASS_TICKS and now[always].next_at != before[always].next_at:
         assert (always, before[always].next_at) in ticks, "a tick has passed without a task"
 
 
@@ -92,7 +92,7 @@ def each_tick_is_one_task(judge: Judge) -> None:
 def what_was_run_now_is_one_task_each(judge: Judge) -> None:
     """A unique function that waits already is not enqueued again: its task is the answer, perhaps that of a tick."""
     by_hand = {each.pk for each in judge.now.values() if "schedule" not in each.meta}
-    told = set(judge.ledger.enqueued)
+    told = set(judge.results.enqueued)
     assert judge.has_died or by_hand <= told, "a task was enqueued, and nobody was told"
     ticks = {judge.now[pk].task_path for pk in told - by_hand}
     assert ticks <= {judge.world.facts["unique"]}, "the task of a tick is not one that was enqueued by hand"

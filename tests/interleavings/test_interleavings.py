@@ -1,6 +1,6 @@
 """Every verb beside every other one on the same rows, and three verbs at the same keys, ticks, changes and rows.
 
-The short form plays each pair in one world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` plays each
+The short form runs each pair in one world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` runs each
 pair in all worlds and in both orders, and stops the first verb at each of its statements: 82,000 cases, more than half
 an hour of one core.
 """
@@ -15,68 +15,68 @@ from pkgutil import iter_modules
 import pytest
 
 from django_pglock import store
-from tests.interleavings import stage, workers, worlds
-from tests.interleavings.books import books
+from tests.interleavings import sessions, workers, worlds
 from tests.interleavings.captures import captures
-from tests.interleavings.cases import Case, Company, is_worlds_turn, pairs, triples
+from tests.interleavings.cases import Case, CaseRunner, is_worlds_turn, pairs, triples
+from tests.interleavings.other_tables import other_tables
 from tests.interleavings.own_rows import own_rows
 from tests.interleavings.schedules import schedules
-from tests.interleavings.stage import COMMIT, Actor
+from tests.interleavings.sessions import COMMIT, SessionThread
 from tests.interleavings.verbs import VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
-BUILDS = (*worlds.BUILDS, schedules, own_rows, captures, books)
+BUILDS = (*worlds.BUILDS, schedules, own_rows, captures, other_tables)
 RESCUE_BEFORE_SETTLE = Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",))
-in_world = pytest.mark.parametrize("company", BUILDS, indirect=True, ids=lambda build: build.__name__)
+in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
 
-def failures(company: Company, cases: Iterator[Case]) -> list[str]:
-    """Play the cases; return what has failed."""
+def failures(runner: CaseRunner, cases: Iterator[Case]) -> list[str]:
+    """Run the cases; return what has failed."""
     found = []
     for case in cases:
         try:
-            company.play(case)
+            runner.run(case)
         except AssertionError as error:
             found.append(f"{case}: {error}")
-            company.start_again()
+            runner.replace_sessions()
     return found
 
 
 @in_world
-def test_no_interleaving_of_the_verbs_violates_an_invariant(company):
+def test_no_interleaving_of_the_verbs_violates_an_invariant(runner):
     """No task is claimed twice, none waits forever, nothing deadlocks, and sleeping workers are woken."""
-    turns = company.rehearse_all()
-    name = company.world.name
-    assert failures(company, pairs(name, turns, is_short=IS_SHORT)) == []
-    assert failures(company, triples(name, turns, is_short=IS_SHORT)) == []
-    assert company.blocked, "the verbs do not meet"
+    runs = runner.record_all()
+    name = runner.world.name
+    assert failures(runner, pairs(name, runs, is_short=IS_SHORT)) == []
+    assert failures(runner, triples(name, runs, is_short=IS_SHORT)) == []
+    assert runner.blocked, "the verbs do not meet"
 
 
-@pytest.mark.parametrize("company", [schedules], indirect=True)
-def test_registering_and_removing_schedules_do_not_deadlock(company):
+@pytest.mark.parametrize("runner", [schedules], indirect=True)
+def test_registering_and_removing_schedules_do_not_deadlock(runner):
     """Both wait for the row of a tick. The one that gets the row must not wait for another row of the other."""
     for others in (("remove", "register_again"), ("register_again", "remove")):
         for stop_at in (5, 11):
-            company.play(Case("schedules", "tick", stop_at, COMMIT, others))
+            runner.run(Case("schedules", "tick", stop_at, COMMIT, others))
 
 
-@pytest.mark.parametrize("company", [worlds.plain], indirect=True)
-def test_a_settler_that_polls_for_locked_rows_need_not_be_seen_waiting(company, monkeypatch):
+@pytest.mark.parametrize("runner", [worlds.plain], indirect=True)
+def test_a_settler_that_polls_for_locked_rows_need_not_be_seen_waiting(runner, monkeypatch):
     """It waits for the lock for 0.1 s only, and then asks again and again whether the rows are still locked."""
-    monkeypatch.setattr(Actor, "_is_blocked", lambda self: False)
-    company.play(RESCUE_BEFORE_SETTLE)
+    monkeypatch.setattr(SessionThread, "_is_blocked", lambda self: False)
+    runner.run(RESCUE_BEFORE_SETTLE)
 
 
-@pytest.mark.parametrize("company", [worlds.plain], indirect=True)
-def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_next_one(company, monkeypatch):
+@pytest.mark.parametrize("runner", [worlds.plain], indirect=True)
+def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_next_one(runner, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "NEVER", 0.5)
-        patch.setattr(Actor, "_is_blocked", lambda self: False)
-        patch.setattr(Actor, "_polls_for_lock", lambda self, before: False)
-        [failure] = failures(company, iter([RESCUE_BEFORE_SETTLE]))
+        patch.setattr(sessions, "NEVER", 0.5)
+        patch.setattr(SessionThread, "_is_blocked", lambda self: False)
+        patch.setattr(SessionThread, "_polls_for_lock", lambda self, before: False)
+        [failure] = failures(runner, iter([RESCUE_BEFORE_SETTLE]))
     assert "neither ended nor blocked" in failure
-    assert failures(company, iter([RESCUE_BEFORE_SETTLE])) == []
+    assert failures(runner, iter([RESCUE_BEFORE_SETTLE])) == []
 
 
 #: Each file of ``store/`` that changes rows of tasks, and the verbs that stand for it.

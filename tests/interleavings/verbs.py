@@ -21,7 +21,7 @@ from tests.interleavings.worlds import FIRST, SECOND, THIRD, World
 EVERYWHERE = frozenset({"plain", "key", "concurrent", "unique", "after", "group", "shared"})
 
 
-class Ledger:
+class Results:
     """The results of the verbs of one case: claims, accepted outcomes, and rescued claims."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Verb:
     """
 
     name: str
-    call: Callable[[World, Ledger], Any]
+    call: Callable[[World, Results], Any]
     is_workers: bool = False
     worlds: frozenset[str] = EVERYWHERE
     retries: bool = False
@@ -69,10 +69,10 @@ class Verb:
 VERBS: dict[str, Verb] = {}
 
 
-def verb(*worlds: str, **facts: Any) -> Callable[[Callable[[World, Ledger], Any]], Callable[[World, Ledger], Any]]:
+def verb(*worlds: str, **facts: Any) -> Callable[[Callable[[World, Results], Any]], Callable[[World, Results], Any]]:
     """Add a function to the table."""
 
-    def add(call: Callable[[World, Ledger], Any]) -> Callable[[World, Ledger], Any]:
+    def add(call: Callable[[World, Results], Any]) -> Callable[[World, Results], Any]:
         VERBS[call.__name__] = Verb(call.__name__, call, worlds=frozenset(worlds) or EVERYWHERE, **facts)
         return call
 
@@ -83,9 +83,9 @@ def in_a_transaction(name: str) -> None:
     """Add the same verb inside of the caller's transaction."""
     plain = VERBS[name]
 
-    def call(world: World, ledger: Ledger) -> None:
+    def call(world: World, results: Results) -> None:
         with transaction.atomic():
-            plain.call(world, ledger)
+            plain.call(world, results)
 
     inside = f"{name}_in_a_transaction"
     VERBS[inside] = replace(plain, name=inside, call=call, is_in_transaction=True)

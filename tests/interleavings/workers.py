@@ -28,7 +28,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.progress import note_progress
+from django_pglock.store.progress import write_progress
 from django_pglock.store.promote import promote
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
@@ -43,7 +43,7 @@ from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.settling import settler
 from django_pglock.worker.settling.progress import Progress
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import VERBS, Ledger, Verb, verb
+from tests.interleavings.verbs import VERBS, Results, Verb, verb
 from tests.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
 from tests.property.simulation import beat_of, claim
 from tests.sample import keyed_tasks as keyed
@@ -61,21 +61,21 @@ GROUPED = (keyed.digest.module_path, keyed.note.module_path)
 
 
 @verb(is_workers=True)
-def claim_ready(world: World, ledger: Ledger) -> None:
-    worker = ledger.worker()
+def claim_ready(world: World, results: Results) -> None:
+    worker = results.worker()
     taken = claim(worker, 10, PATHS)
-    ledger.claims += taken
+    results.claims += taken
     for each in taken:
         if each.task_path in GROUPED:
-            ledger.claims += claim_group("default", each, limit=2, gather=0)
+            results.claims += claim_group("default", each, limit=2, gather=0)
 
 
 @verb("shared", is_workers=True)
-def claim_in_turns(world: World, ledger: Ledger) -> None:
-    ledger.claims += claim_fair("default", worker=ledger.worker(), queue="default", paths=PATHS, after="", limit=2)[0]
+def claim_in_turns(world: World, results: Results) -> None:
+    results.claims += claim_fair("default", worker=results.worker(), queue="default", paths=PATHS, after="", limit=2)[0]
 
 
-def settling(world: World, ledger: Ledger, outcomes: list[tuple[Claim, Outcome]]) -> None:
+def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome]]) -> None:
     """Do what the worker's settler does with these."""
     if not outcomes:
         return
@@ -87,25 +87,25 @@ def settling(world: World, ledger: Ledger, outcomes: list[tuple[Claim, Outcome]]
     for held, outcome in outcomes:
         in_flight.claims[held.id, held.attempt] = held
         in_flight.outbox.put(EndedClaim(held, outcome))
-    note_accepted(service, ledger)
+    note_accepted(service, results)
     while in_flight.claims:
         service.run_once()
 
 
-def note_accepted(service: settler.Settler, ledger: Ledger) -> None:
-    """Note in the ledger which outcomes the database accepts."""
+def note_accepted(service: settler.Settler, results: Results) -> None:
+    """Note in the results which outcomes the database accepts."""
     write = service._settle_alike
 
     def settle_alike(ended_claims: list[EndedClaim]) -> dict[int, Any]:
         accepted = write(ended_claims)
-        ledger.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
+        results.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
         return accepted
 
     write_plain = service._settle_plain
 
     def settle_plain(batch: list[EndedClaim]) -> list[int] | None:
         accepted = write_plain(batch)
-        ledger.accepted += [
+        results.accepted += [
             (each.claim, each.outcome) for each in batch if accepted is None or each.claim.id in accepted
         ]
         return accepted
@@ -130,8 +130,8 @@ OUTCOMES: dict[str, Outcome] = {
 def settles(name: str, outcome: Outcome) -> None:
     """Add a verb that settles all claims of the living worker."""
 
-    def call(world: World, ledger: Ledger) -> None:
-        settling(world, ledger, [(each, outcome) for each in world.claims])
+    def call(world: World, results: Results) -> None:
+        settling(world, results, [(each, outcome) for each in world.claims])
 
     VERBS[name] = Verb(name, call, is_workers=True)
 
@@ -141,98 +141,98 @@ for name, outcome in OUTCOMES.items():
 
 
 @verb(is_workers=True)
-def settle_too_late(world: World, ledger: Ledger) -> None:
+def settle_too_late(world: World, results: Results) -> None:
     """The worker that counts as dead continues and settles."""
-    settling(world, ledger, [(each, Succeeded()) for each in world.zombies])
+    settling(world, results, [(each, Succeeded()) for each in world.zombies])
 
 
 @verb()
-def succeed_atomically(world: World, ledger: Ledger) -> None:
+def succeed_atomically(world: World, results: Results) -> None:
     """The transaction of the task ends with its settle. Then the settler admits other tasks."""
     for each in world.claims[:1]:
         with suppress(ClaimLost), transaction.atomic():
             Effect.objects.count()
             settle_and_commit("default", [(each, Succeeded())])
-            ledger.accepted.append((each, Succeeded()))
+            results.accepted.append((each, Succeeded()))
         release("default", [each.id])
         admit("default", [each.lock_key])
 
 
 @verb(is_workers=True)
-def report_progress(world: World, ledger: Ledger) -> None:
+def report_progress(world: World, results: Results) -> None:
     reporting = [copy.copy(each) for each in world.claims]
     for each in reporting:
         each.progress = "[1, 2]"
-    note_progress("default", reporting)
+    write_progress("default", reporting)
 
 
 @verb(is_workers=True)
-def give_back_lost_answers(world: World, ledger: Ledger) -> None:
-    ledger.taken_back |= {each.id for each in world.claims}
+def give_back_lost_answers(world: World, results: Results) -> None:
+    results.taken_back |= {each.id for each in world.claims}
     give_back("default", LIVING, [], older_than=0)
 
 
 @verb(is_workers=True)
-def rescue_claims(world: World, ledger: Ledger) -> None:
-    ledger.taken_back |= {each.id for each in world.zombies}
+def rescue_claims(world: World, results: Results) -> None:
+    results.taken_back |= {each.id for each in world.zombies}
     with transaction.atomic():
         rescue("default")
 
 
 @verb("plain", "key", "shared", is_workers=True)
-def promote_due(world: World, ledger: Ledger) -> None:
+def promote_due(world: World, results: Results) -> None:
     with transaction.atomic():
         promote("default")
 
 
 @verb("shared", is_workers=True)
-def open_buckets(world: World, ledger: Ledger) -> None:
+def open_buckets(world: World, results: Results) -> None:
     admit("default", open_rates("default"))
 
 
 @verb("key", "concurrent", "unique", "after", "group", is_workers=True)
-def sweep(world: World, ledger: Ledger) -> None:
+def sweep(world: World, results: Results) -> None:
     """What upkeep does for tasks that a crash has left waiting."""
     release("default", (awaited for _, awaited in orphaned_waiters("default", 0) if awaited is not None))
     admit("default", blocked_keys("default", ""))
 
 
 @verb("plain", "unique", "after", is_workers=True, prunes=True)
-def prune_a_window(world: World, ledger: Ledger) -> None:
+def prune_a_window(world: World, results: Results) -> None:
     prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
 
 
 @verb("plain", "unique", "after", is_workers=True, prunes=True, archives=True)
-def archive_a_window(world: World, ledger: Ledger) -> None:
+def archive_a_window(world: World, results: Results) -> None:
     archive_window("default", 0, None, age=0)
 
 
 @verb("shared", is_workers=True)
-def delete_buckets(world: World, ledger: Ledger) -> None:
+def delete_buckets(world: World, results: Results) -> None:
     delete_unused_rates("default", "")
 
 
 @verb("plain", is_workers=True)
-def delete_workers(world: World, ledger: Ledger) -> None:
+def delete_workers(world: World, results: Results) -> None:
     deregister("default", THIRD)
     delete_dead("default")
 
 
 @verb("plain", is_workers=True)
-def beat(world: World, ledger: Ledger) -> None:
+def beat(world: World, results: Results) -> None:
     """The worker that counts as dead sends a heartbeat."""
     beat_of(DEAD)
 
 
 @verb("plain", "key", "unique", retries=True)
-def redrive_failures(world: World, ledger: Ledger) -> None:
+def redrive_failures(world: World, results: Results) -> None:
     """A running task retries all that has failed with one function."""
     own, path = world.claims[0], next(each.task_path for each in world.before.values() if each.status == "FAILED")
     group = FailureGroupId(fingerprint_of(path, EXCEPTION), path, EXCEPTION)
     before = datetime.now(timezone.utc) + timedelta(hours=1)
     with suppress(ClaimLost):
         found = redrive("default", group, before=before, limit=10, by=own.id, attempt=own.attempt)
-        ledger.redriven.append(found.done)
+        results.redriven.append(found.done)
 
 
 #: Verbs that also move failed tasks, or delete them.
@@ -246,4 +246,4 @@ def a_redrive_retries_what_it_says(judge: Judge) -> None:
         return
     failed = [pk for pk, task in judge.before.items() if task.status == "FAILED"]
     retried = [pk for pk in failed if judge.now[pk].status != "FAILED"]
-    assert len(retried) == sum(judge.ledger.redriven), f"{retried} were retried, and the redrive has not said so"
+    assert len(retried) == sum(judge.results.redriven), f"{retried} were retried, and the redrive has not said so"

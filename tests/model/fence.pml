@@ -20,7 +20,7 @@ commit: it loses answers.
 #define NO_ATTEMPT (planted == 1) /* finds !zombie: an outcome is accepted whatever attempt the row carries */
 #define NO_STATUS (planted == 2) /* finds !zombie: an outcome is accepted although the task is not RUNNING */
 #define NOT_COUNTED (planted == 3) /* finds !zombie: a claim does not count an attempt */
-#define NO_RECHECK (planted == 4) /* finds !two_hands: a claim does not look again at the row that it has locked */
+#define NO_RECHECK (planted == 4) /* finds !two_claims: a claim does not look again at the row that it has locked */
 #define RESCUE_BY_ID (planted == 5) /* finds !wrong_claim: a rescue looks only at the id of the row that it has locked */
 #define NO_DIVISION (planted == 6) /* finds !effect_twice: a lost claim does not stop the COMMIT of an atomic task */
 #define GIVE_BACK_ALL (planted == 7) /* finds !wrong_claim: also claims are given back whose answer is on its way */
@@ -78,7 +78,7 @@ byte effects = 0;
 
 /* What must never be. */
 bool zombie = false;
-bool two_hands = false;
+bool two_claims = false;
 bool wrong_claim = false;
 bool effect_twice = false;
 
@@ -110,7 +110,7 @@ inline claim(me) {
 }
 
 inline take(me) {
-    must_not(two_hands, status != READY);
+    must_not(two_claims, status != READY);
     status = RUNNING;
     attempts = attempts + (NOT_COUNTED -> (attempts == 0) : 1);
     worker = me;

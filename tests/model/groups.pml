@@ -1,7 +1,7 @@
 /*
 Groups: the waiting tasks of one group are claimed together, and one call of the function runs them.
 
-A worker claims one task of the group, the leader, and then the others. Admission is one step here: keys.pml is about it.
+A worker claims the first task of a call, and then the others. Admission is one step here: keys.pml is about it.
 A process that freezes is one whose next step comes late.
 */
 
@@ -19,13 +19,13 @@ A process that freezes is one whose next step comes late.
 #endif
 #define EACH each : 0 .. TASKS - 1
 
-#define NO_LEADER (planted == 1) /* finds !two_calls: the others are claimed without a look at the claim on the leader */
-#define LEADER_ALONE (planted == 2) /* finds !two_calls: admission does not count the others of a call */
+#define FIRST_UNCHECKED (planted == 1) /* finds !two_calls: the others are claimed without a look at the claim on the first */
+#define FIRST_ALONE (planted == 2) /* finds !two_calls: admission does not count the others of a call */
 #define NO_ROW_LOCK (planted == 3) /* finds !ended_runs: the others are claimed as the snapshot shows them */
-#define FENCE_OF_LEADER (planted == 4) /* finds !wrong_outcome: the outcome of the others is accepted with that of the leader */
+#define FENCE_OF_FIRST (planted == 4) /* finds !wrong_outcome: the outcome of the others is accepted with that of the first */
 #define GIVE_BACK_CLAIMING (planted == 5) /* finds !wrong_claim: claims are given back whose answer is on its way */
 #define NO_GIVE_BACK (planted == 6) /* finds all_end: claims whose answer was lost stay */
-#define RESCUE_LEADER (planted == 7) /* finds all_end: only the leader of a call is taken back */
+#define RESCUE_FIRST (planted == 7) /* finds all_end: only the first task of a call is taken back */
 
 #define NOT_THERE 0
 #define BLOCKED 1
@@ -45,13 +45,13 @@ bool is_locked[TASKS];
 bool cancels = false;
 
 #define IDLE 0
-#define LEADS 1
+#define HAS_FIRST 1
 #define LOOKED 2
 #define TAKEN 3
 #define CALLS 4
 #define DEAD 5
 byte does[WORKERS];
-byte leader[WORKERS];
+byte first[WORKERS];
 /* The attempts of the claims that a worker has, by task; 0: no claim. */
 typedef Claims { byte attempt[TASKS] };
 Claims mine[WORKERS];
@@ -74,8 +74,8 @@ bool wrong_claim = false;
 /* Whether the table says that a worker runs something. */
 #define has(me, task) (status[task] == RUNNING && worker[task] == me)
 #define runs(me) (has(me, 0) || has(me, 1) || has(me, TASKS - 1))
-#define holds(task) (status[task] == READY || (status[task] == RUNNING && (!LEADER_ALONE || task == leader[worker[task]])))
-#define is_claiming(me) (does[me] == LEADS || does[me] == LOOKED || does[me] == TAKEN)
+#define holds(task) (status[task] == READY || (status[task] == RUNNING && (!FIRST_ALONE || task == first[worker[task]])))
+#define is_claiming(me) (does[me] == HAS_FIRST || does[me] == LOOKED || does[me] == TAKEN)
 
 /* READY is one call to come, and what one worker runs is one call. */
 inline check() {
@@ -114,14 +114,14 @@ inline claim(me, task) {
     worker[task] = me;
     attempts[task]++;
     mine[me].attempt[task] = attempts[task];
-    leader[me] = task;
-    does[me] = LEADS;
+    first[me] = task;
+    does[me] = HAS_FIRST;
     check()
 }
 
-/* store/claim_group.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/group.py: with_others `in_flight.claiming_groups[leader.claim]` */
+/* store/claim_group.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/group.py: with_others `in_flight.claiming_groups[first.claim]` */
 inline look(me) {
-    does[me] == LEADS;
+    does[me] == HAS_FIRST;
     for (EACH) { found[me].is_in[each] = (status[each] == BLOCKED) }
     each = 0;
     does[me] = LOOKED
@@ -130,7 +130,7 @@ inline look(me) {
 /* store/claim_group.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE OF task SKIP LOCKED` */
 inline take_along(me) {
     does[me] == LOOKED;
-    is_busy = !has_claim(me, leader[me]) && !NO_LEADER;
+    is_busy = !has_claim(me, first[me]) && !FIRST_UNCHECKED;
     for (EACH) {
         if
         :: found[me].is_in[each] && !is_busy && ((status[each] == BLOCKED && !is_locked[each]) || NO_ROW_LOCK) ->
@@ -158,11 +158,11 @@ inline hear_of_others(me) {
     does[me] = CALLS
 }
 
-/* environment: the answer is lost; worker/running/group.py: with_others `only the leader has to be given back` */
+/* environment: the answer is lost; worker/running/group.py: with_others `only the first claim has to be given back` */
 inline lose_answer(me) {
     does[me] == TAKEN && faults < FAULTS;
     faults++;
-    status[leader[me]] = (has_claim(me, leader[me]) -> BLOCKED : status[leader[me]]);
+    status[first[me]] = (has_claim(me, first[me]) -> BLOCKED : status[first[me]]);
     does[me] = IDLE;
     clear(me)
 }
@@ -172,7 +172,7 @@ inline finish(me) {
     does[me] == CALLS;
     for (EACH) {
         if
-        :: mine[me].attempt[each] && status[each] == RUNNING && (has_claim(me, each) || FENCE_OF_LEADER) ->
+        :: mine[me].attempt[each] && status[each] == RUNNING && (has_claim(me, each) || FENCE_OF_FIRST) ->
             must_not(wrong_outcome, !has_claim(me, each));
             status[each] = FINISHED
         :: else
@@ -229,7 +229,7 @@ inline rescue(me) {
     faults = faults + (does[me] != DEAD);
     for (EACH) {
         if
-        :: status[each] == RUNNING && worker[each] == me && (!RESCUE_LEADER || each == leader[me]) ->
+        :: status[each] == RUNNING && worker[each] == me && (!RESCUE_FIRST || each == first[me]) ->
             status[each] = BLOCKED;
             worker[each] = NOBODY
         :: else

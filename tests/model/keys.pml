@@ -23,7 +23,7 @@ A process that freezes is one whose next step comes late.
 
 #define NO_LOCK (planted == 1) /* finds !two_at_once: several processes admit to the key at once */
 #define SNAPSHOT_FIRST (planted == 2) /* finds !two_at_once: the snapshot is older than the lock of the key */
-#define NO_ROOM_FOR_RETRY (planted == 3) /* finds !two_at_once: a task that will be retried leaves the key to others */
+#define RETRY_LEAVES_KEY (planted == 3) /* finds !two_at_once: a task that will be retried leaves the key to others */
 #define PASSES_LOCKED (planted == 4) /* finds !overtaken: a task is admitted past a row that somebody has locked */
 #define LOOKS_ALONE (planted == 5) /* finds !two_at_once: a call writes READY without the lock of the key */
 #define ADMIT_FIRST (planted == 6) /* finds begun: the admission looks before the end of the task is committed */
@@ -265,7 +265,7 @@ inline take_snapshot(me) {
     other = NOT_THERE;
     for (EACH) {
         if
-        :: is_unfinished(each) && each != own[me] && (status[each] != SCHEDULED || !NO_ROOM_FOR_RETRY) &&
+        :: is_unfinished(each) && each != own[me] && (status[each] != SCHEDULED || !RETRY_LEAVES_KEY) &&
            (status[each] != BLOCKED || own[me] != NOBODY) && (other == NOT_THERE || is_admitted(each)) -> other = status[each]
         :: else
         fi

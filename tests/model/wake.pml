@@ -149,8 +149,8 @@ inline look(me) {
     fi
 }
 
-/* worker/claiming/fetcher.py: _note_busy. After some uninterrupted work the worker asks for news no longer. */
-inline note_busy(me) {
+/* worker/claiming/fetcher.py: _end_sleep_when_busy. After some uninterrupted work the worker asks for news no longer. */
+inline end_sleep_when_busy(me) {
     does[me] == TOOK && (goes_on(fetcher(me)) || is_announced(fetcher(me), AWAKE));
     if
     :: is_announced(fetcher(me), AWAKE) || !is_sleeping[me] ->
@@ -162,7 +162,7 @@ inline note_busy(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: note_sleep */
+/* worker/claiming/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
 inline ask_for_news(me) {
     does[me] == FOUND_NOTHING && !has_asked[me] && (is_announced(fetcher(me), ASKED) || !row[me] || is_sleeping[me]);
     done(fetcher(me));
@@ -219,7 +219,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _beat_here `self._note_missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
+/* worker/liveness/heartbeat.py: _beat_here `self._report_missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;
@@ -311,7 +311,7 @@ inline expire(me) {
 proctype Fetcher(byte me) while_observed {
     end_fetcher: do
     :: atomic { look(me) }
-    :: atomic { note_busy(me) }
+    :: atomic { end_sleep_when_busy(me) }
     :: atomic { ask_for_news(me) }
     :: atomic { look_again(me) }
     :: atomic { pause(me) }

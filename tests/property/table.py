@@ -33,7 +33,7 @@ class Call:
     #: When the worker received the claim.
     received_at: float = 0.0
     priority = 0
-    progress = noted_progress = log = None
+    progress = written_progress = log = None
 
     @property
     def task_path(self) -> str:
@@ -183,7 +183,7 @@ class Table:
         for queue in queues if self.is_told else ():
             self.notify(queue)
 
-    def note_sleep(self, *, is_sleeping: bool) -> None:
+    def write_sleep_flag(self, *, is_sleeping: bool) -> None:
         self.wait()
         self.is_told = is_sleeping
         self.wait()

@@ -1,7 +1,7 @@
 """No thread of a worker waits beside a task that it could run for longer than a claim takes, whatever comes between.
 
-The real fetcher, settler, executor and ``InFlight`` (``house.py``): a claim and a settle take milliseconds, and
-between any two lines anything may happen that the other threads can do.
+The real fetcher, settler, executor and ``InFlight`` (``simulated_process.py``): a claim and a settle take milliseconds,
+and between any two lines anything may happen that the other threads can do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.settling.settler import Settler
-from tests.property.house import MAX_RESCUES, MODULES, House, replacements
 from tests.property.interleaving import by_clock_of
+from tests.property.simulated_process import MAX_RESCUES, MODULES, SimulatedProcess, replacements
 from tests.property.simulation import LONG
 from tests.property.table import Call, Shape
 
@@ -31,13 +31,13 @@ SECONDS = st.sampled_from([0.0001, 0.005, 0.02, 0.05, 0.4, 3.0])
 
 def run(shape: Shape, seed: int) -> None:
     """Let a worker run all tasks, in an order that the seed draws."""
-    house = House(Random(seed), shape)
+    process = SimulatedProcess(Random(seed), shape)
     with ExitStack() as patches:
-        for module, name, value in replacements(house):
+        for module, name, value in replacements(process):
             patches.enter_context(mock.patch.object(module, name, value))
-        patches.enter_context(by_clock_of(house.schedule, *(each for each in MODULES if hasattr(each, "time"))))
-        house.schedule.run()
-    assert not house.table.ready
+        patches.enter_context(by_clock_of(process.schedule, *(each for each in MODULES if hasattr(each, "time"))))
+        process.schedule.run()
+    assert not process.table.ready
 
 
 @st.composite
@@ -151,9 +151,9 @@ def admitted_tasks_are_not_announced(patch):
 
 
 def moments_of_an_earlier_poll_count(patch):
-    rooms = Claimer.rooms
+    free_capacities = Claimer.free_capacities
     patch.setattr(Fetcher, "_may_claim", lambda self: True)
-    patch.setattr(Claimer, "rooms", lambda self: rooms(self) if self.in_flight.may_claim() else [])
+    patch.setattr(Claimer, "free_capacities", lambda self: free_capacities(self) if self.in_flight.may_claim() else [])
     return Shape(threads=2, calls=calls(20), most_unsettled=1, slowness=10)
 
 
@@ -170,9 +170,9 @@ def end_of_the_first_poll_counts(patch):
 
 
 def other_queues_count_as_empty_before_they_were_polled(patch):
-    def claim(self, rooms):
+    def claim(self, capacities):
         notified = self.sleep.take_notified()
-        return self.claimer.claim(rooms, notified=notified if self.sleep.since is not None else ())
+        return self.claimer.claim(capacities, notified=notified if self.sleep.since is not None else ())
 
     patch.setattr(Fetcher, "_claim", claim)
     # The worker cannot poll between the two tasks. It is notified only of the second one, which it cannot claim.

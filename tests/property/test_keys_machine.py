@@ -69,49 +69,49 @@ _, is_finished = known(*FINISHED)
 HELD = st.runner().flatmap(lambda walk: st.sampled_from(list(walk.held.values())))
 LOST = st.runner().flatmap(lambda walk: st.sampled_from(walk.lost))
 #: More tasks would make the walk slow, and most of them would never be used.
-has_room = precondition(lambda walk: sum(task.status not in FINISHED for task in walk.now.values()) < 8)
+is_small = precondition(lambda walk: sum(task.status not in FINISHED for task in walk.now.values()) < 8)
 holds = precondition(lambda walk: walk.held)
 
 
 class Enqueueing(Laws):
     """Tasks of all kinds."""
 
-    @has_room
+    @is_small
     @rule(key=KEYS, later=st.booleans(), priority=st.integers(-5, 5), keep=st.booleans())
     def enqueue(self, key, later, priority, keep):
         task = keyed.step.using(priority=priority, keep_result=3600 if keep else None)
         task.using(run_after=timedelta(hours=1) if later else None).enqueue(key)
 
-    @has_room
+    @is_small
     @rule(function=st.sampled_from([keyed.call, keyed.serve, keyed.trickle]), key=KEYS)
     def enqueue_many(self, function, key):
         ids = enqueue_many(function, [key, key, "c"])
         assert list(map(int, ids)) == sorted(set(map(int, ids)))
 
-    @has_room
+    @is_small
     @rule(number=NUMBERS)
     def enqueue_for_a_group(self, number):
         keyed.digest.enqueue(user=number, text="")
 
-    @has_room
+    @is_small
     @rule(key=KEYS, number=NUMBERS)
     def enqueue_for_a_group_behind_others(self, key, number):
         keyed.note.enqueue(order_id=key, author=number, text="")
 
-    @has_room
+    @is_small
     @rule(function=st.sampled_from([keyed.refresh, keyed.rebuild]), number=NUMBERS)
     def enqueue_unique(self, function, number):
         there = self._same(function, number)
         id_ = int(function.using(keep_result=3600).enqueue(number).id)
         assert [id_] == there or not there, "another beside one that is there"
 
-    @has_room
+    @is_small
     @rule(number=NUMBERS)
     def enqueue_many_unique(self, number):
         first, second, third = enqueue_many(keyed.rebuild, [number, 3, number])
         assert first == third != second
 
-    @has_room
+    @is_small
     @rule(number=NUMBERS)
     def enqueue_for_a_period(self, number):
         there = [pk for pk in self._same(keyed.remind, number) if self.now[pk].unique_until > self._clock()]
@@ -119,7 +119,7 @@ class Enqueueing(Laws):
             keyed.remind.enqueue(number)
         assert not there or [int(refused.value.result_id)] == there
 
-    @has_room
+    @is_small
     @rule(number=NUMBERS, calls=st.lists(st.tuples(KEYS, st.booleans(), st.booleans()), min_size=1, max_size=3))
     def enqueue_in_place_of_another(self, number, calls):
         """One more task behind each, which must be admitted when the first one leaves the key."""
@@ -133,7 +133,7 @@ class Enqueueing(Laws):
             keyed.step.enqueue(key)
 
     @is_unfinished
-    @has_room
+    @is_small
     @rule(first=UNFINISHED, second=ANY, key=KEYS, later=st.booleans())
     def enqueue_after(self, first, second, key, later):
         task = keyed.step.using(run_after=timedelta(hours=1) if later else None)

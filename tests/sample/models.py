@@ -26,7 +26,7 @@ class Letter(models.Model):
     text = models.CharField(max_length=64)
     urgency = models.IntegerField(default=0)
     status = models.CharField(max_length=16, default="new")
-    tries = models.IntegerField(default=0)
+    attempts = models.IntegerField(default=0)
 
     objects = ClaimManager()
 
@@ -71,7 +71,7 @@ class Parcel(models.Model):
     sender = models.ForeignKey(Sender, models.CASCADE)
     weight = models.IntegerField()
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.NEW)
-    tries = models.IntegerField(default=0)
+    attempts = models.IntegerField(default=0)
     taken_at = models.DateTimeField(null=True)
 
     objects = ClaimManager()

@@ -1,4 +1,4 @@
-"""The faults: what tests/chaos does one at a time, done to one crew again and again, in random order.
+"""The faults: what tests/chaos does one at a time, done to one deployment again and again, in random order.
 
 A fault returns when its cause is over. Its docstring is its name in the report.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from tests.soak.crew import Crew
+from tests.soak.deployment import Deployment
 
 #: Longer than HEARTBEAT_LIMIT, so that other workers take the tasks.
 LONG = 35.0
@@ -24,142 +24,142 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 """
 
 
-def connect(crew: Crew) -> psycopg.Connection[Any]:
+def connect(deployment: Deployment) -> psycopg.Connection[Any]:
     """Return a session of a DBA."""
-    folder = str(crew.server.folder)
+    folder = str(deployment.server.folder)
     return psycopg.connect(host=folder, user="postgres", dbname="postgres", autocommit=True, application_name="dba")
 
 
-def nothing(crew: Crew) -> None:
+def nothing(deployment: Deployment) -> None:
     """no fault"""
     time.sleep(5)
 
 
-def kill(crew: Crew) -> None:
+def kill(deployment: Deployment) -> None:
     """SIGKILL of a worker"""
-    victim = crew.victims[0]
-    crew.stage.strike(victim, signal.SIGKILL)
-    crew.replace(victim)
+    victim = deployment.victims[0]
+    deployment.experiment.send_signal(victim, signal.SIGKILL)
+    deployment.replace(victim)
 
 
-def kill_host(crew: Crew) -> None:
+def kill_host(deployment: Deployment) -> None:
     """SIGKILL of two workers and of their heartbeat processes"""
-    victims = list(crew.victims)
-    crew.stage.kill_heartbeat_processes(*victims)
+    victims = list(deployment.victims)
+    deployment.experiment.kill_heartbeat_processes(*victims)
     for victim in victims:
-        crew.stage.strike(victim, signal.SIGKILL)
+        deployment.experiment.send_signal(victim, signal.SIGKILL)
     for victim in victims:
-        crew.replace(victim)
+        deployment.replace(victim)
 
 
-def stop(crew: Crew) -> None:
+def stop(deployment: Deployment) -> None:
     """SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT"""
-    crew.stage.strike(crew.victims[0], signal.SIGSTOP)
+    deployment.experiment.send_signal(deployment.victims[0], signal.SIGSTOP)
     time.sleep(LONG)
-    crew.stage.strike(crew.victims[0], signal.SIGCONT)
+    deployment.experiment.send_signal(deployment.victims[0], signal.SIGCONT)
 
 
-def deploy(crew: Crew) -> None:
+def deploy(deployment: Deployment) -> None:
     """SIGTERM of each worker that is killed, and a new one"""
-    for victim in list(crew.victims):
-        crew.stage.strike(victim, signal.SIGTERM)
-        crew.replace(victim)
+    for victim in list(deployment.victims):
+        deployment.experiment.send_signal(victim, signal.SIGTERM)
+        deployment.replace(victim)
 
 
-def kill_supervised(crew: Crew) -> None:
+def kill_supervised(deployment: Deployment) -> None:
     """SIGKILL of a process of the supervisor"""
-    crew.kill_supervised()
+    deployment.kill_supervised()
 
 
-def crash(crew: Crew) -> None:
+def crash(deployment: Deployment) -> None:
     """segmentation fault of a worker"""
-    victim = crew.victims[1]
-    crew.stage.strike(victim, signal.SIGSEGV)
-    crew.replace(victim)
+    victim = deployment.victims[1]
+    deployment.experiment.send_signal(victim, signal.SIGSEGV)
+    deployment.replace(victim)
 
 
-def terminate(crew: Crew) -> None:
+def terminate(deployment: Deployment) -> None:
     """all sessions terminated, again and again for 10 s"""
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        with closing(connect(crew)) as dba:
+        with closing(connect(deployment)) as dba:
             dba.execute(TERMINATE)
         time.sleep(0.5)
 
 
-def restart(crew: Crew) -> None:
+def restart(deployment: Deployment) -> None:
     """immediate restart of PostgreSQL"""
-    crew.server.restart("immediate")
+    deployment.server.restart("immediate")
 
 
-def outage(crew: Crew) -> None:
+def outage(deployment: Deployment) -> None:
     """outage of PostgreSQL for 15 s"""
-    crew.server.halt()
+    deployment.server.halt()
     time.sleep(15)
-    crew.server.launch()
+    deployment.server.launch()
 
 
-def lock_table(crew: Crew) -> None:
+def lock_table(deployment: Deployment) -> None:
     """ACCESS EXCLUSIVE on the tasks for 15 s"""
-    with closing(connect(crew)) as dba, dba.transaction():
+    with closing(connect(deployment)) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         time.sleep(15)
 
 
-def hold_xmin(crew: Crew) -> None:
+def hold_xmin(deployment: Deployment) -> None:
     """a transaction that holds xmin back for 60 s"""
-    with closing(connect(crew)) as dba:
+    with closing(connect(deployment)) as dba:
         dba.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         dba.execute("SELECT count(*) FROM django_pglock_task")
         time.sleep(60)
 
 
-def take_connections(crew: Crew) -> None:
+def take_connections(deployment: Deployment) -> None:
     """all sessions terminated, and all of max_connections taken for 10 s"""
-    with contextlib.ExitStack() as guests:
+    with contextlib.ExitStack() as clients:
         with contextlib.suppress(psycopg.OperationalError):
-            guests.enter_context(closing(first := connect(crew)))
+            clients.enter_context(closing(first := connect(deployment)))
             first.execute(TERMINATE)
             while True:
-                guests.enter_context(closing(connect(crew)))
+                clients.enter_context(closing(connect(deployment)))
         time.sleep(10)
 
 
-def cut(crew: Crew) -> None:
+def cut(deployment: Deployment) -> None:
     """connections through the proxy reset ten times, then refused for 5 s"""
     for _ in range(10):
-        crew.proxy.cut()
+        deployment.proxy.cut()
         time.sleep(0.5)
-    crew.proxy.cut(new=True)
+    deployment.proxy.cut(new=True)
     time.sleep(5)
-    crew.proxy.pass_through()
+    deployment.proxy.pass_through()
 
 
-def swallow(crew: Crew) -> None:
+def swallow(deployment: Deployment) -> None:
     """connections through the proxy swallowed for longer than HEARTBEAT_LIMIT"""
     began = time.time()
-    crew.proxy.black_hole()
+    deployment.proxy.black_hole()
     time.sleep(LONG)
-    crew.proxy.pass_through()
-    crew.stage.out_of_reach(crew.distant.id, began, time.time())
+    deployment.proxy.pass_through()
+    deployment.experiment.out_of_reach(deployment.distant.id, began, time.time())
 
 
-def delay(crew: Crew) -> None:
+def delay(deployment: Deployment) -> None:
     """100 ms on each message through the proxy, for 20 s"""
-    crew.proxy.delay(0.1)
+    deployment.proxy.delay(0.1)
     time.sleep(20)
-    crew.proxy.pass_through()
+    deployment.proxy.pass_through()
 
 
-def half_open(crew: Crew) -> None:
+def half_open(deployment: Deployment) -> None:
     """a proxy that forgets the connections it has and keeps acknowledging"""
     began = time.time()
-    crew.proxy.black_hole(new=False)
+    deployment.proxy.black_hole(new=False)
     time.sleep(5)
-    crew.stage.out_of_reach(crew.distant.id, began, time.time())
+    deployment.experiment.out_of_reach(deployment.distant.id, began, time.time())
 
 
-FAULTS: tuple[Callable[[Crew], None], ...] = (
+FAULTS: tuple[Callable[[Deployment], None], ...] = (
     nothing, kill, kill_host, stop, deploy, kill_supervised, crash, terminate, restart, outage, lock_table,
     hold_xmin, take_connections, cut, swallow, delay, half_open,
 )  # fmt: skip

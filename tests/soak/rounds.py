@@ -13,7 +13,7 @@ from django.db import connection
 
 from example_project.postgres import PrivatePostgres
 from tests.proxy import Proxy
-from tests.soak.crew import Crew, wait_until
+from tests.soak.deployment import Deployment, wait_until
 from tests.soak.faults import FAULTS
 from tests.soak.judge import Judge
 from tests.soak.load import Load
@@ -37,38 +37,38 @@ class Rounds:
         signal.signal(signal.SIGTERM, self._stop)
         faults = in_random_order(self._seed)
         with Proxy(str(self._server.folder)) as proxy:
-            crew = Crew(self._server, proxy)
-            load, sampler = Load(self._seed), Sampler(crew, self._folder / "samples.jsonl")
+            deployment = Deployment(self._server, proxy)
+            load, sampler = Load(self._seed), Sampler(deployment, self._folder / "samples.jsonl")
             load.start()
             sampler.start()
             try:
                 end = time.monotonic() + seconds
                 while time.monotonic() < end and not self._is_over:
                     began = time.monotonic()
-                    self._round(crew, load, next(faults))
+                    self._round(deployment, load, next(faults))
                     while time.monotonic() < min(began + every, end) and not self._is_over:
                         time.sleep(0.5)
             finally:
                 load.stop()
                 sampler.stop()
-                crew.close()
+                deployment.close()
 
     def _stop(self, *_signal: object) -> None:
         self._is_over = True
 
-    def _round(self, crew: Crew, load: Load, fault: Callable[[Crew], None]) -> None:
+    def _round(self, deployment: Deployment, load: Load, fault: Callable[[Deployment], None]) -> None:
         began = time.time()
         note = {"fault": fault.__doc__, "at": began, "findings": []}
         try:
-            fault(crew)
+            fault(deployment)
             over = time.time()
-            crew.wait_until_all_work(over)
+            deployment.wait_until_all_work(over)
             note["repaired"] = time.time() - over
             enqueued = load.take()
             expected: list[int] = []
             wait_until(lambda: expected.extend(self._judge.expected(enqueued)) or True, "the database is away")
             wait_until(lambda: not self._judge.unfinished(expected), "some task is not finished")
-            findings = self._judge.findings(enqueued, crew.stage.absences())
+            findings = self._judge.findings(enqueued, deployment.experiment.absences())
             note.update(tasks=len(expected), unknown=len(enqueued.unknown), failures=load.failures)
             texts = [f"{each.verdict}: task {each.task} {each.text}" for each in findings]
             # The runs of the round before are judged once more, together with those of this round.
@@ -77,15 +77,15 @@ class Rounds:
         except Exception as error:  # the soak continues, and its report shows what happened
             note["findings"] = [f"{type(error).__name__}: {error}"]
             connection.close()
-            note["log"] = [line for member in crew.members() for line in member.lines[-20:]]
+            note["log"] = [line for worker in deployment.workers() for line in worker.lines[-20:]]
         note["seconds"] = time.time() - began
         with (self._folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(note) + "\n")
         print(time.strftime("%H:%M:%S"), json.dumps({**note, "log": None}), flush=True)
 
 
-def in_random_order(seed: int) -> Iterator[Callable[[Crew], None]]:
+def in_random_order(seed: int) -> Iterator[Callable[[Deployment], None]]:
     """Yield all faults in random order, then all in another one, and so on."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        yield from dice.sample(FAULTS, len(FAULTS))
+        yield from rng.sample(FAULTS, len(FAULTS))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.soak.crew import Crew
+from tests.soak.deployment import Deployment
 
 #: Seconds between two samples.
 EVERY = 10.0
@@ -43,9 +43,9 @@ WHERE finished_at >= to_timestamp(%s) AND finished_at < to_timestamp(%s)
 class Sampler(threading.Thread):
     """Write samples into a file until ``stop()``. Without a database, a sample has only the processes."""
 
-    def __init__(self, crew: Crew, path: Path) -> None:
+    def __init__(self, deployment: Deployment, path: Path) -> None:
         super().__init__(name="sampler", daemon=True)
-        self._crew = crew
+        self._deployment = deployment
         self._path = path
         self._end = threading.Event()
         self._session: psycopg.Connection[Any] | None = None
@@ -60,7 +60,7 @@ class Sampler(threading.Thread):
         since = time.time()
         while not self._end.wait(EVERY):
             until = time.time()
-            sample = {"at": until, "seconds": until - since, "processes": processes(self._crew)}
+            sample = {"at": until, "seconds": until - since, "processes": processes(self._deployment)}
             with contextlib.suppress(psycopg.Error):
                 sample.update(self._database(since, until))
             with self._path.open("a") as file:
@@ -72,7 +72,7 @@ class Sampler(threading.Thread):
     def _database(self, since: float, until: float) -> Mapping[str, Any]:
         if self._session is None or self._session.closed:
             self._session = psycopg.connect(
-                host=str(self._crew.server.folder), user="postgres", dbname="postgres", autocommit=True,
+                host=str(self._deployment.server.folder), user="postgres", dbname="postgres", autocommit=True,
                 application_name="soak", options="-c statement_timeout=5s", connect_timeout=5,
             )  # fmt: skip
         ask = self._session.execute
@@ -87,10 +87,10 @@ class Sampler(threading.Thread):
         }
 
 
-def processes(crew: Crew) -> dict[str, list[list[int]]]:
+def processes(deployment: Deployment) -> dict[str, list[list[int]]]:
     """Return KiB of memory and threads of each process, by role."""
     found: dict[str, list[list[int]]] = defaultdict(list)
-    for role, pid in crew.roles():
+    for role, pid in deployment.roles():
         with contextlib.suppress(OSError, KeyError):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             status = dict(line.split(":", 1) for line in lines)

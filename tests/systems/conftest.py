@@ -13,7 +13,7 @@ from django.db import connection
 
 from example_project.demo.processes import Fleet
 from example_project.demo.screen import Screen
-from example_project.systems.stage import Stage, call
+from example_project.systems.harness import Harness, call
 from example_project.systems.web import Site
 from tests.warm.process import start
 
@@ -38,24 +38,24 @@ def fleet(environment: dict[str, str]) -> Iterator[Fleet]:
     fleet.stop()
 
 
-class ToldStage(Stage):
-    """A stage that keeps what a play says, and judges what it claims."""
+class RecordingHarness(Harness):
+    """A harness that keeps what a scenario says, and judges what it claims."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.out = StringIO()
         super().__init__(Screen(self.out), fleet)
 
     def judge(self) -> str:
-        """Fail if a claim does not hold, or there are none. Return what the play has said."""
+        """Fail if a claim does not hold, or there are none. Return what the scenario has said."""
         told = self.out.getvalue()
         assert self.holds, [*(finding for finding in self.findings if not finding.holds), told, self.fleet.output()]
         return told
 
 
 @pytest.fixture
-def stage(fleet: Fleet) -> ToldStage:
-    """A play of a system runs here as in its command, with processes that are forked by a warm parent."""
-    return ToldStage(fleet)
+def harness(fleet: Fleet) -> RecordingHarness:
+    """A scenario of a system runs here as in its command, with processes that are forked by a warm parent."""
+    return RecordingHarness(fleet)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""``manage.py systems``: what it lists and refuses, and that it runs the play of each system.
+"""``manage.py systems``: what it lists and refuses, and that it runs the scenario of each system.
 
-The tests of each system run its play. Those of the ledger run it by this command, as users do.
+The tests of each system run its scenario. Those of the ledger run it by this command, as users do.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def test_rows_of_others_are_not_deleted(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("violations", [0, 1])
 def test_the_systems_command_ends_with_1_if_a_claim_does_not_hold(name, violations, monkeypatch, capsys):
-    module = importlib.import_module(f"example_project.systems.{name}.play")
-    monkeypatch.setattr(module, "play", lambda stage: stage.claim(f"{name} is sound", f"SELECT {violations}"))
+    module = importlib.import_module(f"example_project.systems.{name}.scenario")
+    monkeypatch.setattr(
+        module, "run_scenario", lambda harness: harness.claim(f"{name} is sound", f"SELECT {violations}")
+    )
     with pytest.raises(CommandError, match="does not hold") if violations else nullcontext():
         call_command("systems", name)
     mark = "✗" if violations else "✓"

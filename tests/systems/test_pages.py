@@ -12,7 +12,7 @@ from example_project.systems import NAMES
 FOLDER = Path(example_project.systems.__file__).parent
 MOST_LINES = 120
 #: Not written by a user of the library: what Django writes, and what shows the system.
-NOT_OF_USERS = ("__init__.py", "apps.py", "play.py")
+NOT_OF_USERS = ("__init__.py", "apps.py", "scenario.py")
 
 
 def test_every_folder_with_an_app_is_named():
@@ -29,4 +29,4 @@ def test_a_system_is_a_page(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_system_has_a_play(name):
-    assert (FOLDER / name / "play.py").exists()
+    assert (FOLDER / name / "scenario.py").exists()

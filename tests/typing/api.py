@@ -211,7 +211,7 @@ def claim_rows(users: ClaimQuerySet[User]) -> None:
         assert_type(rows[0], User)
     assert_type(users.claim_update(10, is_staff=True), list[User])
     assert_type(
-        users.transition(from_=["new"], to="taken", limit=3, field="last_name", tries=F("tries") + 1), list[User]
+        users.transition(from_=["new"], to="taken", limit=3, field="last_name", attempts=F("attempts") + 1), list[User]
     )
 
 

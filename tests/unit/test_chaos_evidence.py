@@ -21,8 +21,8 @@ from tests.chaos.evidence import (
     RunRow,
     TaskRow,
 )
+from tests.chaos.experiment import Experiment
 from tests.chaos.report import BEGIN, END, Row, write
-from tests.chaos.stage import Stage
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 
@@ -164,7 +164,7 @@ def test_the_table_is_written_between_its_marks(tmp_path):
 )
 def test_a_measured_time_beyond_its_bound_fails(is_short, measured, is_kept):
     """In the short form, which may run on a slow machine, only an event that never happens is too late."""
-    stage = Stage(None, "a fault", rows := [], is_short=is_short)
+    experiment = Experiment(None, "a fault", rows := [], is_short=is_short)
     with nullcontext() if is_kept else pytest.raises(AssertionError, match="it is done: after"):
-        stage.show("it is done", measured, bound=10)
+        experiment.show("it is done", measured, bound=10)
     assert [row.is_kept for row in rows] == [is_kept]

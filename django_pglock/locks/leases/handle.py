@@ -61,7 +61,7 @@ class LeaseHandle(BaseHandle):
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Acquire the lease. Raises ``LockNotAvailable`` if another holder has it for longer than the timeout."""
         try:
-            self._note(self._thread.call(self._holder.acquire(self.options.timeout)))
+            self._finish_acquire(self._thread.call(self._holder.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
             self._thread.call(self._holder.release_unused())
@@ -75,7 +75,7 @@ class LeaseHandle(BaseHandle):
         that is too short.
         """
         seconds = self._seconds_to_extend(ttl)
-        self._note_extended(self._thread.call(self._holder.extend(seconds)))
+        self._refuse_unless_extended(self._thread.call(self._holder.extend(seconds)))
 
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lease no longer protects. Sends no query."""
@@ -101,11 +101,11 @@ class LeaseHandle(BaseHandle):
 
     # What both kinds of handles share
 
-    def _note(self, is_granted: bool) -> None:
+    def _finish_acquire(self, is_granted: bool) -> None:
         self.waited = self._holder.waited
         if not is_granted:
             raise self._busy_error(None)
-        self._note_acquired()
+        self._announce_acquired()
 
     def _refuse_unless_held(self) -> None:
         if not self.is_open:
@@ -120,7 +120,7 @@ class LeaseHandle(BaseHandle):
         self.assert_held()
         return seconds
 
-    def _note_extended(self, is_held: bool) -> None:
+    def _refuse_unless_extended(self, is_held: bool) -> None:
         if not is_held:
             raise self._lost_error(self._holder.reason)
 
@@ -136,7 +136,7 @@ class LeaseHandle(BaseHandle):
             logger.error("%s", failed)
         elif not was_ours or self.lost.is_set():
             self._report_lost(self._holder.reason or "the database reports that it has expired", error)
-        self._note_released()
+        self._announce_released()
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._holder.ttl
@@ -154,7 +154,7 @@ class AsyncLeaseHandle(LeaseHandle):
     async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
         """Acquire the lease; as ``LeaseHandle.acquire``."""
         try:
-            self._note(await self._thread.acall(self._holder.acquire(self.options.timeout)))
+            self._finish_acquire(await self._thread.acall(self._holder.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
             await asyncio.shield(self._thread.acall(self._holder.release_unused()))
@@ -164,7 +164,7 @@ class AsyncLeaseHandle(LeaseHandle):
     async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
         """Extend the lease to ``ttl`` from now on; as ``LeaseHandle.extend``."""
         seconds = self._seconds_to_extend(ttl)
-        self._note_extended(await self._thread.acall(self._holder.extend(seconds)))
+        self._refuse_unless_extended(await self._thread.acall(self._holder.extend(seconds)))
 
     async def until_lost(self) -> None:
         """Wait until the lease is lost or released."""

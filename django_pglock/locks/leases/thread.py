@@ -126,7 +126,7 @@ class LeaseThread:
         sessions = self._sessions.get(alias)
         if sessions is None:
             sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
-        while not sessions.has_room:
+        while not sessions.has_capacity:
             await asyncio.sleep(SESSION_POLL)
         session = await sessions.get()
         try:

@@ -331,11 +331,15 @@ class Command(TerminalCommand):
         failures.redrive(rows, options, say=self.stdout.write, ask=confirm, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
-        wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}
+        selection = {
+            "older_than": options["older_than"],
+            "statuses": options["status"] or (),
+            "batch": options["batch"],
+        }
         is_dry = options["dry_run"]
         progress = self._progress() if options["verbosity"] else None
         try:
-            count = rows.prune(**wish, dry_run=is_dry, progress=progress)
+            count = rows.prune(**selection, dry_run=is_dry, progress=progress)
         except ValueError as error:
             raise WrongArguments(str(error)) from error
         if is_dry:
@@ -344,7 +348,9 @@ class Command(TerminalCommand):
         else:
             text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
             self.stdout.write(text % count)
-        archiving.drop_old(rows.db, ages_of(wish["older_than"], wish["statuses"]), is_dry=is_dry, say=self.stdout.write)
+        archiving.drop_old(
+            rows.db, ages_of(selection["older_than"], selection["statuses"]), is_dry=is_dry, say=self.stdout.write
+        )
 
     def _progress(self) -> Callable[[int, int], None]:
         """Return a function that prints the progress every two seconds."""

@@ -46,41 +46,41 @@ class Claimer:
         self._kinds_known: list[FunctionKind] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
 
-    def rooms(self) -> list[tuple[FunctionKind, int]]:
+    def free_capacities(self) -> list[tuple[FunctionKind, int]]:
         """Return the kinds of functions to claim now, and how many tasks of each."""
         left = self.in_flight.claims_left
-        room_of = {SYNC: self.in_flight.threads.room, ASYNC: self.in_flight.coroutines.room}
-        rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
+        capacity_of = {SYNC: self.in_flight.threads.free_capacity, ASYNC: self.in_flight.coroutines.free_capacity}
+        capacities = [(kind, capacity_of[kind]()) for kind in self._kinds()]
         if left is not None:
-            rooms = [(kind, min(left, room)) for kind, room in rooms]
+            capacities = [(kind, min(left, capacity)) for kind, capacity in capacities]
         self.paused_kinds = []
-        if len(rooms) == 1:
-            return [(kind, room) for kind, room in rooms if room]
-        smaller = min(room for _, room in rooms)
+        if len(capacities) == 1:
+            return [(kind, capacity) for kind, capacity in capacities if capacity]
+        smaller = min(capacity for _, capacity in capacities)
         if smaller and not (self.was_full and left is None):
             # One statement for both kinds. If the capacity is enough for all ready tasks, no second statement is
             # needed.
             return [(BOTH, smaller)]
-        self.paused_kinds = [kind for kind, room in rooms if room and self.pauses.next_in(kind) > 0]
-        return [(kind, room) for kind, room in rooms if room and kind not in self.paused_kinds]
+        self.paused_kinds = [kind for kind, capacity in capacities if capacity and self.pauses.next_in(kind) > 0]
+        return [(kind, capacity) for kind, capacity in capacities if capacity and kind not in self.paused_kinds]
 
-    def leaves_out_a_kind(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
-        """Return whether a claim for these rooms would leave out one of two kinds that the process knows."""
-        return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
+    def leaves_out_a_kind(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
+        """Return whether a claim for these capacities would leave out one of two kinds that the process knows."""
+        return len(capacities) == 1 and capacities[0][0] != BOTH and len(self._kinds()) > 1
 
-    def claim(self, rooms: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
-        """Claim tasks for these rooms. ``notified``: the queues that notifications have named; empty: find them."""
+    def claim(self, capacities: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
+        """Claim up to these capacities. ``notified``: the queues that notifications have named; empty: find them."""
         ready = self._ready_queues(notified)
-        claims = self._claim_each(rooms, ready)
+        claims = self._claim_each(capacities, ready)
         if not claims and self._ready.is_from_memory:
             self._ready.clear()
             now_ready = self._ready_queues()
             # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
             # functions.
-            claims = self._claim_each(rooms, [queue for queue in now_ready if queue not in ready])
+            claims = self._claim_each(capacities, [queue for queue in now_ready if queue not in ready])
             self.was_ready = bool(now_ready)
-        self.was_full = len(claims) >= min(room for _, room in rooms)
-        if len(claims) < sum(room for _, room in rooms):
+        self.was_full = len(claims) >= min(capacity for _, capacity in capacities)
+        if len(claims) < sum(capacity for _, capacity in capacities):
             self._ready.clear()
         return claims
 
@@ -89,24 +89,24 @@ class Claimer:
         self._ready.clear()
         self.pauses.note_new_tasks()
 
-    def _claim_each(self, rooms: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
+    def _claim_each(self, capacities: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
         claims: list[Claim] = []
         self.was_ready = bool(ready)
-        for kind, room in rooms:
+        for kind, capacity in capacities:
             began = time.monotonic()
             queues = self._poll_order(ready, kind)
-            of_kind = self._claim_from(queues, self._cursors[kind], room)
+            of_kind = self._claim_from(queues, self._cursors[kind], capacity)
             claims += of_kind
             if kind != BOTH:
                 self.pauses.note(kind, took=time.monotonic() - began, found=len(of_kind))
         return claims
 
-    def _claim_from(self, queues: list[str], cursors: QueueCursors, room: int) -> list[Claim]:
+    def _claim_from(self, queues: list[str], cursors: QueueCursors, capacity: int) -> list[Claim]:
         claims: list[Claim] = []
         cursors.drop_others(queues)
         for queue in queues:
-            claims += cursors.of(queue).claim(room - len(claims))
-            if len(claims) >= room:
+            claims += cursors.of(queue).claim(capacity - len(claims))
+            if len(claims) >= capacity:
                 break
         return claims
 

@@ -148,18 +148,18 @@ class Fetcher(ConnectedService):
             self._wait(CHECK_INTERVAL)
             return
         if not self._may_claim():
-            self._note_full()
+            self._wake_others_without_capacity()
             self._wait(LONGEST_WAIT)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
         is_last_poll = self.drain is not None and self._is_drained()
-        rooms = self._prepare_poll(is_last_poll=is_last_poll)
-        if not rooms:
-            self._note_full()
+        capacities = self._prepare_poll(is_last_poll=is_last_poll)
+        if not capacities:
+            self._wake_others_without_capacity()
             self._pause(LONGEST_WAIT)
-        elif self._claim_and_begin(rooms):
-            self._note_busy()
-            self._note_taken(rooms)
+        elif self._claim_and_begin(capacities):
+            self._end_sleep_when_busy()
+            self._wake_others_after_claim(capacities)
             if self.in_flight.claims_left == 0:
                 self.on_task_limit()
         elif self._has_new_functions():
@@ -168,10 +168,10 @@ class Fetcher(ConnectedService):
             self.claimer.note_new_functions()
         elif self.drain is not None:
             # A thread may still be busy although its outcome is settled. Then this poll has left out sync functions.
-            if is_last_poll and not self.claimer.leaves_out_a_kind(rooms):
+            if is_last_poll and not self.claimer.leaves_out_a_kind(capacities):
                 self.drain.finish()
             self._pause(DRAINING)
-        elif self._leaves_tasks_to_others(rooms) and time.monotonic() - self._found_at < BUSY:
+        elif self._leaves_tasks_to_others(capacities) and time.monotonic() - self._found_at < BUSY:
             # The other kind of functions keeps the worker busy, so it does not sleep and needs no notifications.
             self._pause(EMPTY_PAUSE)
         else:
@@ -195,13 +195,13 @@ class Fetcher(ConnectedService):
             # The last poll must leave out no kind that has capacity.
             self.claimer.was_full = False
         self._polled_at = time.monotonic()
-        return self.claimer.rooms()
+        return self.claimer.free_capacities()
 
-    def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
+    def _claim_and_begin(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and pass them to the threads and the event loop. Return whether there were any."""
         self.in_flight.is_claiming = True
         try:
-            if claims := self._claim(rooms):
+            if claims := self._claim(capacities):
                 # This counts as progress. If the answer was slow, the threads have waited for these claims.
                 self._progressed_at = self._found_at = time.monotonic()
                 self.in_flight.begin_all(self._exclusive_run.startable(claims))
@@ -211,33 +211,33 @@ class Fetcher(ConnectedService):
             self.in_flight.is_claiming = False
         return bool(claims)
 
-    def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
+    def _claim(self, capacities: list[tuple[FunctionKind, int]]) -> list[Claim]:
         notified = self.sleep.take_notified()
-        claims = self.claimer.claim(rooms, notified=notified if self._are_others_empty else ())
+        claims = self.claimer.claim(capacities, notified=notified if self._are_others_empty else ())
         # A task may have been ready before this worker asked for notifications, also a task of a kind of functions
         # that had no capacity.
-        is_complete = self._polled_at >= self._second_poll_at and not self.claimer.leaves_out_a_kind(rooms)
+        is_complete = self._polled_at >= self._second_poll_at and not self.claimer.leaves_out_a_kind(capacities)
         self._are_others_empty = is_complete and not claims
         self.is_claiming = True
         return claims
 
-    def _note_taken(self, rooms: list[tuple[FunctionKind, int]]) -> None:
+    def _wake_others_after_claim(self, capacities: list[tuple[FunctionKind, int]]) -> None:
         """After a claim that follows a notification, wake the other workers if there may be more tasks."""
-        if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
+        if self.claimer.was_full or self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others()
         else:
             self.sleep.note_all_claimed()
 
-    def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
+    def _leaves_tasks_to_others(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
         """Return whether a poll that found nothing has left out a kind of functions. If so, wake the other workers."""
-        if self.claimer.leaves_out_a_kind(rooms):
+        if self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others()
             return True
         # Another worker has claimed the task. If not, the other workers find it a moment later.
         self.sleep.note_all_claimed()
         return False
 
-    def _note_full(self) -> None:
+    def _wake_others_without_capacity(self) -> None:
         """If a notification came while there is no capacity, wake the other workers, and unset ``is_sleeping``."""
         if self.sleep.has_unclaimed:
             self.sleep.wake_others()
@@ -336,7 +336,7 @@ class Fetcher(ConnectedService):
             if number >= LISTENING_FACTOR and not self.liveness.is_resting():
                 return
 
-    def _note_busy(self) -> None:
+    def _end_sleep_when_busy(self) -> None:
         now = time.monotonic()
         self._busy_since = self._busy_since or now
         if now - self._busy_since > BUSY:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
-from django_pglock.store.wake import note_sleep, wake_others
+from django_pglock.store.wake import wake_others, write_sleep_flag
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.in_flight import InFlight
 
@@ -90,7 +90,7 @@ class Sleep:
             self.since = None
 
     def _set_flag(self, *, is_sleeping: bool) -> None:
-        note_sleep(self.using, self.worker, is_sleeping=is_sleeping)
+        write_sleep_flag(self.using, self.worker, is_sleeping=is_sleeping)
 
     def note_session(self) -> None:
         """Note that a new session may find another row: this worker has to ask for notifications again."""

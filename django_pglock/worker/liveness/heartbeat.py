@@ -9,7 +9,7 @@ While a task keeps this thread from running, the heartbeat process beats in its 
 
 Between two beats this thread only receives notifications (``running_tasks.py`` handles requests). While the supervisor
 beats, it opens no session, because this may take longer than other workers tolerate a missing heartbeat. Before each
-try to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
+attempt to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Heartbeat(ConnectedService):
         self.supervisor: SupervisorHeartbeat | None = None
         if supervisor is not None:
             self.supervisor = SupervisorHeartbeat(
-                supervisor, on_notification=self._on_notification, on_missed_notifications=self._note_missed
+                supervisor, on_notification=self._on_notification, on_missed_notifications=self._report_missed
             )
         self.process = process
         self.rest = rest
@@ -112,7 +112,7 @@ class Heartbeat(ConnectedService):
         if self.listener is not None:
             self.listener.receive(channel, payload)
 
-    def _note_missed(self) -> None:
+    def _report_missed(self) -> None:
         if self.listener is not None:
             self.listener.missed()
 
@@ -184,7 +184,7 @@ class Heartbeat(ConnectedService):
 
     def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The time of this try is limited, because the supervisor may soon be able to beat again.
+            # The time of this attempt to connect is limited, because the supervisor may soon be able to beat again.
             options = connection.settings_dict["OPTIONS"]
             configured = int(options["connect_timeout"])
             options["connect_timeout"] = heartbeat_timing().connect_timeout(self._failures, configured)
@@ -206,7 +206,7 @@ class Heartbeat(ConnectedService):
         next_in = self.beat()
         self.beat_at = began
         is_requested = self.rest.end()
-        self.process.note_beat()
+        self.process.report_beat()
         self.first_beat.set()
         self.on_beat()
         if is_requested:
@@ -249,7 +249,7 @@ class Heartbeat(ConnectedService):
         """Wait for ``first`` seconds, and for more if the worker rests."""
         supervisor_did_beat = self._supervisor_beats
         for seconds in self.rest.intervals(first):
-            self._note_rest()
+            self._keep_process_from_beating()
             self.report_alive(seconds)
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
@@ -259,12 +259,12 @@ class Heartbeat(ConnectedService):
                 self._wait(until - now)
             if self.stopping.is_set() or self.rest.is_beat_requested or not self._is_idle():
                 return
-        self._note_rest()
+        self._keep_process_from_beating()
 
-    def _note_rest(self) -> None:
+    def _keep_process_from_beating(self) -> None:
         """Keep the heartbeat process from beating: our threads run, and no beat is late."""
         if self.rest.is_on:
-            self.process.note_beat()
+            self.process.report_beat()
 
     def _is_idle(self) -> bool:
         return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
@@ -338,7 +338,7 @@ class Heartbeat(ConnectedService):
         is_new, self._beats_here = not self._beats_here, True
         if is_new and self.listener is not None:
             self._notifications.listen(connection_for(self.using))
-            self._note_missed()
+            self._report_missed()
         self.lock.hold()
         own = beat._replace(lock_key=self.lock.held_number, is_interrupted=is_new)
         return beat_all(self.using, [own]).get(beat.id)

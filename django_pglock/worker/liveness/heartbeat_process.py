@@ -80,7 +80,7 @@ class HeartbeatProcess:
         self._asked_at = time.monotonic()
         self._newest = self._instructions()
 
-    def note_beat(self) -> None:
+    def report_beat(self) -> None:
         """Report that a beat has been written. Start the process if there is none."""
         if os.name != "posix":
             return
@@ -92,7 +92,7 @@ class HeartbeatProcess:
             else:
                 self._send(b"\n")
         except Exception as error:  # noqa: BLE001 - the heartbeat is worth more than this process
-            self._note_failure(error)
+            self._on_failure(error)
 
     def stop(self) -> None:
         """End the process by its last line, or kill it if it does not end."""
@@ -133,7 +133,7 @@ class HeartbeatProcess:
             if self._socket.send(line, NO_SIGNAL) < len(line):
                 raise OSError("the heartbeat process does not read its socket")
 
-    def _note_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self.stop()
         now = time.monotonic()
         if now - self._started_at > LONGEST_PAUSE:

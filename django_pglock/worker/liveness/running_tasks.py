@@ -33,7 +33,7 @@ class Progress(Protocol):
     def is_new(self) -> bool:
         """Whether there is progress that is not written yet."""
 
-    def note(self) -> None:
+    def write(self) -> None:
         """Write the new progress."""
 
 
@@ -82,7 +82,7 @@ class RunningTasks(ConnectedService):
         self._is_query_requested = True
         self._wakeup.set()
 
-    def note_request(self, task_id: str) -> None:
+    def receive_request(self, task_id: str) -> None:
         """Query now if this task is in flight: its cancel or its stack was requested."""
         if task_id in map(str, self.in_flight.task_ids()):
             self.wake()
@@ -99,7 +99,7 @@ class RunningTasks(ConnectedService):
             self._pass_on_requests()
         if self.progress.is_new:
             super().open()
-            self.progress.note()
+            self.progress.write()
         if self.comparison.is_due:
             super().open()
             self.comparison.compare()

@@ -40,7 +40,7 @@ from django.db.backends.signals import connection_created
 
 from django_pglock.error_reading import one_line
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
-from django_pglock.postgres.connection_registry import note_connection
+from django_pglock.postgres.connection_registry import register_connection
 from django_pglock.postgres.connections import shut, shut_down_socket
 from django_pglock.postgres.pending_statements import PendingStatement, pending_statements
 from django_pglock.postgres.sessions import dedicated_connection
@@ -85,7 +85,7 @@ class SessionWatch(Service):
         self._questions: dict[str, Question] = {}
 
     def start(self) -> None:
-        connection_created.connect(note_connection, dispatch_uid="django_pglock.session_watch")
+        connection_created.connect(register_connection, dispatch_uid="django_pglock.session_watch")
         super().start()
 
     def run_once(self) -> None:

@@ -44,9 +44,9 @@ class HeartbeatTiming(NamedTuple):
         return self.interval * ANSWERED_WITHIN
 
     def connect_timeout(self, failures: int, configured: int) -> int:
-        """Return the ``connect_timeout`` of a try after ``failures``, if a supervisor may soon be able to beat again.
+        """Return the ``connect_timeout`` of an attempt after ``failures``, if a supervisor may soon beat again.
 
-        The next try may take longer, up to the ``configured`` timeout. For libpq, 0 means no limit.
+        The next attempt may take longer, up to the ``configured`` timeout. For libpq, 0 means no limit.
         """
         seconds: int = max(LEAST_TO_CONNECT, round(self.interval)) * 2 ** min(failures, 10)
         return min(seconds, max(0, configured) or seconds)

@@ -88,9 +88,9 @@ class EventLoop:
         self.in_flight.end(ended)
         self.in_flight.coroutines.free()
         if not self._running:
-            self._note_idle()
+            self._schedule_close()
 
-    def _note_idle(self) -> None:
+    def _schedule_close(self) -> None:
         """Have the connections of the ORM's thread closed if no coroutine begins for a while."""
         if self._idle is not None:
             self._idle.cancel()

@@ -42,7 +42,7 @@ from django_pglock.worker.signals import send
 logger = get_logger(WORKER)
 
 #: Seconds for which a thread pauses after it had to give back a task.
-BETWEEN_TRIES = 1.0
+GIVEN_BACK_PAUSE = 1.0
 #: Seconds between two checks whether the running tasks have ended, at the end of the process.
 CHECKED_EVERY = 0.1
 
@@ -215,7 +215,7 @@ class Executor:
                     if isinstance(ended.outcome, GivenBack):
                         # This thread cannot connect. Without a pause it would take and give back tasks faster than
                         # threads that can connect. If the tasks were delayed, those threads could not run them either.
-                        time.sleep(BETWEEN_TRIES)
+                        time.sleep(GIVEN_BACK_PAUSE)
                         # The time of a claim that could not begin is not the cost of a task.
                         cost = None
                 self.in_flight.end(ended)

@@ -49,7 +49,7 @@ class GroupAttempt(Attempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         ended = super().ended(outcome, is_settled=is_settled)
-        # If the leading claim was lost, the common transaction was rolled back, and the other tasks run again.
+        # If the first claim was lost, the common transaction was rolled back, and the other tasks run again.
         shared = GivenBack() if outcome is None else outcome
         for other in self.others:
             other.began, other.logs = self.began, self.logs
@@ -62,16 +62,16 @@ class GroupAttempt(Attempt):
         return outcome
 
 
-def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
-    """Claim the waiting tasks of the group of ``leader``. Return the attempt for all of them."""
-    # Made before the claim. So if earlier attempts cannot be read, only the leader has to be given back.
-    attempt = GroupAttempt(leader.claim, leader.using)
-    in_flight.claiming_groups[leader.claim] = leader.claim.lock_key
+def with_others(first: Attempt, group: Group, in_flight: InFlight) -> Attempt:
+    """Claim the waiting tasks of the group of ``first``. Return the attempt for all of them."""
+    # Made before the claim. So if earlier attempts cannot be read, only the first claim has to be given back.
+    attempt = GroupAttempt(first.claim, first.using)
+    in_flight.claiming_groups[first.claim] = first.claim.lock_key
     try:
         claims = []
         if group.limit > 1:
-            claims = claim_group(leader.using, leader.claim, limit=group.limit - 1, gather=group.seconds)
-        connection = connection_for(leader.using)
+            claims = claim_group(first.using, first.claim, limit=group.limit - 1, gather=group.seconds)
+        connection = connection_for(first.using)
         if claims and not connection.get_autocommit():
             # With AUTOCOMMIT off, otherwise the function would commit the claims or roll them back.
             connection.commit()
@@ -80,10 +80,10 @@ def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
         in_flight.note_lost_answer()
         raise
     finally:
-        del in_flight.claiming_groups[leader.claim]
+        del in_flight.claiming_groups[first.claim]
     others: list[Attempt] = []
     for claim in claims:
-        other = prepare(claim, leader.using)
+        other = prepare(claim, first.using)
         if isinstance(other, EndedClaim):
             in_flight.end(other)
         else:

@@ -20,7 +20,7 @@ from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
-from django_pglock.store.progress import note_progress
+from django_pglock.store.progress import write_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
@@ -156,7 +156,7 @@ def _failure(attempt: Attempt, error: BaseException) -> Outcome:
 
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
-    if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
-        note_progress(attempt.using, told, is_last=True)
+    if told := [each for each in attempt.claims if each.progress is not each.written_progress]:
+        write_progress(attempt.using, told, is_last=True)
     successes: Any = attempt.outcomes(outcome)
     settle_and_commit(attempt.using, successes)

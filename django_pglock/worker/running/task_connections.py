@@ -12,7 +12,7 @@ from django.db import connections
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
-from django_pglock.postgres.connection_registry import note_connection
+from django_pglock.postgres.connection_registry import register_connection
 from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
@@ -41,7 +41,7 @@ def prepare_connections() -> None:
             connection: Any = connections[alias]
             if connection.vendor == "postgresql":
                 limit_waiting(connection)
-                note_connection(connection)
+                register_connection(connection)
 
 
 def renew_connections(using: str) -> None:

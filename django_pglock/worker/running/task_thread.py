@@ -83,7 +83,7 @@ class TaskThread:
         self._stopping = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
         _here.thread = self
-        connection_created.connect(_note_session, dispatch_uid="django_pglock.watchdog")
+        connection_created.connect(_add_session, dispatch_uid="django_pglock.watchdog")
 
     def call(self, attempt: StoppableAttempt) -> Any:
         """Call the function of an attempt. After the return, no exception from outside is raised in the thread.
@@ -222,7 +222,7 @@ class TaskThread:
         self._sessions = [*others, weakref.ref(session)]
 
 
-def _note_session(connection: Any, **kwargs: Any) -> None:
+def _add_session(connection: Any, **kwargs: Any) -> None:
     # The signal is sent in the thread that will use the connection.
     thread: TaskThread | None = getattr(_here, "thread", None)
     if thread is not None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from django_pglock.store.progress import note_progress
+from django_pglock.store.progress import write_progress
 from django_pglock.worker.in_flight import InFlight
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ class Progress:
     @property
     def is_new(self) -> bool:
         """Whether a task in flight has reported progress that is not written yet."""
-        return any(claim.progress is not claim.noted_progress for claim in list(self.in_flight.claims.values()))
+        return any(claim.progress is not claim.written_progress for claim in list(self.in_flight.claims.values()))
 
-    def note(self) -> None:
+    def write(self) -> None:
         """Write the new progress of all tasks in flight."""
         self._write(list(self.in_flight.claims.values()))
 
-    def note_last(self, claims: Iterable[Claim]) -> list[Claim]:
+    def write_last(self, claims: Iterable[Claim]) -> list[Claim]:
         """Write the new progress of claims before they are settled. Return the claims with a lost or locked row."""
         return self._write(claims)
 
     def _write(self, claims: Iterable[Claim]) -> list[Claim]:
-        changed = [claim for claim in claims if claim.progress is not claim.noted_progress]
+        changed = [claim for claim in claims if claim.progress is not claim.written_progress]
         if changed:
             with self._writing:
-                note_progress(self.using, changed)
-        return [claim for claim in changed if claim.progress is not claim.noted_progress]
+                write_progress(self.using, changed)
+        return [claim for claim in changed if claim.progress is not claim.written_progress]

@@ -25,7 +25,7 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit
-from django_pglock.store.logs import note_logs
+from django_pglock.store.logs import write_logs
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
@@ -206,17 +206,17 @@ class Settler(ConnectedService):
     def _write(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         """Write these outcomes. Return the ended claims without those that were set aside."""
         for ended in batch if self._locked else ():
-            # An earlier try of this batch may have set it aside, and then failed.
+            # An earlier write of this batch may have set it aside, and then failed.
             self._locked.pop(ended.claim, None)
         if is_plain(batch):
             return self._write_plain(batch)
         open_ = [ended for ended in batch if ended.outcome is not None and not ended.is_settled]
-        if unnoted := set(self.progress.note_last(ended.claim for ended in open_)):
-            self._set_locked_aside([ended for ended in open_ if ended.claim in unnoted])
+        if unwritten := set(self.progress.write_last(ended.claim for ended in open_)):
+            self._set_locked_aside([ended for ended in open_ if ended.claim in unwritten])
             open_ = self._without_locked(open_)
         captured = [ended for ended in batch if ended.claim.log is not None]
         if logged := [ended.claim for ended in captured if isinstance(ended.outcome, Succeeded)]:
-            note_logs(self.using, logged)
+            write_logs(self.using, logged)
         return self._report(batch, open_, self._settle(open_) if open_ else {})
 
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
@@ -256,14 +256,14 @@ class Settler(ConnectedService):
             else:
                 lost.append(ended)
                 report_lost(ended)
-        self._note_ends(batch, lost)
+        self._count_ends(batch, lost)
         self._announce_reruns([ended for ended in open_ if ended.claim.id in accepted])
         return batch
 
     def _without_locked(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         return [ended for ended in ended_claims if ended.claim not in self._locked] if self._locked else ended_claims
 
-    def _note_ends(self, batch: list[EndedClaim], lost: list[EndedClaim]) -> None:
+    def _count_ends(self, batch: list[EndedClaim], lost: list[EndedClaim]) -> None:
         self.counts.update(type(ended.outcome) for ended in batch)
         if lost:
             self.counts.subtract(type(ended.outcome) for ended in lost)

@@ -119,7 +119,11 @@ class Supervisor:
             self._selector.register(ours, selectors.EVENT_READ, ours)
             earlier_wakeup = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
             # SIGCHLD has an empty handler. Without a handler, the signal would not wake this thread.
-            handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note, signal.SIGCHLD: lambda *_: None}
+            handlers = {
+                signal.SIGTERM: self._on_signal,
+                signal.SIGINT: self._on_signal,
+                signal.SIGCHLD: lambda *_: None,
+            }
             earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
             try:
                 yield
@@ -128,7 +132,7 @@ class Supervisor:
                 for number, handler in earlier.items():
                     signal.signal(number, handler)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
 
     def _pass_on_signals(self) -> None:
@@ -197,7 +201,7 @@ class Supervisor:
 
     def _check(self, child: ChildProcess) -> None:
         if child.process.poll() is not None:
-            self._note_end(child)
+            self._on_end(child)
         elif not child.is_killed:
             now = time.monotonic()
             if child.last_message_at is not None and now > self._check_due(child):
@@ -215,7 +219,7 @@ class Supervisor:
             logger.error("%r has been frozen for %.0f s. It is killed.", child, silence)
             child.kill()
 
-    def _note_end(self, child: ChildProcess) -> None:
+    def _on_end(self, child: ChildProcess) -> None:
         if child.channel.fileno() >= 0:
             # Its last message may be a request for its replacement.
             self._receive(child)

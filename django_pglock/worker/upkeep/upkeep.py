@@ -1,8 +1,8 @@
 """The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, prune and archive.
 
-Each worker runs this service, but only one worker at a time does a round. A round is a transaction that begins with a
-try to take an advisory lock. The lock only saves work. Correctness does not depend on it. A worker that freezes in the
-middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
+Each worker runs this service, but only one worker at a time does a round. A round is a transaction that begins with an
+attempt to take an advisory lock. The lock only saves work. Correctness does not depend on it. A worker that freezes in
+the middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
 
 The oldest workers are the upkeep workers: they do a round nearly every heartbeat interval. All other workers are on
 standby: they rarely do a round, in case the upkeep workers do not. By the answer to each heartbeat, a worker knows
@@ -117,7 +117,7 @@ class Upkeep(ConnectedService):
         self._referring: set[str] = set()
         # The tasks that this round has rescued: queue, function and new status.
         self._rescued: list[tuple[str, str, str]] = []
-        # The names of the steps whose last try failed.
+        # The names of the steps that failed last time.
         self._failing: set[str] = set()
         # Seconds until due tasks whose rows are locked are tried again.
         self._locked_retry = 0.0

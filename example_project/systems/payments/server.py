@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each request, and room for many at the same moment."""
+    """A thread for each request, and a queue for many connections at the same moment."""
 
     request_queue_size = 256
     daemon_threads = True

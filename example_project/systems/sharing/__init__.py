@@ -12,8 +12,8 @@ block. Its rows are ours to the end of the block, which is the end of the transa
 when a program that adds rows calls ``notify``, and lets them poll every second for rows without a notification.
 
 **A row that cannot be processed** must not stop the others. Each row has a savepoint of its own, its failures are
-counted in the row, and after three it is set aside. Rows are claimed by ``tries`` first, so a row that has failed comes
-after all that have not.
+counted in the row, and after three it is set aside. Rows are claimed by ``attempts`` first, so a row that has failed
+comes after all that have not.
 
 **A job for one instance at a time** (``report.py``) is a ``Lease``: ShedLock's ``lockAtMostFor`` is ``ttl``, its
 ``lockAtLeastFor`` is ``min_hold``. Only the server's clock is asked, so clocks of nodes that are wrong by an hour

@@ -10,18 +10,18 @@ from django_pglock import ClaimManager
 
 
 class Row(models.Model):
-    """A row that arrived. It is set aside, with its last error, when it has failed as often as ``MOST_TRIES``."""
+    """A row that arrived. It is set aside, with its last error, when it has failed as often as ``MOST_ATTEMPTS``."""
 
     data = models.TextField()
     processed = models.BooleanField(db_default=False)
-    tries = models.PositiveSmallIntegerField(db_default=0)
+    attempts = models.PositiveSmallIntegerField(db_default=0)
     error = models.TextField(db_default="")
 
     objects = ClaimManager()
 
     class Meta:
         # The order of claims, without the processed rows: a claim costs the same after a million of them.
-        indexes = [models.Index(fields=["tries", "id"], condition=Q(processed=False), name="sharing_row_waiting")]
+        indexes = [models.Index(fields=["attempts", "id"], condition=Q(processed=False), name="sharing_row_waiting")]
 
     def __str__(self) -> str:
         return self.data[:40]

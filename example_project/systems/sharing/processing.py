@@ -9,7 +9,7 @@ from django.db import transaction
 from django_pglock import listen
 from example_project.systems.sharing.models import Result, Row
 
-MOST_TRIES = 3
+MOST_ATTEMPTS = 3
 
 
 def process(row: Row, node: str) -> None:
@@ -20,17 +20,17 @@ def process(row: Row, node: str) -> None:
 
 def process_batch(node: str, limit: int = 10) -> int:
     """Process up to ``limit`` rows that no other node has; return how many there were."""
-    waiting = Row.objects.filter(processed=False, tries__lt=MOST_TRIES).order_by("tries", "id")
+    waiting = Row.objects.filter(processed=False, attempts__lt=MOST_ATTEMPTS).order_by("attempts", "id")
     with waiting.claim(limit) as rows:
         for row in rows:
             try:
                 with transaction.atomic():  # a savepoint: an error undoes this row's work, and no other's
                     process(row, node)
             except Exception as error:
-                row.tries, row.error = row.tries + 1, repr(error)
+                row.attempts, row.error = row.attempts + 1, repr(error)
             else:
                 row.processed = True
-            row.save(update_fields=["processed", "tries", "error"])
+            row.save(update_fields=["processed", "attempts", "error"])
     return len(rows)
 
 

@@ -23,8 +23,8 @@ def locks_held() -> int:
         return cursor.fetchone()[0]
 
 
-class Room:
-    """Counts who is inside."""
+class Section:
+    """A critical section. It counts the threads that are inside."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -46,32 +46,32 @@ class Room:
 def test_one_decorator_object_under_many_threads(in_threads):
     """The popular package keeps "did I get it?" on the shared object: a loser wipes the winner's answer, and the lock
     is never freed again."""
-    room = Room()
+    section = Section()
 
     @lock("shared-decorator", timeout=0, on_busy="skip")
     def visit():
-        with room:
+        with section:
             time.sleep(0.001)
         return True
 
     runs = in_threads(lambda _: [visit() for _ in range(50)].count(True), 8)
-    assert room.most == 1
-    assert room.visits == sum(runs) > 0
+    assert section.most == 1
+    assert section.visits == sum(runs) > 0
     assert locks_held() == 0
     assert visit() is True
 
 
 def test_one_lock_object_made_at_import_under_many_threads(in_threads):
-    room = Room()
+    section = Section()
     shared = lock("shared-object")
 
     def visit(_):
         for _ in range(20):
-            with shared, room:
+            with shared, section:
                 pass
 
     in_threads(visit, 8)
-    assert (room.most, room.visits) == (1, 160)
+    assert (section.most, section.visits) == (1, 160)
     assert locks_held() == 0
 
 

@@ -154,10 +154,10 @@ def test_an_action_that_cannot_be_audited_is_not_done(client, monkeypatch):
     row = make("FAILED")
 
     def refuse(*args, **kwargs):
-        raise RuntimeError("no room for the audit")
+        raise RuntimeError("no space for the audit")
 
     monkeypatch.setattr("django_pglock.admin.actions.record", refuse)
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(RuntimeError, match="no space"):
         act(client, "retry", row)
     row.refresh_from_db()
     assert row.status == "FAILED"

@@ -55,23 +55,23 @@ def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_librari
     assert "ConnectionError: the bank is away: 503</p>" in page
     assert "2 frames of libraries</summary>" in page
     assert "connect(&lt;bank&gt;)" in page
-    assert "at try 5 of 5." in page
+    assert "at attempt 5 of 5." in page
     assert "the one before" not in page
 
 
 @pytest.mark.parametrize(
     ("status", "fields", "words"),
     [
-        ("SUCCESSFUL", {"attempts": 2, "retries": 1, "max_retries": 2}, "Succeeded 0 s ago, at try 2 of 3."),
-        ("FAILED", {"attempts": 1}, "Failed 0 s ago, at try 1 of 1."),
+        ("SUCCESSFUL", {"attempts": 2, "retries": 1, "max_retries": 2}, "Succeeded 0 s ago, at attempt 2 of 3."),
+        ("FAILED", {"attempts": 1}, "Failed 0 s ago, at attempt 1 of 1."),
         # After the death of its worker, or after retries by a person.
-        ("FAILED", {"attempts": 13}, "Failed 0 s ago, at try 1 of 1."),
-        ("READY", {"attempts": 13}, "Has been ready for 0 s. Tries so far: 0 of 1."),
+        ("FAILED", {"attempts": 13}, "Failed 0 s ago, at attempt 1 of 1."),
+        ("READY", {"attempts": 13}, "Has been ready for 0 s. Attempts so far: 0 of 1."),
         ("CANCELLED", {}, "Was cancelled 0 s ago."),
-        ("RUNNING", {"attempts": 1}, "Has been running for 0 s: try 1 of 1."),
+        ("RUNNING", {"attempts": 1}, "Has been running for 0 s: attempt 1 of 1."),
         ("SCHEDULED", {"run_after": Now() + timedelta(days=2, hours=1)}, "Will be ready in 2"),
         ("SCHEDULED", {}, "Has been waiting for 0 s"),
-        ("READY", {}, "Has been ready for 0 s. Tries so far: 0 of 1."),
+        ("READY", {}, "Has been ready for 0 s. Attempts so far: 0 of 1."),
         ("BLOCKED", {}, "Has been waiting for 0 s"),
     ],
 )

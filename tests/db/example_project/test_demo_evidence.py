@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task
 from django_pglock.testing import hold
 from example_project.demo import evidence
-from example_project.demo.play import Report
+from example_project.demo.scenario import Report
 from example_project.demo.screen import Screen
 from example_project.shop.management.commands import demo
 from example_project.shop.models import CreditEntry, Effect, Order, Product, Receipt
@@ -105,6 +105,6 @@ def test_a_violation_is_shown_and_is_a_nonzero_exit(valid_records, monkeypatch):
     demo.show(Screen(shown), report)
     assert "✗ The moon is cheese  (3 violations)" in shown.getvalue()
 
-    monkeypatch.setattr(demo.Play, "run", lambda self: report)
+    monkeypatch.setattr(demo.Scenario, "run", lambda self: report)
     with pytest.raises(CommandError, match="does not hold"):
         demo.Command(stdout=StringIO()).handle(no_serve=True, json=False, no_color=True, erase=True)

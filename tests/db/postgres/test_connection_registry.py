@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.postgres import connection_registry
-from django_pglock.postgres.connection_registry import aliases, note_connection
+from django_pglock.postgres.connection_registry import aliases, register_connection
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def other():
     made = dedicated_connection("default")
-    note_connection(made)
+    register_connection(made)
     yield made
     made.close()
 
@@ -39,7 +39,7 @@ def test_a_connection_of_another_kind_of_database_has_no_session_of_ours(other, 
 
 
 def test_a_pool_is_found_beside_the_connection_that_it_has_lent(pooled):
-    note_connection(pooled)
+    register_connection(pooled)
     pooled.ensure_connection()
     found = aliases()
     assert found[id(pooled.connection)] == found[id(pooled.pool)] == "default"
@@ -50,7 +50,7 @@ def test_a_connection_that_is_deleted_leaves_no_entry(monkeypatch):
     monkeypatch.setattr(connection_registry, "_connections", {})
     made = [connection.copy() for _ in range(10)]
     for each in made:
-        note_connection(each)
+        register_connection(each)
     assert len(connection_registry._connections) == 10
     del made, each
     gc.collect()

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock.postgres.async_sessions import open_session
-from django_pglock.postgres.connection_registry import note_connection
+from django_pglock.postgres.connection_registry import register_connection
 from django_pglock.postgres.pending_statements import pending_statements
 from tests.conftest import NEVER
 
@@ -33,7 +33,7 @@ def waiting_thread(release, *, through_django):
     opened, found = threading.Event(), []
 
     def wait():
-        note_connection(connections["default"])
+        register_connection(connections["default"])
         connection.ensure_connection()
         found.append(connection.connection)
         opened.set()

@@ -145,7 +145,7 @@ def test_tasks_of_different_lock_keys_are_admitted_independently():
 @pytest.mark.parametrize(
     ("outcome", "after"),
     [
-        (Retried(FAILURE, 60), ["SCHEDULED", "BLOCKED"]),  # the update waits for the create, also for its second try
+        (Retried(FAILURE, 60), ["SCHEDULED", "BLOCKED"]),  # the update waits for all attempts of the create
         (Snoozed(60), ["SCHEDULED", "BLOCKED"]),
         (Abandoned(60), ["SCHEDULED", "BLOCKED"]),  # it still runs, in a process that ends
         (Retried(FAILURE, 0), ["READY", "BLOCKED"]),
@@ -324,7 +324,7 @@ def test_tasks_of_one_key_run_one_after_another_in_their_order(worker, eventuall
         keyed.step.enqueue(7, number)
     eventually(lambda: statuses() == ["SUCCESSFUL"] * 21)
     events = list(Effect.objects.order_by("pk").values_list("name", "number"))
-    assert events[0] == ("begin 7", -1), "its first try, whose effect remains"
+    assert events[0] == ("begin 7", -1), "its first attempt, whose effect remains"
     expected = [(f"{what} 7", number) for number in range(-1, 20) for what in ("begin", "end")]
     assert events[1:] == expected
 

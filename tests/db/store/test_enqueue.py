@@ -81,7 +81,7 @@ def test_queue_names_that_look_like_sql_are_stored_unchanged():
 
 
 @pytest.mark.parametrize("name", ["x" * 129, "nul\x00"])
-def test_a_queue_name_that_has_no_room_is_refused(name):
+def test_a_queue_name_that_cannot_be_stored_is_refused(name):
     with pytest.raises(InvalidTask, match="queue"):
         tasks.nothing.using(queue_name=name)
 

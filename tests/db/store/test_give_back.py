@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task, Worker
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
-from django_pglock.store.wake import READY_CHANNEL, note_sleep
+from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.claim_comparison import ClaimComparison
 from tests.conftest import NEVER
@@ -40,7 +40,7 @@ def test_claims_that_their_worker_does_not_know_are_given_back(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
     known, *unknown = claim(3, worker=worker)
-    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
+    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in flight here in a moment"
     assert give_back("default", worker, [known.id], older_than=0, except_keys=["order:1"]) == 2
     assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
 
@@ -137,7 +137,7 @@ def test_give_back_wakes_a_sleeping_worker(claim):
     """The worker that gives back may have no free thread. Another sleeping worker would wait for its poll."""
     sleeping = uuid4()
     register(sleeping)
-    note_sleep("default", sleeping, is_sleeping=True)
+    write_sleep_flag("default", sleeping, is_sleeping=True)
     tasks.nothing.using(queue_name="mail").enqueue()
     [mine] = claim(queue="mail")
     heard = []

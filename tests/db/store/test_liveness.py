@@ -27,7 +27,7 @@ from django_pglock.store.liveness import (
     is_oldest,
     witness_values,
 )
-from django_pglock.store.wake import WOKEN_FIRST, note_sleep
+from django_pglock.store.wake import WOKEN_FIRST, write_sleep_flag
 from tests.conftest import NEVER
 from tests.sample import tasks
 
@@ -285,7 +285,7 @@ def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep(settings):
     sleepers()
     assert set(sleepers()) == {(0, 0)}
     for each in [*workers, next(iter(others))]:
-        note_sleep("default", each, is_sleeping=True)
+        write_sleep_flag("default", each, is_sleeping=True)
     told = sleepers()
     older = [number for number, _ in told]
     assert older == [0, 1, 2, 3, WOKEN_FIRST, WOKEN_FIRST], "no more than those woken first have to be known"

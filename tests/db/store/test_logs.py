@@ -6,7 +6,7 @@ import pytest
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.store.logs import note_logs
+from django_pglock.store.logs import write_logs
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,7 +18,7 @@ def test_each_log_is_written_into_the_row_of_its_claim_unless_this_was_lost(clai
     first.log, second.log, lost.log = "a", "", "c"
     Task.objects.filter(pk=second.id).update(log="of the attempt before")
     Task.objects.filter(pk=lost.id).update(attempts=2, log="of the attempt after")
-    note_logs("default", [first, second, lost])
+    write_logs("default", [first, second, lost])
     assert list(Task.objects.order_by("id").values_list("log", flat=True)) == ["a", None, "of the attempt after"]
 
 
@@ -28,7 +28,7 @@ def test_the_log_of_one_claim_is_written_and_a_locked_row_is_skipped(claim, lock
     [mine] = claim()
     mine.log = "a"
     with locked(mine.id):
-        note_logs("default", [mine])
+        write_logs("default", [mine])
     assert Task.objects.get().log is None
-    note_logs("default", [mine])
+    write_logs("default", [mine])
     assert Task.objects.get().log == "a"

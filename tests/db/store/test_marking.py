@@ -28,11 +28,11 @@ def express():
 def test_marking_takes_the_limit_in_order_and_returns_the_rows_as_they_are_now(letters):
     new = Letter.objects.filter(status="new").order_by("-urgency", "id")
     expected = [letter.pk for letter in new[:4]]
-    claimed = new.claim_update(4, status="taken", tries=F("tries") + 1)
+    claimed = new.claim_update(4, status="taken", attempts=F("attempts") + 1)
     assert [letter.pk for letter in claimed] == expected
-    assert {(letter.status, letter.tries) for letter in claimed} == {("taken", 1)}
+    assert {(letter.status, letter.attempts) for letter in claimed} == {("taken", 1)}
     assert Letter.objects.filter(status="taken").count() == 4
-    assert Letter.objects.filter(tries=1).count() == 4
+    assert Letter.objects.filter(attempts=1).count() == 4
 
 
 def test_marking_is_one_statement(letters):

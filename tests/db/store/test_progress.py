@@ -10,7 +10,7 @@ from django_pglock import enqueue_many
 from django_pglock.models import Task
 from django_pglock.store import progress
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
+from django_pglock.store.progress import COMPARED_AT_ONCE, write_progress
 from django_pglock.store.settle import settle
 from tests.sample import tasks
 
@@ -22,7 +22,7 @@ def test_progress_is_written_into_the_row_of_its_own_task_only(claim, is_last):
     enqueue_many(tasks.nothing, [{}] * 2)
     mine, other = claim(2)
     mine.progress = '{"done": 1}'
-    note_progress("default", [mine], is_last=is_last)
+    write_progress("default", [mine], is_last=is_last)
     assert Task.objects.get(pk=mine.id).progress == {"done": 1}
     assert Task.objects.get(pk=other.id).progress is None
 
@@ -33,9 +33,9 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
     mine.progress = '{"done": 1}'
     Task.objects.update(attempts=2)
     for is_last in (False, True):
-        note_progress("default", [mine], is_last=is_last)
+        write_progress("default", [mine], is_last=is_last)
     assert Task.objects.get().progress is None
-    assert mine.noted_progress is None
+    assert mine.written_progress is None
 
 
 def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries, monkeypatch):
@@ -44,15 +44,15 @@ def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_n
     claims = claim(COMPARED_AT_ONCE + 1)
     for each in claims:
         each.progress = '{"done": 1}'
-    sizes, note = [], progress._note
+    sizes, write = [], progress._write
 
-    def note_some(using, some, **options):
+    def write_some(using, some, **options):
         sizes.append(len(some))
-        note(using, some, **options)
+        write(using, some, **options)
 
-    monkeypatch.setattr(progress, "_note", note_some)
+    monkeypatch.setattr(progress, "_write", write_some)
     with django_assert_num_queries(2):
-        note_progress("default", claims)
+        write_progress("default", claims)
     assert sizes == [COMPARED_AT_ONCE, 1]
     assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
 
@@ -62,7 +62,7 @@ def test_progress_of_a_finished_task_changes_nothing(claim):
     [mine] = claim()
     settle("default", [(mine, Succeeded())], mine.worker)
     mine.progress = '{"done": 1}'
-    note_progress("default", [mine])
+    write_progress("default", [mine])
     assert Task.objects.get().progress is None
 
 
@@ -74,11 +74,11 @@ def test_a_locked_row_does_not_hold_up_the_heartbeat(claim, in_threads):
     mine.progress = '{"done": 1}'
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=mine.id)
-        in_threads(lambda _: note_progress("default", [mine]), 1)
-    assert mine.noted_progress is None, "so it is tried again"
-    note_progress("default", [mine])
+        in_threads(lambda _: write_progress("default", [mine]), 1)
+    assert mine.written_progress is None, "so it is tried again"
+    write_progress("default", [mine])
     assert Task.objects.get().progress == {"done": 1}
-    assert mine.noted_progress is mine.progress
+    assert mine.written_progress is mine.progress
 
 
 def hot_updates():
@@ -94,10 +94,10 @@ def test_progress_is_written_beside_the_old_version_of_the_row(claim):
     [mine] = claim()
     for number in range(3):
         mine.progress = f'{{"done": {number}}}'
-        note_progress("default", [mine], is_last=number == 2)
+        write_progress("default", [mine], is_last=number == 2)
     before = hot_updates()
     mine.progress = '{"done": 9}'
     with CaptureQueriesContext(connection) as queries:
-        note_progress("default", [mine])
+        write_progress("default", [mine])
     assert len(queries) == 1
     assert hot_updates() == before + 1

@@ -179,16 +179,16 @@ def test_orphaned_waiters_are_searched_page_by_page(claim):
     assert [orphan for _, orphan in found] == [first.id, int(awaited[1].id), None, None]
 
 
-def test_only_a_locked_row_makes_a_second_try(claim, monkeypatch):
+def test_only_a_locked_row_is_released_by_a_second_statement(claim, monkeypatch):
     first = tasks.echo.enqueue(1)
     tasks.nothing.using(after=[first]).enqueue()
-    tries = []
+    attempts = []
 
     def refuse(using, *statements):
-        tries.append(statements)
+        attempts.append(statements)
         raise OperationalError("the server is shutting down")
 
     monkeypatch.setattr(release_module, "run_together", refuse)
     with pytest.raises(OperationalError, match="shutting down"):
         release("default", [int(first.id)])
-    assert len(tries) == 1
+    assert len(attempts) == 1

@@ -250,9 +250,9 @@ def test_a_pass_without_an_error_ends_an_outage(listener, in_threads, monkeypatc
         settle(result)
         while len(told) < 2:
             listener._run_once()
-        noted = dict(listener._noted)
+        rows = dict(listener._row_ids)
         listener._close()
-        return left, limit, noted, listener._waiting
+        return left, limit, rows, listener._waiting
 
     assert in_threads(work, 1) == [((None, 0, set(), []), ("0",), {}, {})]
     assert told == [True, True]

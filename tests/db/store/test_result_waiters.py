@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.result_waiters import ended, note_waits
+from django_pglock.store.result_waiters import ended, write_waiters
 from tests.db.store.waiting import results_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,20 +20,20 @@ def test_one_statement_looks_up_the_tasks_of_a_thousand_waiters():
     ids = [int(result.id) for result in results_of(1000)]
     with CaptureQueriesContext(connection) as queries:
         assert ended("default", [*ids, 10**15]) == [(10**15, False)]
-        noted = note_waits("default", ids, instead_of=[])
+        noted = write_waiters("default", ids, instead_of=[])
         assert sorted(noted) == sorted(ids)
-        assert note_waits("default", [], instead_of=list(noted.values())) == {}
+        assert write_waiters("default", [], instead_of=list(noted.values())) == {}
     assert len(queries) == 3
     assert not Waiter.objects.exists()
 
 
 def test_a_row_in_deletion_causes_no_wait():
     [result] = results_of(1)
-    [earlier] = note_waits("default", [int(result.id)], instead_of=[]).values()
+    [earlier] = write_waiters("default", [int(result.id)], instead_of=[]).values()
     with closing(dedicated_connection("default")) as other, other.cursor() as cursor, transaction.atomic():
         cursor.execute("BEGIN")
         cursor.execute("SELECT FROM django_pglock_waiter WHERE id = %s FOR UPDATE", [earlier])
         with connection.cursor() as mine:
             mine.execute("SET LOCAL lock_timeout = '1s'")
-        assert list(note_waits("default", [int(result.id)], instead_of=[earlier])) == [int(result.id)]
+        assert list(write_waiters("default", [int(result.id)], instead_of=[earlier])) == [int(result.id)]
     assert Waiter.objects.filter(pk=earlier).exists()

@@ -17,7 +17,7 @@ from django_pglock.models import Task, Waiter
 from django_pglock.store import retry as retry_module
 from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
-from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES
+from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.worker.settling.history import waited
@@ -72,11 +72,11 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """The functions that replace the sleeps between two tries."""
+    """The functions that replace the sleeps between two calls."""
     actions = []
 
     def sleep(seconds):
-        assert seconds == BETWEEN_TRIES
+        assert seconds == BETWEEN_REPEATS
         actions.pop()()
 
     monkeypatch.setattr(retry_module, "time", SimpleNamespace(sleep=sleep))
@@ -95,7 +95,7 @@ def test_retry_tries_again_if_a_row_is_briefly_locked(claim, locked, sleeps):
     assert sleeps == []
     settle_one(claim()[0], Failed(FAILURE))
     with locked(mine.id):
-        sleeps[:] = [lambda: None] * TRIES
+        sleeps[:] = [lambda: None] * REPEATS
         assert Task.objects.all().retry() == 0
     assert sleeps == [], "it is not tried without end"
 

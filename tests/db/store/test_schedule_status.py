@@ -12,7 +12,7 @@ from django_pglock.management.schedules import listed
 from django_pglock.models import Schedule, Task
 from django_pglock.store.archive import archive_window
 from django_pglock.store.archive_state import turn_on
-from django_pglock.store.schedule_status import note_last_status
+from django_pglock.store.schedule_status import set_last_status
 from tests.db.store.test_prune import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,11 +30,11 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
     failed, ready = make("FAILED", days=0), Task.objects.create(queue="a", backend="default", task_path="a.b")
     rows = schedules(failed.pk, ready.pk, ready.pk + 1, None)
     with django_assert_num_queries(1):
-        note_last_status("default", rows[:2])
-    note_last_status("default", rows)
+        set_last_status("default", rows[:2])
+    set_last_status("default", rows)
     assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
     with django_assert_num_queries(0):
-        note_last_status("default", rows[3:])
+        set_last_status("default", rows[3:])
 
 
 @pytest.mark.usefixtures("own_archive")

@@ -35,13 +35,15 @@ def weights(rows):
 def test_transition_updates_rows_in_order_up_to_the_limit_and_returns_them(parcels):
     Parcel.objects.filter(weight=8).update(status="lost")
     moved = Parcel.objects.order_by("-weight").transition(
-        from_=FREE, to=TAKEN, limit=3, tries=F("tries") + 1, taken_at=Now()
+        from_=FREE, to=TAKEN, limit=3, attempts=F("attempts") + 1, taken_at=Now()
     )
     assert weights(moved) == [9, 7, 6]
-    assert {(row.status, row.tries) for row in moved} == {("taken", 1)}
+    assert {(row.status, row.attempts) for row in moved} == {("taken", 1)}
     assert all(row.taken_at is not None for row in moved)
     stored = Parcel.objects.filter(status=TAKEN).order_by("-weight")
-    assert [(row.weight, row.tries, row.taken_at) for row in stored] == [(r.weight, r.tries, r.taken_at) for r in moved]
+    assert [(row.weight, row.attempts, row.taken_at) for row in stored] == [
+        (r.weight, r.attempts, r.taken_at) for r in moved
+    ]
 
 
 def test_transition_without_a_limit_updates_all_rows_of_the_queryset(parcels):
@@ -63,7 +65,7 @@ def test_transition_sends_one_statement(parcels):
 
 def test_transition_takes_a_single_status_and_another_field(parcels):
     assert len(Parcel.objects.transition(from_="new", to="lost", limit=2)) == 2
-    assert len(Parcel.objects.transition(from_=0, to=1, limit=4, field="tries")) == 4
+    assert len(Parcel.objects.transition(from_=0, to=1, limit=4, field="attempts")) == 4
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_transition_takes_a_single_status_and_another_field(parcels):
         ({"from_": ["new", None], "to": "taken"}, "None"),
         ({"from_": ["new", "taken"], "to": "taken"}, "'taken' is both in from_"),
         ({"from_": ["new"], "to": F("status")}, "is not a value"),
-        ({"from_": [0], "to": F("weight"), "field": "tries"}, "expression"),
+        ({"from_": [0], "to": F("weight"), "field": "attempts"}, "expression"),
         ({"from_": ["new"], "to": "taken", "status": "lost"}, "status"),
         ({"from_": ["new"], "to": "taken", "limit": 0}, "limit of a claim"),
         ({"from_": ["new"], "to": "taken", "limit": True}, "limit of a claim"),
@@ -124,7 +126,7 @@ def test_a_locked_row_of_another_table_blocks_no_transition(parcels, in_threads)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("change", "moved"), [({"status": "lost"}, []), ({"tries": 7}, [("taken", 8)])])
+@pytest.mark.parametrize(("change", "moved"), [({"status": "lost"}, []), ({"attempts": 7}, [("taken", 8)])])
 def test_transition_checks_rows_changed_since_the_snapshot_again(parcels, eventually, change, moved):
     """The statement has read the row and waits for a lock. Meanwhile another session changes the row and commits."""
     gate = Func(
@@ -135,10 +137,10 @@ def test_transition_checks_rows_changed_since_the_snapshot_again(parcels, eventu
     rows = Parcel.objects.filter(weight=0).filter(gate)
     with ThreadPoolExecutor(1) as thread:
         with lock("gate"):
-            answer = thread.submit(closing(lambda: rows.transition(from_=FREE, to=TAKEN, tries=F("tries") + 1)))
+            answer = thread.submit(closing(lambda: rows.transition(from_=FREE, to=TAKEN, attempts=F("attempts") + 1)))
             eventually(lambda: waiters("gate"))
             Parcel.objects.filter(weight=0).update(**change)
-        assert [(row.status, row.tries) for row in answer.result(NEVER)] == moved
+        assert [(row.status, row.attempts) for row in answer.result(NEVER)] == moved
 
 
 def closing(function):
@@ -199,6 +201,6 @@ def test_at_repeatable_read_a_row_that_has_changed_since_the_snapshot_is_an_erro
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert Parcel.objects.count() == 10
-        in_threads(lambda _: Parcel.objects.update(tries=1), 1)
+        in_threads(lambda _: Parcel.objects.update(attempts=1), 1)
         Parcel.objects.transition(from_=FREE, to=TAKEN, limit=1)
     assert not Parcel.objects.filter(status=TAKEN).exists()

@@ -12,7 +12,14 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.store import wake as wake_module
 from django_pglock.store.liveness import beat
-from django_pglock.store.wake import OTHERS_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL, note_sleep, wake, wake_others
+from django_pglock.store.wake import (
+    OTHERS_CHANNEL,
+    READY_CHANNEL,
+    SCHEDULED_CHANNEL,
+    wake,
+    wake_others,
+    write_sleep_flag,
+)
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +63,7 @@ def clock(monkeypatch):
 def add_sleeping_worker():
     sleeper = uuid4()
     beat("default", sleeper, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    note_sleep("default", sleeper, is_sleeping=True)
+    write_sleep_flag("default", sleeper, is_sleeping=True)
 
 
 def listen():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from django_pglock.store.logs import NOTE_LOGS
+from django_pglock.store.logs import WRITE_LOGS
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
     return {
-        "NOTE_LOGS": Call(filled(NOTE_LOGS), (backlog.ids, backlog.ones, backlog.texts)),
+        "WRITE_LOGS": Call(filled(WRITE_LOGS), (backlog.ids, backlog.ones, backlog.texts)),
     }
 
 

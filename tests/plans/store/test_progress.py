@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.store.progress import NOTE_LAST_PROGRESS, NOTE_PROGRESS
+from django_pglock.store.progress import WRITE_LAST_PROGRESS, WRITE_PROGRESS
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, comparisons, executed, insert, reads
 from tests.plans.store.backlog import Call
@@ -16,8 +16,8 @@ from tests.plans.store.backlog import Call
 def calls(backlog):
     values = (backlog.ids, backlog.ones, backlog.texts)
     return {
-        "NOTE_PROGRESS": Call(filled(NOTE_PROGRESS), values),
-        "NOTE_LAST_PROGRESS": Call(filled(NOTE_LAST_PROGRESS), values),
+        "WRITE_PROGRESS": Call(filled(WRITE_PROGRESS), values),
+        "WRITE_LAST_PROGRESS": Call(filled(WRITE_LAST_PROGRESS), values),
     }
 
 
@@ -33,5 +33,5 @@ def test_progress_is_written_with_few_comparisons_of_rows(new_table):
     analyze()
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:200]
-    plan = executed(filled(NOTE_PROGRESS), (ids, [1] * len(ids), ["null"] * len(ids)))
+    plan = executed(filled(WRITE_PROGRESS), (ids, [1] * len(ids), ["null"] * len(ids)))
     assert comparisons(plan) <= 100_000

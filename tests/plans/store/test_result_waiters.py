@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from django_pglock.store.result_waiters import FIND_ENDED, NOTE_WAITS
+from django_pglock.store.result_waiters import FIND_ENDED, WRITE_WAITERS
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
     return {
-        "NOTE_WAITS": Call(filled(NOTE_WAITS), [f"{{{backlog.ids[0]}}}"] * 2),
+        "WRITE_WAITERS": Call(filled(WRITE_WAITERS), [f"{{{backlog.ids[0]}}}"] * 2),
         "FIND_ENDED": Call(filled(FIND_ENDED), [backlog.array]),
     }
 

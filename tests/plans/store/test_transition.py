@@ -16,7 +16,7 @@ def test_a_transition_walks_a_partial_index_in_order():
     sender = Sender.objects.create(name="a shop")
     with connection.cursor() as cursor:
         cursor.execute(
-            """INSERT INTO sample_parcel (sender_id, weight, status, tries)
+            """INSERT INTO sample_parcel (sender_id, weight, status, attempts)
                SELECT %s, n, CASE WHEN n %% 20 = 0 THEN 'new' ELSE 'lost' END, 0 FROM generate_series(1, 20000) AS n""",
             [sender.pk],
         )

@@ -16,7 +16,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connection
 
 from django_pglock.models import Attempt, Task
-from tests.chaos.stage import Stage
+from tests.chaos.experiment import Experiment
 from tests.conftest import NEVER, ROOT
 from tests.sample.models import Run
 from tests.servers.switch_over.pair import Pair, wait_until
@@ -32,14 +32,14 @@ class Rounds:
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self._pair = pair
-        self._stage = Stage(pair.primary, "switch-over", [], is_short=True)
+        self._experiment = Experiment(pair.primary, "switch-over", [], is_short=True)
         self._journals = [folder / f"client-{number}" for number in range(CLIENTS)]
         self._clients: list[subprocess.Popen[bytes]] = []
         self._switches = 0
 
     def __enter__(self) -> Rounds:
         module = os.environ["DJANGO_SETTINGS_MODULE"]
-        self._workers = self._stage.workers(WORKERS, "--threads", "3", DJANGO_SETTINGS_MODULE=module)
+        self._workers = self._experiment.workers(WORKERS, "--threads", "3", DJANGO_SETTINGS_MODULE=module)
         self._pair.replicate_synchronously()
         command = [sys.executable, "-m", "tests.servers.switch_over.client"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -48,7 +48,7 @@ class Rounds:
 
     def __exit__(self, *error: object) -> None:
         self._end_clients()
-        self._stage.close()
+        self._experiment.close()
         connection.close()
 
     def _end_clients(self) -> None:
@@ -83,10 +83,10 @@ class Rounds:
     def findings(self) -> list[str]:
         """End the load, wait for the end of all tasks, and return everything that should not be."""
         self._end_clients()
-        wait_until(_answered(self._stage.is_over), "some task is never finished")
+        wait_until(_answered(self._experiment.is_over), "some task is never finished")
         committed, unknown = self._enqueued()
-        self._stage.enqueued = [each for ids in committed for each in (*ids["ids"], *ids["once"])]
-        findings = [str(finding) for finding in self._stage.evidence().findings()]
+        self._experiment.enqueued = [each for ids in committed for each in (*ids["ids"], *ids["once"])]
+        findings = [str(finding) for finding in self._experiment.evidence().findings()]
         new = [each for ids in committed for each in ids["ids"]]
         findings += [f"{len(new) - len({*new})} ids were given twice"] * (len(new) > len({*new}))
         findings += [f"a part of a transaction exists: {ids}" for ids in unknown if _is_partly_there(ids["ids"])]

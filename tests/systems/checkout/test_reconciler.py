@@ -1,6 +1,6 @@
 """One of several reconcilers works, the one with the lock. When it is killed or cut off, another one takes over.
 
-The play tests the same with leaders by election: ``test_play.py``.
+The scenario tests the same with leaders by election: ``test_scenario.py``.
 """
 
 from __future__ import annotations

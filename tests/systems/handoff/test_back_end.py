@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
 from example_project.systems.handoff.models import Request, Sheet
-from example_project.systems.handoff.play import old_snapshot, pages_read, rows_by_process
+from example_project.systems.handoff.scenario import old_snapshot, pages_read, rows_by_process
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)

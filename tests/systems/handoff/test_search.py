@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.worker import Worker
-from example_project.systems.handoff.play import WRONG_ENTRIES
+from example_project.systems.handoff.scenario import WRONG_ENTRIES
 from example_project.systems.handoff.search import PARTS, Entry, Order
 from tests.conftest import NEVER
 

@@ -10,7 +10,7 @@ from django.db import transaction
 from django_pglock.models import Task
 from django_pglock.worker import Worker
 from example_project.systems.handoff.models import Sheet
-from example_project.systems.handoff.play import rows_by_process
+from example_project.systems.handoff.scenario import rows_by_process
 from example_project.systems.handoff.tasks import create, update
 
 pytestmark = pytest.mark.django_db(transaction=True)

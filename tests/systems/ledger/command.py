@@ -9,6 +9,6 @@ from tests.warm.process import start
 
 
 def run() -> None:
-    """Run the command. The processes of the play are forked by a warm parent."""
+    """Run the command. The processes of the scenario are forked by a warm parent."""
     Fleet.open = staticmethod(start)
     execute_from_command_line(["manage.py", "systems", "ledger", "--no-color"])

@@ -10,9 +10,9 @@ from django.utils import timezone
 from django_pglock.models import Lease
 from example_project.systems.sharing import report
 from example_project.systems.sharing.models import Report, Result, Row
-from example_project.systems.sharing.play import play
-from example_project.systems.sharing.processing import MOST_TRIES, process_batch
+from example_project.systems.sharing.processing import MOST_ATTEMPTS, process_batch
 from example_project.systems.sharing.report import write_report
+from example_project.systems.sharing.scenario import run_scenario
 from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody
 from tests.systems.sharing.nodes import GATE, process_behind_the_gate
@@ -56,7 +56,7 @@ def test_four_nodes_hold_equal_shares_and_the_share_of_a_killed_one_is_free_agai
     assert Result.objects.values("row").distinct().count() == Result.objects.count() == 40
 
 
-def test_a_row_whose_processing_fails_is_skipped_after_some_tries():
+def test_a_row_whose_processing_fails_is_skipped_after_some_attempts():
     """Also when the database refuses it: without a savepoint, that would undo the whole batch."""
     arrive(1, "no number", 2, "7" * 100, 3)
     batches = []
@@ -64,10 +64,10 @@ def test_a_row_whose_processing_fails_is_skipped_after_some_tries():
         batches.append(size)
     assert sorted(Result.objects.values_list("row__data", flat=True)) == ["1", "2", "3"]
     refused, failed = Row.objects.filter(processed=False).order_by("-error")
-    assert (refused.data, refused.tries, failed.tries) == ("no number", MOST_TRIES, MOST_TRIES)
+    assert (refused.data, refused.attempts, failed.attempts) == ("no number", MOST_ATTEMPTS, MOST_ATTEMPTS)
     assert "invalid literal" in refused.error
     assert "too long" in failed.error
-    assert sum(batches) == 3 + 2 * MOST_TRIES
+    assert sum(batches) == 3 + 2 * MOST_ATTEMPTS
 
 
 def test_rows_that_failed_come_after_those_that_did_not():
@@ -93,7 +93,7 @@ def test_a_claim_reads_no_processed_row():
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE sharing_row")
     with transaction.atomic():
-        rows = Row.objects.filter(processed=False, tries__lt=MOST_TRIES).order_by("tries", "id")
+        rows = Row.objects.filter(processed=False, attempts__lt=MOST_ATTEMPTS).order_by("attempts", "id")
         plan = rows.select_for_update(skip_locked=True)[:10].explain()
     assert "sharing_row_waiting" in plan
     assert "Sort" not in plan
@@ -121,7 +121,7 @@ def test_a_paused_node_cannot_finish_its_report_after_another_has_begun(monkeypa
     assert not Report.objects.exclude(ended_at=None).exists()
 
 
-def test_the_sharing_system_has_no_violation_under_load(stage):
-    play(stage)
-    stage.judge()
-    assert "The clocks of two nodes were wrong by an hour" in [finding.claim for finding in stage.findings]
+def test_the_sharing_system_has_no_violation_under_load(harness):
+    run_scenario(harness)
+    harness.judge()
+    assert "The clocks of two nodes were wrong by an hour" in [finding.claim for finding in harness.findings]

@@ -30,40 +30,40 @@ def begin_claims(in_flight, count):
 
 
 def test_each_free_thread_gets_one_claim_and_long_tasks_are_not_prefetched():
-    assert filled(0, cost=SLOW).threads.room() == 4
-    assert filled(3, cost=SLOW).threads.room() == 1
-    assert filled(4, cost=SLOW).threads.room() == 0
+    assert filled(0, cost=SLOW).threads.free_capacity() == 4
+    assert filled(3, cost=SLOW).threads.free_capacity() == 1
+    assert filled(4, cost=SLOW).threads.free_capacity() == 0
     in_flight = filled(4, cost=SLOW)
     begin_claims(in_flight, 4)
-    assert in_flight.threads.room() == 0
+    assert in_flight.threads.free_capacity() == 0
 
 
 def test_nothing_is_prefetched_before_a_run_time_is_known():
     threads = InFlight(2).threads
-    assert threads.room() == 2
+    assert threads.free_capacity() == 2
     threads.slots[0].began_at = time.monotonic()
-    assert threads.room() == 1
+    assert threads.free_capacity() == 1
     assert threads.next_change_in(0.0) == math.inf
 
 
 def test_quick_tasks_are_claimed_in_few_large_batches():
-    assert filled(0).threads.room() == MOST_AT_ONCE
-    assert filled(2 + MOST_PREFETCHED // 2).threads.room() == MOST_AT_ONCE
-    assert filled(3 + MOST_PREFETCHED // 2).threads.room() == 0
+    assert filled(0).threads.free_capacity() == MOST_AT_ONCE
+    assert filled(2 + MOST_PREFETCHED // 2).threads.free_capacity() == MOST_AT_ONCE
+    assert filled(3 + MOST_PREFETCHED // 2).threads.free_capacity() == 0
 
 
 @pytest.mark.parametrize(
-    ("running_for", "room"),
+    ("running_for", "expected"),
     [(0.2, 0), (0.4 - PREFETCH_TIME * 1.5, 0), (0.4 - PREFETCH_TIME / 2, 1), (0.4 + PREFETCH_TIME / 2, 1), (1.0, 0)],
 )
-def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
+def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, expected, monkeypatch):
     """And not for a task that takes longer than was expected: it may take any time."""
     in_flight = filled(1, threads=1, cost=0.4)
     [(slot, _)] = begin_claims(in_flight, 1)
     monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: slot.began_at + running_for))
-    assert in_flight.threads.room() == room
+    assert in_flight.threads.free_capacity() == expected
     in_flight.begin_all([SimpleNamespace(id=2, attempt=1, task_path="call")])
-    assert in_flight.threads.room() == 0
+    assert in_flight.threads.free_capacity() == 0
     if running_for < 0.4 - PREFETCH_TIME:
         assert in_flight.threads.next_change_in(slot.began_at) == pytest.approx(0.4 - PREFETCH_TIME - running_for)
     else:
@@ -108,7 +108,7 @@ def test_waits_of_threads_do_not_reduce_or_delay_claims_of_quick_tasks():
     end(in_flight, QUICK, PREFETCH_TIME * 0.9, PREFETCH_TIME * 0.8, PREFETCH_TIME, QUICK, PREFETCH_TIME * 0.9)
     for _ in range(3):
         end(in_flight, *[QUICK] * LONG_TASKS_WITHIN, PREFETCH_TIME, PREFETCH_TIME, PREFETCH_TIME)
-    assert in_flight.threads.room() == MOST_AT_ONCE
+    assert in_flight.threads.free_capacity() == MOST_AT_ONCE
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -117,15 +117,15 @@ def test_slightly_long_tasks_count_after_they_occupied_the_threads_for_the_prefe
     in_flight = filled(0, threads=threads)
     needed = int(threads * PREFETCH_TIME / cost)
     end(in_flight, *[cost] * (needed - 1))
-    assert in_flight.threads.room() == MOST_AT_ONCE
+    assert in_flight.threads.free_capacity() == MOST_AT_ONCE
     end(in_flight, *[cost] * 2)
-    assert in_flight.threads.room() <= 8 * threads * PREFETCH_TIME / cost
+    assert in_flight.threads.free_capacity() <= 8 * threads * PREFETCH_TIME / cost
 
 
 def test_frequent_slightly_long_tasks_count_among_quick_ones():
     in_flight = filled(0)
     end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [PREFETCH_TIME]) * 5)
-    assert in_flight.threads.room() < MOST_AT_ONCE / 10
+    assert in_flight.threads.free_capacity() < MOST_AT_ONCE / 10
 
 
 def test_the_first_waiting_claim_has_waited_longest(monkeypatch):
@@ -155,10 +155,14 @@ def test_coroutines_have_a_separate_capacity(monkeypatch):
     monkeypatch.setattr(module.registry, "is_async", lambda path: path == "coroutine")
     in_flight = InFlight(1)
     in_flight.begin_all([SimpleNamespace(id=number, attempt=1, task_path="coroutine") for number in range(MOST_ASYNC)])
-    assert (in_flight.threads.room(), in_flight.coroutines.room(), in_flight.waiting) == (1, 0, MOST_ASYNC)
+    assert (in_flight.threads.free_capacity(), in_flight.coroutines.free_capacity(), in_flight.waiting) == (
+        1,
+        0,
+        MOST_ASYNC,
+    )
     in_flight.coroutines.next()
     in_flight.coroutines.free()
-    assert (in_flight.coroutines.room(), in_flight.coroutines.running, in_flight.fetcher_wakeup.is_set()) == (
+    assert (in_flight.coroutines.free_capacity(), in_flight.coroutines.running, in_flight.fetcher_wakeup.is_set()) == (
         1,
         MOST_ASYNC - 1,
         True,

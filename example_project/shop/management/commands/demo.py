@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
 
 from example_project.demo import evidence
-from example_project.demo.play import Play, Report
 from example_project.demo.processes import Fleet
+from example_project.demo.scenario import Report, Scenario
 from example_project.demo.screen import Screen, counted
 
 LOGIN = "demo"
@@ -36,20 +36,20 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print the figures as JSON and end.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prepare, play, show, serve."""
+        """Prepare, run the scenario, show its report, serve."""
         screen = Screen(sys.stdout, quiet=options["json"], colour=not options["no_color"])
         fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
         try:
             screen.say("Making the tables.")
             call_command("migrate", verbosity=0)
             prepare(erase=options["erase"])
-            play = Play(screen, fleet)
-            report = play.run()
+            scenario = Scenario(screen, fleet)
+            report = scenario.run()
             if options["json"]:
                 self.stdout.write(json.dumps(report.as_dict(), indent=2))
             show(screen, report)
             if report.holds and not (options["no_serve"] or options["json"]):
-                serve(screen, play.port)
+                serve(screen, scenario.port)
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
         finally:

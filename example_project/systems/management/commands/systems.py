@@ -14,7 +14,7 @@ from django_pglock.models import Task
 from example_project.demo.processes import Fleet
 from example_project.demo.screen import Screen, counted
 from example_project.systems import NAMES
-from example_project.systems.stage import Stage
+from example_project.systems.harness import Harness
 
 
 class Command(BaseCommand):
@@ -41,20 +41,20 @@ class Command(BaseCommand):
             return
         screen = Screen(sys.stdout, colour=not options["no_color"])
         fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
-        stage = Stage(screen, fleet)
+        harness = Harness(screen, fleet)
         began = time.monotonic()
         try:
             screen.say("Making the tables.")
             call_command("migrate", verbosity=0)
             prepare(name, erase=options["erase"])
             screen.say(f"{headline(name)}\n")
-            importlib.import_module(f"example_project.systems.{name}.play").play(stage)
+            importlib.import_module(f"example_project.systems.{name}.scenario").run_scenario(harness)
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
         finally:
             fleet.stop()
-        show(stage, time.monotonic() - began)
-        if not stage.holds:
+        show(harness, time.monotonic() - began)
+        if not harness.holds:
             raise CommandError("Some claim does not hold.")
 
 
@@ -77,11 +77,11 @@ def prepare(name: str, *, erase: bool) -> None:
         model.objects.all().delete()
 
 
-def show(stage: Stage, seconds: float) -> None:
+def show(harness: Harness, seconds: float) -> None:
     """Show the evidence."""
-    screen = stage.screen
+    screen = harness.screen
     screen.say("\nAsked of the database:")
-    for finding in stage.findings:
+    for finding in harness.findings:
         violations = "" if finding.holds else f"  ({counted(finding.violations, 'violation')})"
         screen.say(f"  {screen.mark(finding.holds)} {finding.claim}{violations}")
     screen.say(f"\nThe whole took {seconds:.1f} s.")

@@ -28,13 +28,13 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("data", models.TextField()),
                 ("processed", models.BooleanField(db_default=False)),
-                ("tries", models.PositiveSmallIntegerField(db_default=0)),
+                ("attempts", models.PositiveSmallIntegerField(db_default=0)),
                 ("error", models.TextField(db_default="")),
             ],
             options={
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("processed", False)), fields=["tries", "id"], name="sharing_row_waiting"
+                        condition=models.Q(("processed", False)), fields=["attempts", "id"], name="sharing_row_waiting"
                     )
                 ],
             },

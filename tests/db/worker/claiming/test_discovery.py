@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
-from django_pglock.store.wake import note_sleep, wake
+from django_pglock.store.wake import wake, write_sleep_flag
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming import sleep
 from django_pglock.worker.claiming.discovery import Discovery
@@ -70,10 +70,10 @@ def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, ev
 
     def note_sleep_late(*args, **options):
         rows.append(enqueue_unknown())
-        monkeypatch.setattr(sleep, "note_sleep", note_sleep)
-        note_sleep(*args, **options)
+        monkeypatch.setattr(sleep, "write_sleep_flag", write_sleep_flag)
+        write_sleep_flag(*args, **options)
 
-    monkeypatch.setattr(sleep, "note_sleep", note_sleep_late)
+    monkeypatch.setattr(sleep, "write_sleep_flag", note_sleep_late)
     worker()
     eventually(lambda: rows and succeeded(rows[0])())
 

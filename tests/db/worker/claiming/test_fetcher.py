@@ -210,8 +210,8 @@ def test_a_slow_poll_is_repeated_before_the_worker_sleeps(worker, eventually, mo
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     claim, made = Claimer.claim, []
 
-    def claim_slowly(self, rooms, **options):
-        claims = claim(self, rooms, **options)
+    def claim_slowly(self, capacities, **options):
+        claims = claim(self, capacities, **options)
         if not made and WorkerRow.objects.filter(is_sleeping=True).exists():
             made.append(enqueue_silently("default"))
             time.sleep(NEGATIVE_TTL * 2)
@@ -227,20 +227,20 @@ def enqueue_silently(queue):
     return Task.objects.create(queue=queue, backend="default", task_path=tasks.nothing.module_path)
 
 
-def poll(fetcher, rooms=(("both", 2),)):
+def poll(fetcher, capacities=(("both", 2),)):
     """Poll once, and return the queues of the claimed tasks."""
     fetcher._prepare_poll(is_last_poll=False)
-    return [claim.queue for claim in fetcher._claim(list(rooms))]
+    return [claim.queue for claim in fetcher._claim(list(capacities))]
 
 
-@pytest.mark.parametrize("rooms", [[("both", 2)], [("sync", 2)]])
-def test_a_notification_of_one_queue_hides_no_task_of_another(rooms):
+@pytest.mark.parametrize("capacities", [[("both", 2)], [("sync", 2)]])
+def test_a_notification_of_one_queue_hides_no_task_of_another(capacities):
     """The worker was not notified of tasks that were ready before it asked for notifications."""
     fetcher = Worker(queues=["a", "b"]).fetcher
     fetcher.sleep.begin()
     enqueue_silently("a")
     fetcher.sleep.note_ready("b")
-    assert poll(fetcher, rooms) == ["a"]
+    assert poll(fetcher, capacities) == ["a"]
 
 
 def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothing(monkeypatch):

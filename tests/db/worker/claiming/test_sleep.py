@@ -37,7 +37,7 @@ def two(worker, eventually, settings):
 def polls_of(running, monkeypatch):
     polls = []
     claim = running.fetcher._claim
-    monkeypatch.setattr(running.fetcher, "_claim", lambda rooms: (polls.append(rooms), claim(rooms))[1])
+    monkeypatch.setattr(running.fetcher, "_claim", lambda capacities: (polls.append(capacities), claim(capacities))[1])
     return polls
 
 
@@ -106,8 +106,8 @@ def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):
     monkeypatch.setattr(other.sleep, "wake_others", lambda: (called.append(set(other.sleep._unclaimed)), wake()))
     for _ in range(3):
         running_tasks.wait_for_note.enqueue("the end")
-    eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")
+    eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has free capacity")
     assert not any(called), "it calls others"
     other.sleep.note_ready("default", True)
-    eventually(lambda: any(called), why="it was notified first and has no room")
+    eventually(lambda: any(called), why="it was notified first and has no free capacity")
     running_tasks.note("the end")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.note_request", lambda *args: None)
+    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.receive_request", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()
     wait_until_begun(eventually)
@@ -71,9 +71,9 @@ def test_only_a_notification_about_a_task_in_flight_causes_a_query(claim, monkey
     [mine] = claim()
     running_tasks.in_flight.claims[mine.id, mine.attempt] = mine
     for task in (f"{mine.id + 1}", f"{mine.id}0", "", "no number"):
-        running_tasks.note_request(task)
+        running_tasks.receive_request(task)
     assert woken == []
-    running_tasks.note_request(f"{mine.id}")
+    running_tasks.receive_request(f"{mine.id}")
     assert woken == [1]
 
 

@@ -85,7 +85,7 @@ def test_a_failed_group_call_fails_and_retries_each_member(worker, eventually):
 
 
 def test_an_outage_for_a_moment_leaves_no_member_behind(worker, eventually, monkeypatch):
-    """The failed attempts of the leader cannot be read when it claims the group."""
+    """The failed attempts of the first task cannot be read when it claims the group."""
     read, seen, lost = attempts._failures_before, set(), []
 
     def lose_second_answer(claim, using):
@@ -110,10 +110,10 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     for _ in range(2):
         keyed.digest.enqueue(user=1, text="x")
     Task.objects.update(status="READY")
-    leader, follower = claim(2)
-    leader.rescues = follower.rescues = 3
-    attempt = GroupAttempt(leader, "default")
-    attempt.include([attempts.Attempt(follower, "default")])
+    first, second = claim(2)
+    first.rescues = second.rescues = 3
+    attempt = GroupAttempt(first, "default")
+    attempt.include([attempts.Attempt(second, "default")])
     ended = attempt.ended(attempt.interruption(OperationalError("cut off")))
     assert isinstance(ended.outcome, Interrupted)
     assert ended.same_call[0].outcome == ended.outcome
@@ -164,10 +164,10 @@ def test_a_worker_that_lost_the_claim_of_the_first_takes_no_members(is_lost):
         keyed.digest.enqueue(user=1, text=number)
     worker = uuid4()
     statement = claim_statement("default", worker=worker, paths=[keyed.digest.module_path])
-    [leader] = claims_of(statement.execute(10, "default"), worker)
+    [first] = claims_of(statement.execute(10, "default"), worker)
     if is_lost:
-        Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
-    assert len(claim_group("default", leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
+        Task.objects.filter(pk=first.id).update(attempts=first.attempt + 1)
+    assert len(claim_group("default", first, limit=10, gather=0.0)) == (0 if is_lost else 2)
 
 
 def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
@@ -185,10 +185,10 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
             held.append(other.execute(mine, [process]).fetchall())
         return answer
 
-    [leader] = claim()
+    [first] = claim()
     with connection.execute_wrapper(look):
-        assert len(claim_group("default", leader, limit=10, gather=0.0)) == 2
-        admit("default", [leader.lock_key])
+        assert len(claim_group("default", first, limit=10, gather=0.0)) == 2
+        admit("default", [first.lock_key])
     assert held == [[], []]
 
 
@@ -198,9 +198,9 @@ def group_in_flight(claim):
     under_test = WorkerUnderTest()
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
-    [leader] = claim(worker=under_test.identity.id)
-    under_test.in_flight.add([leader])
-    attempt = AttemptUnderTest(leader, "default")
+    [first] = claim(worker=under_test.identity.id)
+    under_test.in_flight.add([first])
+    attempt = AttemptUnderTest(first, "default")
     return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.in_flight)
 
 

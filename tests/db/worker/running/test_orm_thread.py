@@ -146,6 +146,6 @@ def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(work
     result = tasks.write_to.enqueue("default")
     waits = tasks.write_in_coroutine.enqueue()
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
-    assert Task.objects.get(pk=waits.id).status == "READY", "there is no room for one more coroutine"
+    assert Task.objects.get(pk=waits.id).status == "READY", "no slot is free for one more coroutine"
     tasks.GO_ON.set()
     eventually(is_over)

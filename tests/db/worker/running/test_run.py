@@ -113,18 +113,18 @@ def test_an_error_around_a_function_fails_only_its_task(worker, finished, eventu
 def test_a_thread_that_cannot_connect_logs_one_warning_and_the_task_runs_later(worker, finished, caplog, monkeypatch):
     """Before, each attempt was logged at DEBUG only, so users did not notice a worker that ran no task."""
     monkeypatch.setattr(run, "cannot_begin", RateOfRecords(3600))
-    connect, tries = run.connection_for, []
+    connect, attempts = run.connection_for, []
 
     def refused(using):
-        tries.append(using)
-        if len(tries) <= 3:
+        attempts.append(using)
+        if len(attempts) <= 3:
             raise OperationalError('FATAL:  too many connections for role "app"\n')
         return connect(using)
 
     monkeypatch.setattr(run, "connection_for", refused)
     worker()
     assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
-    assert len(tries) == 4
+    assert len(attempts) == 4
     [record] = [record for record in caplog.records if "cannot begin" in record.getMessage()]
     assert record.levelname == "WARNING"
     assert "cannot use database 'default': FATAL: too many connections for role \"app\". It is" in record.getMessage()

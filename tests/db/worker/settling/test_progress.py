@@ -8,7 +8,7 @@ import pytest
 
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
-from django_pglock.store.progress import note_progress
+from django_pglock.store.progress import write_progress
 from django_pglock.worker.running import run
 from django_pglock.worker.settling import progress as settling_progress
 from tests.db.worker.conftest import wait_for_end
@@ -30,10 +30,10 @@ def progress_statements(monkeypatch):
     def count(using, claims, **options):
         if claims:
             written.append([claim.progress for claim in claims])
-        note_progress(using, claims, **options)
+        write_progress(using, claims, **options)
 
     for module in (run, settling_progress):
-        monkeypatch.setattr(module, "note_progress", count)
+        monkeypatch.setattr(module, "write_progress", count)
     return written
 
 

@@ -29,7 +29,7 @@ def test_a_process_follows_old_instructions_while_there_is_no_connection(caplog)
             process.renew_instructions()
         assert not process.needs_instructions, "each pass of the service would ask again"
         for _ in range(2):
-            process.note_beat()
+            process.report_beat()
             assert theirs.recv(10) == b"\n", "it learns of the beat"
         assert process._socket is ours
     assert not caplog.records
@@ -42,8 +42,8 @@ def test_new_instructions_are_sent_once():
         process._socket, process._newest = ours, {"interval": 0.5, "password": "old"}
         process._sent = process._newest
         process.renew_instructions()
-        process.note_beat()
+        process.report_beat()
         interval, pid, text = theirs.recv(65536).split(b" ", 2)
         assert (float(interval), int(pid), json.loads(text)["password"]) == (0.5, os.getpid(), "new")
-        process.note_beat()
+        process.report_beat()
         assert theirs.recv(10) == b"\n"

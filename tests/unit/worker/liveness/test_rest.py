@@ -18,7 +18,7 @@ class Resting(Heartbeat):
     """A heartbeat that may rest. Its waits take no time."""
 
     def __init__(self):
-        process, rest = SimpleNamespace(note_beat=lambda: None), Rest(is_possible=True)
+        process, rest = SimpleNamespace(report_beat=lambda: None), Rest(is_possible=True)
         super().__init__(InFlight(1), "default", Identity(), [], process=process, rest=rest)
         self.rest.note_reply(may_rest=True)
         self.now = 0.0

@@ -173,11 +173,11 @@ def test_a_failure_during_the_shutdown_sets_the_exit_code(supervise):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
-    popen, tries = child_process.subprocess.Popen, []
+    popen, attempts = child_process.subprocess.Popen, []
 
     def fail_twice(*args, **kwargs):
-        tries.append(1)
-        if len(tries) < 3:
+        attempts.append(1)
+        if len(attempts) < 3:
             raise BlockingIOError(11, "no more processes")
         return popen(*args, **kwargs)
 

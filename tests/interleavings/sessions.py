@@ -2,7 +2,7 @@
 
 A verb runs unchanged. An execute wrapper of its connection counts the statements. At the chosen one the wrapper opens
 the transaction that the statement would have had for itself, so that the statement is executed and not committed when
-the verb stops. The director then lets others continue until they end or wait for a lock, as the server reports, and
+the verb stops. The test then lets others continue until they end or wait for a lock, as the server reports, and
 decides whether the statement is committed or rolled back. No step waits for a fixed time.
 """
 
@@ -40,7 +40,7 @@ class Died(BaseException):
 
 
 @dataclass
-class Turn:
+class VerbRun:
     """One run of a verb: where it stops, and what came of it."""
 
     verb: Callable[[], Any]
@@ -48,7 +48,7 @@ class Turn:
     #: The number of the statement at which it stops; 0: nowhere.
     stop_at: int = 0
     #: Only for a run of the verb alone: record for each statement whether its transaction has written.
-    is_rehearsal: bool = False
+    is_recording: bool = False
     statements: list[str] = field(default_factory=list)
     writes: list[bool] = field(default_factory=list)
     error: BaseException | None = None
@@ -56,35 +56,35 @@ class Turn:
     gave_up: bool = False
 
 
-class Actor:
-    """A session with a thread. ``play`` starts a verb, and ``settles`` returns when it can do no more by itself."""
+class SessionThread:
+    """A session with a thread. ``start`` starts a verb; ``wait_until_stopped`` waits until it can do no more alone."""
 
     def __init__(self, name: str) -> None:
-        self.turn = Turn(lambda: None)
+        self.run = VerbRun(lambda: None)
         self.has_ended = self.has_stopped = False
         self.pid = 0
-        self._rests = threading.Event()
-        self._turns: SimpleQueue[Turn | None] = SimpleQueue()
+        self._is_idle = threading.Event()
+        self._runs: SimpleQueue[VerbRun | None] = SimpleQueue()
         self._decisions: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        self.play(Turn(self._open))
-        self.ends()
+        self.start(VerbRun(self._open))
+        self.wait_until_ended()
 
-    def play(self, turn: Turn) -> None:
+    def start(self, run: VerbRun) -> None:
         """Start a verb."""
-        self.turn = turn
+        self.run = run
         self.has_ended = self.has_stopped = False
-        self._rests.clear()
-        self._turns.put(turn)
+        self._is_idle.clear()
+        self._runs.put(run)
 
-    def go_on(self, decision: str = COMMIT) -> None:
+    def resume(self, decision: str = COMMIT) -> None:
         """Let the stopped verb continue: to the moment after the commit of its statement, and then to its end."""
         self.has_stopped = False
-        self._rests.clear()
+        self._is_idle.clear()
         self._decisions.put(decision)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the thread and its session."""
         if not self.has_ended:
             # A case has failed, and this verb would keep its locks forever.
@@ -92,22 +92,22 @@ class Actor:
                 cursor.execute("SELECT pg_terminate_backend(%s)", [self.pid])
             for _ in range(2):
                 self._decisions.put(ROLL_BACK)
-        self._turns.put(None)
+        self._runs.put(None)
         self._thread.join(NEVER)
 
-    def settles(self) -> None:
+    def wait_until_stopped(self) -> None:
         """Return when the verb has ended, has stopped, or waits for another session, as the server says."""
         deadline = time.monotonic() + NEVER
-        before = len(self.turn.statements)
+        before = len(self.run.statements)
         # The usual case needs no question to the server, also on a busy machine, which is not asked again at once.
         pause = 0.01
-        while not (self._rests.wait(pause) or self._is_blocked() or self._polls_for_lock(before)):
+        while not (self._is_idle.wait(pause) or self._is_blocked() or self._polls_for_lock(before)):
             pause = min(2 * pause, 0.05)
-            assert time.monotonic() < deadline, f"neither ended nor blocked: {self.turn.statements[-1:]}"
+            assert time.monotonic() < deadline, f"neither ended nor blocked: {self.run.statements[-1:]}"
 
-    def ends(self) -> None:
+    def wait_until_ended(self) -> None:
         """Wait for the end of the verb, and for no other session's help."""
-        assert self._rests.wait(NEVER), f"waits forever: {self.turn.statements[-1:]}"
+        assert self._is_idle.wait(NEVER), f"waits forever: {self.run.statements[-1:]}"
         assert self.has_ended
 
     def _is_blocked(self) -> bool:
@@ -120,7 +120,7 @@ class Actor:
 
         Before, it has waited for the lock for 0.1 s. On a busy machine nobody has seen that.
         """
-        last = self.turn.statements[before:][-POLLS:]
+        last = self.run.statements[before:][-POLLS:]
         return len(last) == POLLS and len(set(last)) == 1
 
     def _open(self) -> None:
@@ -131,23 +131,23 @@ class Actor:
 
     def _run(self) -> None:
         level = READ_COMMITTED
-        while (turn := self._turns.get()) is not None:
+        while (run := self._runs.get()) is not None:
             try:
-                if turn.level != level:
-                    level = turn.level
+                if run.level != level:
+                    level = run.level
                     raw = connections["default"].connection
                     raw.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}")
-                turn.verb()
+                run.verb()
             except BaseException as error:
-                turn.error = error
+                run.error = error
             self.has_ended = True
-            self._rests.set()
+            self._is_idle.set()
         connections.close_all()
 
     def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        turn, raw = self.turn, connections["default"].connection
-        turn.statements.append(sql)
-        if not turn.is_rehearsal and len(turn.statements) != turn.stop_at:
+        run, raw = self.run, connections["default"].connection
+        run.statements.append(sql)
+        if not run.is_recording and len(run.statements) != run.stop_at:
             return self._try(execute, sql, *rest)
         # Settling in the task's own transaction ends with the COMMIT in the same message.
         sql, ends, _ = sql.partition(";COMMIT") if sql.endswith(";COMMIT") else (sql, "", "")
@@ -156,8 +156,8 @@ class Actor:
             raw.execute("BEGIN")
         try:
             answer = self._try(execute, sql, *rest)
-            if turn.is_rehearsal:
-                turn.writes.append(raw.execute(HAS_WRITTEN).fetchone()[0])
+            if run.is_recording:
+                run.writes.append(raw.execute(HAS_WRITTEN).fetchone()[0])
             elif self._stop() == ROLL_BACK:
                 raise Died
         except BaseException:
@@ -166,7 +166,7 @@ class Actor:
             raise
         if opens or ends:
             raw.execute("COMMIT")
-        if not turn.is_rehearsal:
+        if not run.is_recording:
             self._stop()
         return answer
 
@@ -174,12 +174,12 @@ class Actor:
         try:
             return execute(*statement)
         except OperationalError as error:
-            self.turn.gave_up |= isinstance(error.__cause__, LockNotAvailable)
+            self.run.gave_up |= isinstance(error.__cause__, LockNotAvailable)
             raise
 
     def _stop(self) -> str:
         self.has_stopped = True
-        self._rests.set()
+        self._is_idle.set()
         return self._decisions.get()
 
 
@@ -208,22 +208,22 @@ def swallowed_errors() -> Iterator[SwallowedErrors]:
         logger.propagate = was_propagating
 
 
-def interleave(actors: Sequence[Actor], turns: Sequence[Turn], ending: str) -> bool:
+def interleave(sessions: Sequence[SessionThread], runs: Sequence[VerbRun], ending: str) -> bool:
     """Run verbs: the first stops at its statement, the others start one by one; return whether one of them had to wait.
 
     Then the first commits or dies. The others continue as far as they can before the first takes its next step.
     """
-    for actor, turn in zip(actors, turns, strict=False):
-        actor.play(turn)
-        actor.settles()
-    first, *others = actors[: len(turns)]
-    was_blocked = not all(actor.has_ended for actor in others)
+    for session, run in zip(sessions, runs, strict=False):
+        session.start(run)
+        session.wait_until_stopped()
+    first, *others = sessions[: len(runs)]
+    was_blocked = not all(session.has_ended for session in others)
     if first.has_stopped:
-        first.go_on(ending)
-        for actor in (first, *others):
-            actor.settles()
+        first.resume(ending)
+        for session in (first, *others):
+            session.wait_until_stopped()
         if first.has_stopped:
-            first.go_on()
-    for actor in (first, *others):
-        actor.ends()
+            first.resume()
+    for session in (first, *others):
+        session.wait_until_ended()
     return was_blocked

@@ -16,7 +16,7 @@ from django.db import connection
 from django_pglock.models import Worker
 from example_project.postgres import PrivatePostgres
 from tests import conftest
-from tests.chaos.stage import Member, Stage
+from tests.chaos.experiment import ChaosWorker, Experiment
 from tests.proxy import Proxy
 from tests.sample.models import Run
 
@@ -28,17 +28,17 @@ LIMIT = 600.0
 conftest.NEVER = LIMIT
 
 
-class Crew:
+class Deployment:
     """Workers by their role. ``steady`` is never harmed, so a leak of memory or of sessions shows there."""
 
     def __init__(self, server: PrivatePostgres, proxy: Proxy) -> None:
         self.server = server
         self.proxy = proxy
-        self.stage = Stage(server, "soak", [], is_short=False)
+        self.experiment = Experiment(server, "soak", [], is_short=False)
         # Each worker is started before another one is waited for: they start side by side.
-        self.steady, *self.victims = self.stage.workers(3, "--threads", "3", pglock=PGLOCK)
-        self.distant = self.stage.worker("--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK)
-        self.supervisor = self.stage.start("--processes", str(PROCESSES), "--threads", "2", pglock=PGLOCK)
+        self.steady, *self.victims = self.experiment.workers(3, "--threads", "3", pglock=PGLOCK)
+        self.distant = self.experiment.worker("--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK)
+        self.supervisor = self.experiment.start("--processes", str(PROCESSES), "--threads", "2", pglock=PGLOCK)
         wait_until(lambda: len(self.supervised()) == PROCESSES, "the supervisor has not started its processes")
 
     def supervised(self) -> list[Worker]:
@@ -48,7 +48,7 @@ class Crew:
     def _pids(self) -> list[int]:
         return children_of(self.supervisor.process.pid)
 
-    def members(self) -> list[Member]:
+    def workers(self) -> list[ChaosWorker]:
         """Return the workers that are processes of their own."""
         return [self.steady, *self.victims, self.distant]
 
@@ -60,18 +60,18 @@ class Crew:
         yield "supervisor", self.supervisor.process.pid
         yield from (("process of the supervisor", pid) for pid in self._pids())
 
-    def replace(self, victim: Member) -> None:
+    def replace(self, victim: ChaosWorker) -> None:
         """Start a worker in place of a worker that ends, and wait until the old one has ended."""
-        assert victim.again is not None
-        again, victim.again = victim.again, None
-        self.victims[self.victims.index(victim)] = again()
+        assert victim.start_replacement is not None
+        start, victim.start_replacement = victim.start_replacement, None
+        self.victims[self.victims.index(victim)] = start()
         victim.wait()
 
     def kill_supervised(self) -> None:
         """Kill one process of the supervisor and wait for its successor."""
         victim = self.supervised()[0]
         os.kill(victim.pid, signal.SIGKILL)
-        self.stage.out_of_reach(victim.pk, time.time(), float("inf"))
+        self.experiment.out_of_reach(victim.pk, time.time(), float("inf"))
         wait_until(
             lambda: victim.pid not in children_of(self.supervisor.process.pid), "the killed process is still there"
         )
@@ -79,8 +79,8 @@ class Crew:
 
     def wait_until_all_work(self, since: float) -> None:
         """Wait until each worker has begun a task since a moment."""
-        for member in self.members():
-            wait_until(partial(_has_begun, member.id, since), f"{member.id} does not work again")
+        for worker in self.workers():
+            wait_until(partial(_has_begun, worker.id, since), f"{worker.id} does not work again")
         wait_until(lambda: self._all_supervised_work(since), "the processes of the supervisor do not work again")
 
     def _all_supervised_work(self, since: float) -> bool:
@@ -89,7 +89,7 @@ class Crew:
 
     def close(self) -> None:
         """End all processes."""
-        self.stage.close()
+        self.experiment.close()
 
 
 def wait_until(is_true: Any, why: str, seconds: float = LIMIT) -> None:

@@ -26,21 +26,21 @@ from tests.sample.models import Run
 
 NOTHING_WRONG = "nothing lost, stuck, twice at once or with two effects; no outcome of a zombie"
 KEYS = 5
-#: With fewer tasks ready than these, a crew of twelve threads has not enough to do.
+#: With fewer tasks ready than these, twelve threads have not enough to do.
 PLENTY = 16
 
 
 #: The environment of workers, without the variables of a fault.
-SURROUNDINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings"}
+ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings"}
 
 
-class Member(WorkerProcess):
+class ChaosWorker(WorkerProcess):
     """A worker process, with the moment of its end and the id of its row."""
 
     ended_at: float | None = None
     id: UUID
     #: Starts a replacement, as a supervisor does. None: it was started.
-    again: Callable[[], Member] | None = None
+    start_replacement: Callable[[], ChaosWorker] | None = None
 
     def _read(self) -> None:
         super()._read()
@@ -54,12 +54,12 @@ def state_of(pid: int) -> str:
 
 
 @dataclass
-class Blow:
+class Fault:
     """A fault: its victim, its moment, and the tasks that the victim had claimed at that moment."""
 
     victim: UUID | None
     at: float
-    hands: set[int]
+    in_flight: set[int]
 
 
 def begins(since: float) -> set[tuple[UUID, str]]:
@@ -68,46 +68,46 @@ def begins(since: float) -> set[tuple[UUID, str]]:
     return set(runs.values_list("worker", "thread"))
 
 
-class Stage:
+class Experiment:
     """A database, workers, and a load of tasks. What is shown goes into ``rows``."""
 
     def __init__(self, server: PrivatePostgres, fault: str, rows: list[Row], *, is_short: bool) -> None:
         self.server = server
-        self.fault = fault
+        self.fault_name = fault
         self.rows = rows
         self.is_short = is_short
-        self.crew: list[Member] = []
+        self.started: list[ChaosWorker] = []
         self.enqueued: list[int] = []
         self._stopped: dict[UUID, float] = {}
         self._absences: list[Absence] = []
 
-    # What is on it
+    # The workers and their load
 
     def worker(
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
-    ) -> Member:
+    ) -> ChaosWorker:
         """Start a worker and wait until it is ready. ``pglock`` are settings; all others are at their defaults."""
-        return self.welcome(self.start(*arguments, url=url, pglock=pglock, **environment))
+        return self.wait_until_ready(self.start(*arguments, url=url, pglock=pglock, **environment))
 
-    def workers(self, count: int, *arguments: str, **options: Any) -> list[Member]:
+    def workers(self, count: int, *arguments: str, **options: Any) -> list[ChaosWorker]:
         """Start several workers alike."""
-        return [self.welcome(member) for member in [self.start(*arguments, **options) for _ in range(count)]]
+        return [self.wait_until_ready(worker) for worker in [self.start(*arguments, **options) for _ in range(count)]]
 
     def start(
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
-    ) -> Member:
+    ) -> ChaosWorker:
         """Start a worker, and do not wait for it."""
-        surroundings = {**SURROUNDINGS, "CHAOS_PGLOCK": json.dumps(pglock or {}), **environment}
-        member = Member(*arguments, url=url or self.server.url, **surroundings)
-        self.crew.append(member)
-        member.again = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)
-        return member
+        variables = {**ENVIRONMENT, "CHAOS_PGLOCK": json.dumps(pglock or {}), **environment}
+        worker = ChaosWorker(*arguments, url=url or self.server.url, **variables)
+        self.started.append(worker)
+        worker.start_replacement = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)
+        return worker
 
-    def welcome(self, member: Member) -> Member:
+    def wait_until_ready(self, worker: ChaosWorker) -> ChaosWorker:
         """Wait until a worker is ready."""
-        member.wait_for("is ready")
-        member.id = Worker.objects.filter(pid=member.process.pid).latest("started_at").pk
-        return member
+        worker.wait_for("is ready")
+        worker.id = Worker.objects.filter(pid=worker.process.pid).latest("started_at").pk
+        return worker
 
     def load(self, count: int, seconds: float = 0.05) -> list[int]:
         """Enqueue so many tasks of each of the three kinds: plain, atomic, and with keys."""
@@ -132,16 +132,16 @@ class Stage:
 
         return look
 
-    def all_begin(self, crew: Iterable[Member], since: float) -> Callable[[], bool]:
+    def all_begin(self, workers: Iterable[ChaosWorker], since: float) -> Callable[[], bool]:
         """Return the condition for ``eventually`` that each worker has begun a task since a moment, under load."""
-        return self.under_load(lambda: {member.id for member in crew} <= {worker for worker, _ in begins(since)})
+        return self.under_load(lambda: {worker.id for worker in workers} <= {id_ for id_, _ in begins(since)})
 
-    def all_threads_begin(self, crew: Collection[Member], since: float, threads: int) -> Callable[[], bool]:
-        """Return the condition for ``eventually`` that each of ``count`` threads of each worker has begun a task."""
+    def all_threads_begin(self, workers: Collection[ChaosWorker], since: float, threads: int) -> Callable[[], bool]:
+        """Return the condition for ``eventually`` that each of so many ``threads`` of each worker has begun a task."""
 
         def have_begun() -> bool:
-            begun = Counter(worker for worker, _ in begins(since))
-            return all(begun[member.id] == threads for member in crew)
+            begun = Counter(id_ for id_, _ in begins(since))
+            return all(begun[worker.id] == threads for worker in workers)
 
         return self.under_load(have_begun)
 
@@ -151,22 +151,22 @@ class Stage:
         self.enqueued += ids
         return ids
 
-    # What is done to it
+    # The faults
 
-    def strike(self, member: Member, number: signal.Signals) -> Blow:
+    def send_signal(self, worker: ChaosWorker, number: signal.Signals) -> Fault:
         """Send a signal: SIGKILL and SIGSTOP in the middle of a task. Return when it has happened."""
         is_hard = number in (signal.SIGKILL, signal.SIGSTOP)
         # Read before a SIGKILL: the heartbeat process reports the death at once, and others take the tasks.
-        hands = self.stop_at_work(member.process.pid, member.id) if is_hard else set()
+        in_flight = self.stop_at_work(worker.process.pid, worker.id) if is_hard else set()
         at = time.time()
-        member.send(number)
+        worker.send(number)
         if number == signal.SIGKILL:
-            member.wait()
+            worker.wait()
         if number == signal.SIGSTOP:
-            self._stopped[member.id] = at
+            self._stopped[worker.id] = at
         elif number == signal.SIGCONT:
-            self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
-        return Blow(member.id, at, hands if is_hard else self.hands(member.id))
+            self._absences.append(Absence(worker.id, self._stopped.pop(worker.id), at))
+        return Fault(worker.id, at, in_flight if is_hard else self.in_flight(worker.id))
 
     def stop_at_work(self, pid: int, worker: UUID) -> set[int]:
         """Stop a worker process in the middle of a task, and return the tasks that it has claimed.
@@ -178,15 +178,15 @@ class Stage:
             os.kill(pid, signal.SIGSTOP)
             while state_of(pid) != "T":
                 time.sleep(0.001)
-            hands = self.hands(worker)
-            if Run.objects.filter(worker=worker, ended_at=None, task__in=hands).exists():
-                return hands
+            in_flight = self.in_flight(worker)
+            if Run.objects.filter(worker=worker, ended_at=None, task__in=in_flight).exists():
+                return in_flight
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.01)
         return set()
 
     @staticmethod
-    def kill_heartbeat_processes(*workers: Member) -> None:
+    def kill_heartbeat_processes(*workers: ChaosWorker) -> None:
         """Kill the heartbeat processes of workers shortly before the workers, so that no new one is started."""
         for worker in workers:
             for process in heartbeat_processes_of(worker.process.pid):
@@ -196,16 +196,16 @@ class Stage:
         """Note that a worker was cut off for some time. Its runs of that time had computed everything before."""
         self._absences.append(Absence(worker, since, until, is_cut_off=True))
 
-    def hands(self, worker: UUID) -> set[int]:
+    def in_flight(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
         return set(Task.objects.filter(status="RUNNING", worker=worker).values_list("pk", flat=True))
 
     def replace_dead(self) -> bool:
         """Start a worker for each that has ended, as a supervisor does."""
-        for member in list(self.crew):
-            if member.ended_at is not None and member.again is not None:
-                again, member.again = member.again, None
-                again()
+        for worker in list(self.started):
+            if worker.ended_at is not None and worker.start_replacement is not None:
+                start, worker.start_replacement = worker.start_replacement, None
+                start()
         return True
 
     # How the tasks progress
@@ -246,14 +246,14 @@ class Stage:
         return [
             *self._absences,
             *(Absence(worker, since) for worker, since in self._stopped.items()),
-            *(Absence(each.id, each.ended_at) for each in self.crew if each.ended_at is not None),
+            *(Absence(each.id, each.ended_at) for each in self.started if each.ended_at is not None),
         ]
 
     def judge(self, guarantee: str = NOTHING_WRONG, **exceptions: Any) -> Evidence:
         """Show that no guarantee was violated, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""
         evidence = self.evidence()
         findings = evidence.findings(**exceptions)
-        self.rows.append(Row(self.fault, guarantee, None, None, not findings))
+        self.rows.append(Row(self.fault_name, guarantee, None, None, not findings))
         assert not findings, "\n".join([*map(str, findings), *self._history(finding.task for finding in findings)])
         return evidence
 
@@ -268,12 +268,12 @@ class Stage:
         """
         if self.is_short:
             bound = max(10 * bound, 60.0)
-        self.rows.append(Row(self.fault, guarantee, bound, measured, measured <= bound))
+        self.rows.append(Row(self.fault_name, guarantee, bound, measured, measured <= bound))
         assert measured <= bound, f"{guarantee}: after {measured:.1f} s instead of {bound:.1f} s"
 
     def affirm(self, guarantee: str, *, is_kept: bool) -> None:
         """Show that something is so, or is not."""
-        self.rows.append(Row(self.fault, guarantee, None, None, is_kept))
+        self.rows.append(Row(self.fault_name, guarantee, None, None, is_kept))
         assert is_kept, f"It is not so: {guarantee}."
 
     # The end
@@ -289,5 +289,5 @@ class Stage:
 
     def close(self) -> None:
         """End the processes that are left."""
-        for member in self.crew:
-            member.end()
+        for worker in self.started:
+            worker.end()

@@ -1,4 +1,4 @@
-"""What a play uses: a screen, processes that end with it, and claims that are asked of the database."""
+"""What a scenario uses: a screen, processes that end with it, and claims that are asked of the database."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LET_GO = 30.0
 HELD = "SELECT count(*) FROM django_pglock_advisorylock WHERE key IS NOT NULL"
 
 
-class Stage:
-    """One run of one system. A play says what it does, starts processes, and claims what then holds."""
+class Harness:
+    """One run of one system. A scenario says what it does, starts processes, and claims what then holds."""
 
     def __init__(self, screen: Screen, fleet: Fleet) -> None:
         self.screen = screen

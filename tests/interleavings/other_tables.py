@@ -16,7 +16,7 @@ from django_pglock.store.history import KEPT, add_rescued, prune_history
 from django_pglock.store.shared_counts import WRITE_COUNTS, shared_counts
 from django_pglock.store.statements import filled
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import Ledger, in_a_transaction, verb
+from tests.interleavings.verbs import Results, in_a_transaction, verb
 from tests.interleavings.worlds import World
 from tests.sample import tasks
 
@@ -25,7 +25,7 @@ FINGERPRINT = 7
 LONG = timedelta(days=180)
 
 
-def books(world: World) -> None:
+def other_tables(world: World) -> None:
     """The counts are out of date, and the history has rows that are too old."""
     tasks.nothing.enqueue()
     shared_counts("default")
@@ -38,43 +38,43 @@ def books(world: World) -> None:
 RESCUED = [("default", "first", "READY"), ("mail", "second", "FAILED")]
 
 
-@verb("books", is_workers=True)
-def write_history(world: World, ledger: Ledger) -> None:
+@verb("other_tables", is_workers=True)
+def write_history(world: World, results: Results) -> None:
     add_rescued("default", RESCUED)
-    ledger.counted.append(1)
+    results.counted.append(1)
 
 
-@verb("books", is_workers=True)
-def write_history_backwards(world: World, ledger: Ledger) -> None:
+@verb("other_tables", is_workers=True)
+def write_history_backwards(world: World, results: Results) -> None:
     """As another worker that has counted the same functions in another order."""
     add_rescued("default", RESCUED[::-1])
-    ledger.counted.append(1)
+    results.counted.append(1)
 
 
-@verb("books", is_workers=True)
-def delete_old_history(world: World, ledger: Ledger) -> None:
+@verb("other_tables", is_workers=True)
+def delete_old_history(world: World, results: Results) -> None:
     prune_history("default")
 
 
-@verb("books", is_workers=True)
-def count_for_all(world: World, ledger: Ledger) -> None:
+@verb("other_tables", is_workers=True)
+def count_for_all(world: World, results: Results) -> None:
     shared_counts("default")
 
 
-@verb("books")
-def invalidate_failures(world: World, ledger: Ledger) -> None:
+@verb("other_tables")
+def invalidate_failures(world: World, results: Results) -> None:
     shared_failures.invalidate_failures("default")
 
 
-@verb("books")
-def mute(world: World, ledger: Ledger) -> None:
+@verb("other_tables")
+def mute(world: World, results: Results) -> None:
     name = threading.current_thread().name
     if failures.mute("default", FINGERPRINT, by=name):
-        ledger.muted.append(name)
+        results.muted.append(name)
 
 
-@verb("books")
-def unmute(world: World, ledger: Ledger) -> None:
+@verb("other_tables")
+def unmute(world: World, results: Results) -> None:
     failures.unmute("default", FINGERPRINT)
 
 
@@ -82,36 +82,36 @@ for name in ("mute", "unmute"):
     in_a_transaction(name)
 
 
-@law("books")
+@law("other_tables")
 def whatever_is_counted_is_in_the_sums(judge: Judge) -> None:
     sums = {(seconds, *row): Counter() for seconds in KEPT for row in ((False, False), (True, False), (True, True))}
     for row in TaskHistory.objects.filter(started_at__gt=Now() - LONG):
         sums[row.seconds, bool(row.queue), bool(row.task_path)].update(lost=row.lost, failed=row.failed)
     [counted, *others] = sums.values()
     assert all(each == counted for each in others), "the rows and their sums differ"
-    written = len(judge.ledger.counted)
+    written = len(judge.results.counted)
     assert judge.has_died or (counted["lost"], counted["failed"]) == (written, written), "counts were lost"
 
 
-@law("books")
+@law("other_tables")
 def old_rows_are_deleted(judge: Judge) -> None:
     has_old = TaskHistory.objects.filter(started_at__lt=Now() - LONG).exists()
     has_to_be_deleted = "delete_old_history" in {each.name for each in judge.verbs}
     assert has_old != has_to_be_deleted or judge.has_died
 
 
-@law("books")
+@law("other_tables")
 def one_counts_for_all(judge: Judge) -> None:
-    written = [turn for turn in judge.turns if filled(WRITE_COUNTS) in turn.statements]
+    written = [run for run in judge.runs if filled(WRITE_COUNTS) in run.statements]
     assert len(written) <= 1 or judge.has_died, "two have counted at the same time"
     if written and not judge.has_died:
         found = {each.queue: each.counts["READY"] for each in queue_counts("default")}
         assert found == dict(QueueCount.objects.exclude(queue="").values_list("queue", "ready"))
 
 
-@law("books")
+@law("other_tables")
 def one_has_muted(judge: Judge) -> None:
     if judge.has_died or any(each.name.startswith("unmute") for each in judge.verbs):
         return
     row = FailureGroup.objects.filter(pk=FINGERPRINT).first()
-    assert judge.ledger.muted == ([row.muted_by] if row else []), "two have muted the same failures"
+    assert judge.results.muted == ([row.muted_by] if row else []), "two have muted the same failures"

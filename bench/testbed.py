@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 600.0
 
 
-class Arena:
+class Testbed:
     """A server, and what is done on it. As a context manager it starts and stops."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Arena:
         self._stack = ExitStack()
         self.stamps = Path(self._folder.name) / "stamps"
 
-    def __enter__(self) -> Arena:
+    def __enter__(self) -> Testbed:
         self._stack.enter_context(self._folder)
         self._stack.enter_context(self._server)
         self._admin = self._stack.enter_context(self.connect("postgres"))

@@ -1,4 +1,4 @@
-"""The play of this system: the same requests through tasks and through the table, with kills of back ends.
+"""The scenario of this system: the same requests through tasks and through the table, with kills of back ends.
 
 Then a search table follows the changes of 17 tables.
 """
@@ -24,7 +24,7 @@ from example_project.demo.screen import counted
 from example_project.systems.handoff import back_end, tasks
 from example_project.systems.handoff.models import Request, Sheet
 from example_project.systems.handoff.search import PARTS, Order
-from example_project.systems.stage import Stage
+from example_project.systems.harness import Harness
 
 REQUESTS, SHEETS, ORDERS = 10_000, 300, 2000
 #: Requests that a front end hands over in one transaction.
@@ -96,32 +96,32 @@ class Asked:
     line: str = ""
 
 
-def play(stage: Stage, count: int = REQUESTS, sheets: int = SHEETS, orders: int = ORDERS) -> None:
+def run_scenario(harness: Harness, count: int = REQUESTS, sheets: int = SHEETS, orders: int = ORDERS) -> None:
     """Send the requests through both planes, change the 17 tables, and claim what then holds."""
-    stage.say(
+    harness.say(
         f"{count:,} requests for {sheets} sheets: creates, updates, and creates that were clicked again. "
         "Another transaction\nstays open all the time, so that no dead row can be removed."
     )
     with old_snapshot():
-        stage.say("\nWith tasks. Half of the requests are handed over before the workers start.")
+        harness.say("\nWith tasks. Half of the requests are handed over before the workers start.")
         worker = ("runlockworker", "--threads", "4", "--no-reload")
-        run(stage, "tasks", count, sheets, lambda: stage.fleet.start(*worker), has_open_tasks)
+        run(harness, "tasks", count, sheets, lambda: harness.fleet.start(*worker), has_open_tasks)
         lost = Attempt.objects.filter(outcome="LOST").count()
-        stage.say(f"  {lost} tasks were taken back from killed workers. {runs_in_words('tasks')}")
-        stage.say("\nWith a table and ClaimManager. Half of the requests are handed over before the back ends start.")
-        run(stage, "table", count, sheets, lambda: stage.call(back_end.serve), back_end.new.exists)
-        stage.say(f"  {runs_in_words('table')}")
+        harness.say(f"  {lost} tasks were taken back from killed workers. {runs_in_words('tasks')}")
+        harness.say("\nWith a table and ClaimManager. Half of the requests are handed over before the back ends start.")
+        run(harness, "table", count, sheets, lambda: harness.call(back_end.serve), back_end.new.exists)
+        harness.say(f"  {runs_in_words('table')}")
         behind = Request.objects.latest("id").id
-        stage.say(
+        harness.say(
             f"  Below the open transaction, a search from the start reads {pages_read(0):,} pages, and one behind the "
             f"line in the sand {pages_read(behind)}."
         )
-    search_table(stage, orders)
-    claim(stage, count, sheets)
+    search_table(harness, orders)
+    claim(harness, count, sheets)
 
 
 def run(
-    stage: Stage,
+    harness: Harness,
     plane: str,
     count: int,
     sheets: int,
@@ -132,70 +132,74 @@ def run(
     began, updates = time.monotonic(), sum(asked.kind == "update" for asked in requests(count, sheets))
     front_end(plane, count, sheets, 0)
     back_ends, kills = [start() for _ in range(BACK_ENDS)], [updates // 3, 2 * updates // 3]
-    front = stage.call(front_end, plane, count, sheets, 1)
-    hands: list[tuple[int, list[int]]] = []
+    front = harness.call(front_end, plane, count, sheets, 1)
+    in_progress: list[tuple[int, list[int]]] = []
     while kills or front.poll() is None or has_open():
         lines = count_lines(plane)
-        stage.screen.progress(lines, updates, "lines in the sheets")
-        hands = max(hands, rows_by_process(plane), key=len)
+        harness.screen.progress(lines, updates, "lines in the sheets")
+        in_progress = max(in_progress, rows_by_process(plane), key=len)
         if kills and lines >= kills[0]:
             kills.pop(0)
             victim = back_ends.pop(0)
             victim.kill()
             victim.wait()
-            stage.say(f"  A back end (process {victim.pid}) was killed with SIGKILL, and another one starts.")
+            harness.say(f"  A back end (process {victim.pid}) was killed with SIGKILL, and another one starts.")
             back_ends.append(start())
         for process in back_ends:
-            stage.fleet.require_running(process)
+            harness.fleet.require_running(process)
         if time.monotonic() > began + NEVER:
-            raise TimeoutError(f"Some requests are never handled.\n{stage.fleet.output()}")
+            raise TimeoutError(f"Some requests are never handled.\n{harness.fleet.output()}")
         time.sleep(0.2)
     if front.returncode:
-        raise RuntimeError(f"The front end has failed.\n{stage.fleet.output()}")
+        raise RuntimeError(f"The front end has failed.\n{harness.fleet.output()}")
     note = f"lines in the sheets after {time.monotonic() - began:.1f} s"
-    stage.screen.progress(count_lines(plane), updates, note, is_last=True)
-    for process, rows in hands:
-        stage.say(f"  While requests were handled, {HOLDERS[plane]} {process} had rows {in_words(rows)}")
+    harness.screen.progress(count_lines(plane), updates, note, is_last=True)
+    for process, rows in in_progress:
+        harness.say(f"  While requests were handled, {HOLDERS[plane]} {process} had rows {in_words(rows)}")
     for process in back_ends:
         process.terminate()
 
 
-def search_table(stage: Stage, count: int) -> None:
+def search_table(harness: Harness, count: int) -> None:
     """Change 17 tables in all ways that there are, while no worker runs and beside one."""
-    stage.say(f"\nA search table about {count:,} orders, gathered from 17 tables. No worker runs.")
+    harness.say(f"\nA search table about {count:,} orders, gathered from 17 tables. No worker runs.")
     made = tasks_made(lambda: write_tables(count))
-    stage.say(f"  The ORM, plain SQL and COPY write {rows_written():,} rows: {counted(made, 'task')}.")
+    harness.say(f"  The ORM, plain SQL and COPY write {rows_written():,} rows: {counted(made, 'task')}.")
     gone: list[int] = []
     made = tasks_made(lambda: gone.append(roll_back()))
-    stage.say(f"  An order and its parts are written and rolled back: {counted(made, 'task')}.")
-    worker = stage.fleet.start("runlockworker", "--threads", "4", "--no-reload")
+    harness.say(f"  An order and its parts are written and rolled back: {counted(made, 'task')}.")
+    worker = harness.fleet.start("runlockworker", "--threads", "4", "--no-reload")
     made = tasks_made(lambda: execute("UPDATE handoff_item SET text = 'another ' || text"))
-    stage.say(f"  A worker starts. One UPDATE changes {2 * count:,} rows, two of each order: {counted(made, 'task')}.")
+    harness.say(
+        f"  A worker starts. One UPDATE changes {2 * count:,} rows, two of each order: {counted(made, 'task')}."
+    )
     deadline = time.monotonic() + NEVER
     while has_open_tasks():
-        stage.fleet.require_running(worker)
+        harness.fleet.require_running(worker)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Some changes never reach the search table.\n{stage.fleet.output()}")
+            raise TimeoutError(f"Some changes never reach the search table.\n{harness.fleet.output()}")
         time.sleep(0.05)
     worker.terminate()
-    stage.claim("The search table has what the 17 tables say", WRONG_ENTRIES)
+    harness.claim("The search table has what the 17 tables say", WRONG_ENTRIES)
     rolled_back = "SELECT count(*) FROM django_pglock_task WHERE kwargs -> 'ids' @> to_jsonb(%s)"
-    stage.claim("What was rolled back has made no task", rolled_back, gone[0])
+    harness.claim("What was rolled back has made no task", rolled_back, gone[0])
 
 
-def claim(stage: Stage, count: int, sheets: int) -> None:
+def claim(harness: Harness, count: int, sheets: int) -> None:
     """Claim what holds now."""
     expected = json.dumps(sheets_after(requests(count, sheets)))
     for plane in RUNS:
-        stage.claim(f"{TITLES[plane]}, each line is in its sheet, once, in order", WRONG_SHEETS, expected, f"{plane} %")
-    stage.claim("Both made the same sheets", DIFFERENT_SHEETS)
-    stage.claim("All tasks are successful", "SELECT count(*) FROM django_pglock_task WHERE status <> 'SUCCESSFUL'")
-    stage.claim("All requests are complete", "SELECT count(*) FROM handoff_request WHERE status <> 'complete'")
-    stage.claim("No sheet has two creates", SECOND_CREATES)
-    stage.claim("A run is one create, or updates of one sheet", MIXED_RUNS)
+        harness.claim(
+            f"{TITLES[plane]}, each line is in its sheet, once, in order", WRONG_SHEETS, expected, f"{plane} %"
+        )
+    harness.claim("Both made the same sheets", DIFFERENT_SHEETS)
+    harness.claim("All tasks are successful", "SELECT count(*) FROM django_pglock_task WHERE status <> 'SUCCESSFUL'")
+    harness.claim("All requests are complete", "SELECT count(*) FROM handoff_request WHERE status <> 'complete'")
+    harness.claim("No sheet has two creates", SECOND_CREATES)
+    harness.claim("A run is one create, or updates of one sheet", MIXED_RUNS)
     for plane, statement in RUNS.items():
         grouped = f"SELECT (runs >= updates)::int FROM ({statement}) AS counted (updates, runs)"
-        stage.claim(f"{TITLES[plane]}, updates of one sheet run together", grouped, "%update")
+        harness.claim(f"{TITLES[plane]}, updates of one sheet run together", grouped, "%update")
 
 
 def requests(count: int, sheets: int) -> Iterator[Asked]:

@@ -21,7 +21,7 @@ from django.db import connection
 from django_pglock.models import AdvisoryLock, Lease
 from example_project.systems.checkout import workers
 from example_project.systems.checkout.models import Cart, Payment
-from example_project.systems.stage import Stage
+from example_project.systems.harness import Harness
 from example_project.systems.web import GUNICORN, NEVER, UVICORN, Browser, Site, wait_for
 
 CLICKS = 20
@@ -40,12 +40,12 @@ class Customer(Browser):
         super().__init__(port, self.user)
 
 
-class Play:
+class Scenario:
     """One run."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.site = Site(stage.fleet)
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.site = Site(harness.fleet)
         self.pool = ThreadPoolExecutor(4)
         #: Processes, and the names of their sessions.
         self.reconcilers: dict[subprocess.Popen[bytes], str] = {}
@@ -68,7 +68,7 @@ class Play:
         counts = Counter(answer.status for answer in answers)
         answers.append(customer.post(customer.path))
         charges = {answer.content["charge"] for answer in answers if answer.status == 200}
-        self.stage.say(
+        self.harness.say(
             f"{CLICKS} clicks at once, two processes ({server}): {counts[200]} x 200, {counts[409]} x 409. "
             f"Charges in the answers, a later click included: {len(charges)}."
         )
@@ -76,10 +76,10 @@ class Play:
     def sale(self, first: Customer, second: Customer) -> None:
         """Begin a sale during a checkout."""
         click = self.click_and_hold(first)
-        sale = self.stage.call(workers.begin_sale, 25)
+        sale = self.harness.call(workers.begin_sale, 25)
         wait_for(lambda: AdvisoryLock.objects.for_name("shop").filter(is_granted=False).exists())
         answer = second.post(second.path)
-        self.stage.say(
+        self.harness.say(
             f"\nA sale begins during a checkout. It waits for the checkout; a new checkout gets {answer.status}, "
             f"Retry-After {answer.headers['Retry-After']}. python3 manage.py locks:\n\n{shown()}"
         )
@@ -87,7 +87,7 @@ class Play:
         click.result(), sale.wait(NEVER)
         answer = second.post(second.path)
         paid = dict(Payment.objects.values_list("cart__customer__username", "amount"))
-        self.stage.say(
+        self.harness.say(
             f"The first paid {paid['cleo']}, then the sale began, and the second paid {paid['dan']} ({answer.status})."
         )
 
@@ -99,10 +99,10 @@ class Play:
         os.kill(process, signal.SIGKILL)
         click.exception()
         self.release()
-        self.stage.say(f"\nWeb process {process} was killed between the charge and the COMMIT.")
+        self.harness.say(f"\nWeb process {process} was killed between the charge and the COMMIT.")
         answer = wait_for(lambda: answer_of_the_living(customer))
         entry = next(entry for entry in self.site.provider.book() if entry["key"] == customer.key)
-        self.stage.say(
+        self.harness.say(
             f"The next click got {answer.status} with {answer.content['charge']}: "
             f"the provider was asked {entry['requests']} times, and charged once."
         )
@@ -115,7 +115,7 @@ class Play:
             ("cut off from the database", lambda process: cut_off(self.reconcilers[process])),
             ("ended", lambda process: process.terminate()),
         ]
-        self.stage.say("\nFive reconcilers run, one of them works. It goes, and a crash leaves a payment open:")
+        self.harness.say("\nFive reconcilers run, one of them works. It goes, and a crash leaves a payment open:")
         gone = None
         for number, (how, go) in enumerate(ways):
             leader = wait_for(partial(self.successor_of, gone))
@@ -125,17 +125,17 @@ class Play:
             successor = wait_for(partial(self.successor_of, leader))
             wait_for(Payment.objects.filter(pk=payment).exclude(charge=None).exists)
             seconds = time.monotonic() - began
-            self.stage.say(f"  {leader.pid} was {how}: {successor.pid} has settled the payment after {seconds:.1f} s")
+            self.harness.say(f"  {leader.pid} was {how}: {successor.pid} has settled the payment after {seconds:.1f} s")
             if how == "frozen":
                 leader.send_signal(signal.SIGCONT)
                 leader.wait(NEVER)
-                self.stage.say(f"  {leader.pid} was woken, noticed that its lease is over, and ended")
+                self.harness.say(f"  {leader.pid} was woken, noticed that its lease is over, and ended")
             gone = leader
 
     def start_reconciler(self) -> None:
         """Start one more process."""
         name = f"reconciler {len(self.reconcilers) + 1}"
-        self.reconcilers[self.stage.call(workers.reconcile, 2.0, 0.1, PGAPPNAME=name)] = name
+        self.reconcilers[self.harness.call(workers.reconcile, 2.0, 0.1, PGAPPNAME=name)] = name
 
     def successor_of(self, gone: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes] | None:
         """Return the process that is the leader, unless it is the one that goes.
@@ -162,7 +162,7 @@ class Play:
     def ask(self) -> None:
         """Claim what holds."""
         book = json.dumps(self.site.provider.book())
-        claim = self.stage.claim
+        claim = self.harness.claim
         claim(
             "Every charge of the provider is in a payment of the same cart and amount, and nothing else is",
             f"""SELECT count(*) FROM checkout_payment AS p FULL JOIN {BOOK} ON p.charge = book.id
@@ -172,7 +172,7 @@ class Play:
         )
         claim("Every cart is paid, once", UNPAID)
         claim("The invoices are numbered from 1 without a gap", GAPS)
-        self.stage.claim_no_lock_is_left()
+        self.harness.claim_no_lock_is_left()
 
 
 UNPAID = """
@@ -186,9 +186,9 @@ WHERE NOT EXISTS (SELECT FROM checkout_payment AS p WHERE p.invoice = number)
 CUT_OFF = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s"
 
 
-def play(stage: Stage) -> None:
+def run_scenario(harness: Harness) -> None:
     """Run the system."""
-    Play(stage).run()
+    Scenario(harness).run()
 
 
 def cut_off(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The play of the mutex: an owner and another client, a holder that freezes, and 64 clients of which 32 are killed."""
+"""The scenario of mutex: an owner and another client, a holder that freezes, and 64 clients 32 of which are killed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from datetime import timedelta
 from django.db import connection
 from django.db.models import Q
 
+from example_project.systems.harness import Harness
 from example_project.systems.mutex.models import FREE, Status, TaskState
-from example_project.systems.stage import Stage
 
 PROCESSES, THREADS = 4, 16
 QUEUES = ("mail", "images", "reports", "billing")
@@ -43,48 +43,48 @@ DROP TABLE task_state_log, task_state_given;
 """
 
 
-def play(stage: Stage) -> None:
+def run_scenario(harness: Harness) -> None:
     """Run the system."""
     run(WITNESS)
     try:
-        an_owner(stage)
-        a_frozen_holder(stage)
-        evidence(stage, killed_clients(stage))
+        an_owner(harness)
+        a_frozen_holder(harness)
+        evidence(harness, killed_clients(harness))
     finally:
         run(NO_WITNESS)
 
 
-def an_owner(stage: Stage) -> None:
+def an_owner(harness: Harness) -> None:
     """One acquires, another cannot, and a name is a name in its queue only."""
     for queue in QUEUES[:2]:
         TaskState.objects.create(queue=queue, name="index")
     ours = TaskState.objects.acquire("mail", "index", "anna")
     assert ours is not None
-    stage.say("Anna acquires 'index' of the queue mail, without a timeout.")
+    harness.say("Anna acquires 'index' of the queue mail, without a timeout.")
     same, other = (TaskState.objects.acquire(queue, "index", "bert") for queue in QUEUES[:2])
-    stage.say(f"  Bert tries the same: {answer(same)}. He tries 'index' of the queue images: {answer(other)}.")
-    stage.say(f"  Anna releases hers: {ours.release()}. She releases it once more: {ours.release()}.")
+    harness.say(f"  Bert tries the same: {answer(same)}. He tries 'index' of the queue images: {answer(other)}.")
+    harness.say(f"  Anna releases hers: {ours.release()}. She releases it once more: {ours.release()}.")
 
 
-def a_frozen_holder(stage: Stage) -> None:
+def a_frozen_holder(harness: Harness) -> None:
     """A holder is stopped for longer than its timeout, and then continues as before."""
     daily = TaskState.objects.create(queue="reports", name="daily")
-    holder = stage.call(hold, "reports", "daily", 1.0)
+    holder = harness.call(hold, "reports", "daily", 1.0)
     wait_until(lambda: TaskState.objects.filter(pk=daily.pk, status=Status.IN_PROGRESS).exists(), holder)
     holder.send_signal(signal.SIGSTOP)
-    stage.say("Carla's process acquires 'daily' for one second, and freezes.")
+    harness.say("Carla's process acquires 'daily' for one second, and freezes.")
     refused = TaskState.objects.acquire("reports", "daily", "bert")
     began = time.monotonic()
     wait_until(lambda: refused or TaskState.objects.acquire("reports", "daily", "bert"))
     seconds = time.monotonic() - began
     holder.send_signal(signal.SIGCONT)
     released = holder.wait(LONGEST) != 0
-    stage.say(f"  Bert tries it: {answer(refused)}. {seconds:.1f} s later her time is over: acquired.")
-    stage.say(f"  Carla's process continues, and releases what was hers: {released}.")
+    harness.say(f"  Bert tries it: {answer(refused)}. {seconds:.1f} s later her time is over: acquired.")
+    harness.say(f"  Carla's process continues, and releases what was hers: {released}.")
 
 
-def killed_clients(stage: Stage) -> list[int]:
-    """Many clients share the rows of four queues. Half of them are killed with rows in their hands.
+def killed_clients(harness: Harness) -> list[int]:
+    """Many clients share the rows of four queues. Half of them are killed while they have rows in progress.
 
     Return the rows that the killed clients left in progress.
     """
@@ -95,20 +95,20 @@ def killed_clients(stage: Stage) -> list[int]:
     TaskState.objects.bulk_create(
         TaskState(queue=QUEUES[number], name="poison", retries_left=3) for number in range(POISONED)
     )
-    stage.say(f"{PROCESSES * THREADS} clients in {PROCESSES} processes capture {ROWS} rows of {len(QUEUES)} queues.")
-    processes = [start(stage, number) for number in range(PROCESSES)]
+    harness.say(f"{PROCESSES * THREADS} clients in {PROCESSES} processes capture {ROWS} rows of {len(QUEUES)} queues.")
+    processes = [start(harness, number) for number in range(PROCESSES)]
     for number in (0, 1):
         wait_until(lambda number=number: done() > ROWS * (number + 1) / 5, *processes)
         rows = kill_with_rows(processes[number], number)
         left += rows
         found = f"{done():3} rows are done. A process is killed by SIGKILL. It leaves {len(rows)} rows in progress."
-        stage.say(f"  {found}")
-        processes[number] = start(stage, PROCESSES + number)
+        harness.say(f"  {found}")
+        processes[number] = start(harness, PROCESSES + number)
     for process in processes:
         if process.wait(LONGEST):
-            raise RuntimeError(f"A client ended with {process.returncode}:\n{stage.fleet.output()}")
-    stage.say(f"  {done():3} rows are done. What the killed processes held was captured again after its timeout.")
-    stage.say(f"  {POISONED} rows fail each time. They had three retries, and are not tried again.")
+            raise RuntimeError(f"A client ended with {process.returncode}:\n{harness.fleet.output()}")
+    harness.say(f"  {done():3} rows are done. What the killed processes held was captured again after its timeout.")
+    harness.say(f"  {POISONED} rows fail each time. They had three retries, and are not tried again.")
     return left
 
 
@@ -148,9 +148,9 @@ def client(owner: str) -> None:
         connection.close()
 
 
-def start(stage: Stage, number: int) -> subprocess.Popen[bytes]:
+def start(harness: Harness, number: int) -> subprocess.Popen[bytes]:
     """Start a process of clients, whose sessions have its name."""
-    return stage.call(work, number, THREADS, PGAPPNAME=f"process {number}")
+    return harness.call(work, number, THREADS, PGAPPNAME=f"process {number}")
 
 
 def kill_with_rows(process: subprocess.Popen[bytes], number: int) -> list[int]:
@@ -176,43 +176,43 @@ def has_session(name: str) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def evidence(stage: Stage, left: list[int]) -> None:
+def evidence(harness: Harness, left: list[int]) -> None:
     """Ask the database, also about the rows that killed processes left in progress."""
-    stage.claim(
-        "No row was in two hands: each was free when it was taken",
+    harness.claim(
+        "No row had two holders: each was free when it was taken",
         """SELECT count(*) FROM task_state_log
            WHERE new_status = 'in_progress' AND old_status IN ('in_progress', 'done')""",
     )
-    stage.claim(
+    harness.claim(
         "No row was given to two clients at once",
         "SELECT count(*) FROM (SELECT FROM task_state_given GROUP BY task, token HAVING count(*) > 1) AS twice",
     )
-    stage.claim(
+    harness.claim(
         "No row was taken from its holder before its time was over",
         "SELECT count(*) FROM task_state_log WHERE new_status = 'expired' AND was_over IS NOT TRUE",
     )
-    stage.claim(
+    harness.claim(
         "Killed processes left rows behind, and their time ended",
         """SELECT count(*) FROM unnest(%s::bigint[]) AS task_left (id)
            WHERE NOT EXISTS (SELECT FROM task_state_log WHERE task = task_left.id AND new_status = 'expired')""",
         left,
     )
-    stage.claim(
+    harness.claim(
         "No row is lost: each is done, once",
         """SELECT count(*) FROM task_state WHERE name LIKE 'row %%' AND (status <> 'done' OR 1 <>
            (SELECT count(*) FROM task_state_log WHERE task = task_state.id AND new_status = 'done'))""",
     )
-    stage.claim(
+    harness.claim(
         "No retry was spent twice: each taking cost one",
         f"""SELECT count(*) FROM task_state WHERE retries_left <>
             CASE WHEN name = 'poison' THEN 3 ELSE {RETRIES} END
             - (SELECT count(*) FROM task_state_log WHERE task = task_state.id AND new_status = 'in_progress')""",
     )
-    stage.claim(
+    harness.claim(
         "Rows that always fail were taken three times and no more",
         "SELECT count(*) FROM task_state WHERE name = 'poison' AND (status NOT IN ('failed', 'expired') OR token <> 3)",
     )
-    stage.claim(
+    harness.claim(
         "A late release has no effect: the row belongs to its next owner",
         "SELECT count(*) FROM task_state WHERE name = 'daily' AND owner IS DISTINCT FROM 'bert'",
     )

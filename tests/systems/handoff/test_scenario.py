@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from example_project.systems.handoff.play import play, requests, sheets_after
+from example_project.systems.handoff.scenario import requests, run_scenario, sheets_after
 
 
-def test_both_planes_make_the_sheets_that_the_requests_ask_for(stage):
-    play(stage, count=2000, sheets=50, orders=200)
-    told = stage.judge()
+def test_both_planes_make_the_sheets_that_the_requests_ask_for(harness):
+    run_scenario(harness, count=2000, sheets=50, orders=200)
+    told = harness.judge()
     assert told.count("SIGKILL") == 4
     assert "One UPDATE changes 400 rows, two of each order: 1 task." in told
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from example_project.systems.stage import call
+from example_project.systems.harness import call
 from tests.conftest import NEVER
 from tests.systems.ledger.command import run
 
 
 def test_the_command_of_the_ledger_finds_no_violation(fleet):
-    """In a process of its own, as users run it. The other plays run in the process of their test."""
+    """In a process of its own, as users run it. The other scenarios run in the process of their test."""
     process = call(fleet, run)
     assert process.wait(2 * NEVER) == 0, fleet.output()
     assert "✓" in fleet.output()

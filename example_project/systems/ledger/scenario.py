@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from django_pglock import lock
 from django_pglock.models import Task, Worker
+from example_project.systems.harness import Harness
 from example_project.systems.ledger.models import Entry
-from example_project.systems.stage import Stage
 from example_project.systems.web import GUNICORN, Answer, Browser, Site, wait_for
 
 BOOK = "jsonb_to_recordset(%s::jsonb) AS book (id text, kind text, key text, content jsonb)"
@@ -59,18 +59,18 @@ class Holder(Browser):
         return answers
 
 
-class Play:
+class Scenario:
     """One run."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.site = Site(stage.fleet)
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.site = Site(harness.fleet)
         self.pool = ThreadPoolExecutor(8)
 
     def run(self) -> None:
         """Run the parts and ask the database."""
         for _ in range(2):
-            self.stage.fleet.start("runlockworker", "--threads=2", "--no-reload")
+            self.harness.fleet.start("runlockworker", "--threads=2", "--no-reload")
         [port] = self.site.serve(GUNICORN)
         ann, bob = Holder("ann", port), Holder("bob", port)
         self.buy(ann)
@@ -88,12 +88,12 @@ class Play:
         process = Worker.objects.get(pk=Task.objects.get().worker).pid
         os.kill(process, signal.SIGKILL)
         self.site.provider.post("/release")
-        self.stage.say(
+        self.harness.say(
             f"ann buys 100 credits ({status}). Worker {process} was killed between the charge and the COMMIT."
         )
         wait_for(lambda: ann.balance)
         [entry] = self.site.provider.book()
-        self.stage.say(
+        self.harness.say(
             f"The other worker ran the task again. The provider was asked {entry['requests']} times and has charged "
             f"{entry['content']['amount']} once; ann has {ann.balance} credits."
         )
@@ -106,7 +106,7 @@ class Play:
             purchases = [self.pool.submit(ann.use, 100) for _ in range(4)]
             other = bob.use(30)
         answers = Counter(purchase.result()[-1] for purchase in purchases)
-        self.stage.say(
+        self.harness.say(
             f"\nFour purchases of 100 credits at once: {answers[201]} x 201, {answers[402]} x 402 (not enough). "
             f"ann has {ann.balance} credits.\n"
             f"While nobody had got the lock of ann yet, bob was served: {other[-1]}."
@@ -116,7 +116,9 @@ class Play:
         """Send one request three times, as after a timeout."""
         before, key = bob.balance, uuid4()
         answers = [bob.use(20, key)[-1] for _ in range(3)]
-        self.stage.say(f"bob's request for 20 was sent three times with one key: {answers}, {before} -> {bob.balance}.")
+        self.harness.say(
+            f"bob's request for 20 was sent three times with one key: {answers}, {before} -> {bob.balance}."
+        )
 
     def busy(self, ann: Holder) -> None:
         """Show both forms of the answer to a busy lock."""
@@ -125,7 +127,7 @@ class Play:
             detail = self.pool.submit(ann.order, "use", 1, Accept="application/json")
             seen = " - ".join(re.findall("<(?:h1|p)>(.*?)</", page.result().body.decode()))
             read = detail.result().body.decode()
-        self.stage.say(
+        self.harness.say(
             f"\nFor a second the lock of ann is busy. A browser shows ({page.result().status}):\n    {seen}\n"
             f"A program reads ({detail.result().headers['Content-Type']}):\n    {read}"
         )
@@ -138,7 +140,7 @@ class Play:
         second = wait_for(Entry.objects.filter(holder="bob", charge__isnull=False).exclude(pk=first.pk).first)
         answers = bob.post_at_once(2, f"/systems/ledger/bob/refund/{second.pk}/")
         wait_for(lambda: any(entry["kind"] == "refund" for entry in self.site.provider.book()))
-        self.stage.say(
+        self.harness.say(
             f"\nbob asks for the money of 100 credits, of which he has used some: {refused}.\n"
             f"He buys 10, and presses the button for their refund twice: {[answer.status for answer in answers]}; "
             f"he has {bob.balance} credits."
@@ -148,13 +150,13 @@ class Play:
         """Claim what holds."""
         wait_for(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
         book = json.dumps(self.site.provider.book())
-        self.stage.claim("No balance was ever below zero", OVERDRAWN)
-        self.stage.claim("Every charge of the provider is one entry with its credits, and no other is", CHARGES, book)
-        self.stage.claim("Every refund of the ledger was paid back by the provider, and no other", REFUNDS, book)
-        self.stage.claim("Every task ended successfully", UNFINISHED)
-        self.stage.claim_no_lock_is_left()
+        self.harness.claim("No balance was ever below zero", OVERDRAWN)
+        self.harness.claim("Every charge of the provider is one entry with its credits, and no other is", CHARGES, book)
+        self.harness.claim("Every refund of the ledger was paid back by the provider, and no other", REFUNDS, book)
+        self.harness.claim("Every task ended successfully", UNFINISHED)
+        self.harness.claim_no_lock_is_left()
 
 
-def play(stage: Stage) -> None:
+def run_scenario(harness: Harness) -> None:
     """Run the system."""
-    Play(stage).run()
+    Scenario(harness).run()

@@ -40,7 +40,7 @@ MAX_RESCUES = 3
 LONGEST_WAIT_HERE = 1.0
 
 
-class House:
+class SimulatedProcess:
     """A worker process, and the others that its table knows."""
 
     def __init__(self, random: Random, shape: Shape) -> None:
@@ -124,23 +124,23 @@ class House:
     # What has to hold
 
     def check(self) -> None:
-        """Called whenever nobody can run: then no free thread or place may wait beside a task that nobody looks for."""
+        """Called whenever nobody can run: then no free thread or slot may wait beside a task that nobody looks for."""
         places = self.schedule.places()
         if places["fetcher"] != "fetcher_wakeup" or self.was_stale or self.fetcher._exclusive_run._suspect is not None:
             return
         if self.in_flight._is_held_back and places["settler"] != "outbox":
             # Too many outcomes wait for the database. When it has written the next ones, the settler wakes the fetcher.
             return
-        places_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
-        assert self.in_flight.coroutines.running == places_in_use + (places["async starter"] != "coroutines")
+        slots_in_use = len(self.coroutines) + self.in_flight.coroutines.inbox.qsize()
+        assert self.in_flight.coroutines.running == slots_in_use + (places["async starter"] != "coroutines")
         # A claim for the loop alone is postponed for a while, so that it does not keep threads waiting, but no longer.
         is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
-        has_place = self.in_flight.coroutines.room() > 0 and not is_put_off
+        has_free_slot = self.in_flight.coroutines.free_capacity() > 0 and not is_put_off
         claimable = [call for call in self.table.claimable() if call.id not in self.table.unanswered]
         beside = [call for call in claimable if not self.is_looked_for_soon(call)]
-        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
+        for kind, is_free in ((SYNC, "inbox" in places.values()), (ASYNC, has_free_slot)):
             alike = [call for call in beside if call.task_path == kind]
-            assert not (has_room and alike), f"{len(alike)} {kind} tasks are ready, there is room: {places}"
+            assert not (is_free and alike), f"{len(alike)} {kind} tasks are ready, threads or slots are free: {places}"
 
     def is_looked_for_soon(self, call: Call) -> bool:
         """Return whether the worker was not notified of this task, but will poll in a moment."""
@@ -151,24 +151,24 @@ class House:
 
 
 class FetcherHere(Fetcher):
-    def __init__(self, house: House) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(
-            is_heartbeat_stale=house.is_heartbeat_stale, is_listening=lambda: False, is_resting=lambda: False
+            is_heartbeat_stale=process.is_heartbeat_stale, is_listening=lambda: False, is_resting=lambda: False
         )
-        rows: Any = house.table
-        waits = Sleep(house.in_flight, rows, uuid4(), house.queues)
-        super().__init__(house.in_flight, rows, uuid4(), house.queues, sleep=waits, liveness=awake, listens=True)
+        rows: Any = process.table
+        waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
+        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, liveness=awake, listens=True)
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
-        now = house.schedule.time.monotonic
+        now = process.schedule.time.monotonic
         self.claimer.pauses._clock = self.claimer._ready._clock = now
 
 
 class SettlerHere(Settler):
-    def __init__(self, house: House) -> None:
-        progress: Any = SimpleNamespace(note_last=lambda claims: (list(claims), [])[1])
-        super().__init__(house.in_flight, house.table, None, progress=progress, scheduled=lambda: None)
+    def __init__(self, process: SimulatedProcess) -> None:
+        progress: Any = SimpleNamespace(write_last=lambda claims: (list(claims), [])[1])
+        super().__init__(process.in_flight, process.table, None, progress=progress, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
-        self.stopping = Event(house.schedule, "lingers")
+        self.stopping = Event(process.schedule, "lingers")
 
 
 class TaskThread:
@@ -177,52 +177,56 @@ class TaskThread:
 
 
 class ExecutorHere(Executor):
-    def __init__(self, house: House) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread, task_threads=[])
-        super().__init__(house.in_flight, "default", watchdog)
-        self.house = house
+        super().__init__(process.in_flight, "default", watchdog)
+        self.process = process
 
     def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
-        waited = self.house.schedule.now - claim.received_at
+        waited = self.process.schedule.now - claim.received_at
         # A coroutine begins when the thread that starts coroutines has a connection, a suspect when it can run alone.
         may_wait = is_coroutine or claim.rescues == MAX_RESCUES
         assert may_wait or waited <= LONGEST_WAIT_HERE, f"{claim} has waited for {waited:.1f} s"
         if claim.attempt <= claim.refusals:
             return EndedClaim(claim, GivenBack())
         if is_coroutine:
-            self.house.coroutines.append((self.house.schedule.now + claim.seconds, claim))
+            self.process.coroutines.append((self.process.schedule.now + claim.seconds, claim))
             return None
-        self.house.schedule.sleep(claim.seconds)
-        if self.house.shape.is_atomic:
-            self.house.table.end(claim, SUCCEEDED)
-        return EndedClaim(claim, SUCCEEDED, is_settled=self.house.shape.is_atomic)
+        self.process.schedule.sleep(claim.seconds)
+        if self.process.shape.is_atomic:
+            self.process.table.end(claim, SUCCEEDED)
+        return EndedClaim(claim, SUCCEEDED, is_settled=self.process.shape.is_atomic)
 
 
-def replacements(house: House) -> list[tuple[Any, str, Any]]:
+def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
     """Return what to replace in the worker's modules: object, name and replacement."""
-    most_unsettled = house.shape.most_unsettled
+    most_unsettled = process.shape.most_unsettled
     known: Any = SimpleNamespace(
         count=lambda: 2, known_paths=lambda: [ASYNC, SYNC], is_async=lambda path: path == ASYNC, has_fair=lambda: False
     )
 
     def cursors(*args: Any, **options: Any) -> Any:
-        return queue_cursor.QueueCursors(*args, **options, clock=house.schedule.time.monotonic)
+        return queue_cursor.QueueCursors(*args, **options, clock=process.schedule.time.monotonic)
 
     return [
-        # Few places, so that they are all taken.
+        # Few slots, so that they are all taken.
         (capacity, "MOST_ASYNC", 3),
         (in_flight, "MOST_UNSETTLED", most_unsettled),
         (settler, "LARGEST_BATCH", max(1, most_unsettled // 2)),
         (in_flight, "registry", known),
         (claimer, "registry", known),
         (claimer, "QueueCursors", cursors),
-        (fetcher, "random", house.table.random),
+        (fetcher, "random", process.table.random),
         (exclusive_run, "get_settings", lambda: SimpleNamespace(MAX_RESCUES=MAX_RESCUES)),
         (queue_cursor, "claim_statement", lambda table, **options: table.claim_statement(**options)),
         (queue_cursor, "claims_of", lambda rows, worker: rows),
         (queue_cursor, "claim_fair", lambda table, **options: ([], "")),
         (ready_queues_module, "ready_queues", Table.ready_queues),
-        (sleep, "note_sleep", lambda table, worker, *, is_sleeping: table.note_sleep(is_sleeping=is_sleeping)),
+        (
+            sleep,
+            "write_sleep_flag",
+            lambda table, worker, *, is_sleeping: table.write_sleep_flag(is_sleeping=is_sleeping),
+        ),
         (sleep, "wake_others", lambda table, queues: table.wait()),
         (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
         (settler, "settle_unobserved", Table.settle_unobserved),

@@ -50,7 +50,7 @@ class Report:
         return {**self.__dict__, "findings": [finding.as_dict() for finding in self.findings], "holds": self.holds}
 
 
-class Play:
+class Scenario:
     """One run of the demo."""
 
     def __init__(self, screen: Screen, fleet: Fleet) -> None:
