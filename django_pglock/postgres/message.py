@@ -56,14 +56,19 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
             raise
 
 
-def literals(connection: DatabaseWrapper, values: Iterable[str | int]) -> tuple[str, ...]:
+def literals(connection: DatabaseWrapper, values: Iterable[str | int | None]) -> tuple[str, ...]:
     """Quote texts by libpq's ``PQescapeLiteral``, in a tenth of the time of a cursor. Numbers need no quotes.
 
-    The connection must be open.
+    None is NULL. The connection must be open.
     """
     quote = Escaping(connection.connection.pgconn).escape_literal
     return tuple(
-        str(int(value)) if isinstance(value, int) else bytes(quote(value.encode())).decode() for value in values
+        bytes(quote(value.encode())).decode()
+        if isinstance(value, str)
+        else "NULL"
+        if value is None
+        else str(int(value))
+        for value in values
     )
 
 

@@ -18,7 +18,8 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.statements import rows_of, run_together
+from django_pglock.store.plans import bound_by_plan
+from django_pglock.store.statements import array_of_texts, rows_of, run_together
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
@@ -247,13 +248,22 @@ SELECT (SELECT queue FROM admitted),
 
 
 def admit(using: str, keys: Iterable[str | None]) -> int:
-    """Make tasks of these keys READY, in the order of enqueueing, up to the capacity of each key. Returns how many."""
+    """Make tasks of these keys READY, in the order of enqueueing, up to the capacity of each key. Returns how many.
+
+    Wakes sleeping workers.
+    """
+    queues = admit_without_wake(using, keys)
+    wake(using, queues)
+    return len(queues)
+
+
+def admit_without_wake(using: str, keys: Iterable[str | None]) -> list[str]:
+    """Make tasks of these keys READY, as ``admit`` does. Returns the queue of each task; the caller wakes workers."""
     wanted = sorted({key for key in keys if key is not None})
     queues: list[str] = []
     for start in range(0, len(wanted), KEYS_AT_ONCE):
         queues += _admit(using, wanted[start : start + KEYS_AT_ONCE])
-    wake(using, queues)
-    return len(queues)
+    return queues
 
 
 def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
@@ -304,7 +314,7 @@ def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
 def _admit_own(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the queue of the task if it was admitted, and what the statement says of the key."""
     try:
-        [row] = _admit_by(using, statement, [key], values)
+        [row] = _admit_by(using, [key], (statement, values))
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
@@ -317,17 +327,21 @@ def _admit(using: str, keys: list[str]) -> list[str]:
     """Admit to some keys; return the queue of each task that was admitted."""
     rated = [key for key in keys if key.startswith(RATE_PREFIX)]
     plain = [key for key in keys if not key.startswith(RATE_PREFIX)]
-    rows = _admit_by(using, ADMIT_NEXT, plain) if plain else []
+    rows = _admit_to(using, ADMIT_NEXT, plain) if plain else []
     queues = [queue for queue, _ in rows if queue is not None]
     # The keys that need the general statement.
     others = sorted(rated + [key for _, key in rows if key is not None])
-    return queues + [queue for (queue,) in _admit_by(using, ADMIT, others)] if others else queues
+    return queues + [queue for (queue,) in _admit_to(using, ADMIT, others)] if others else queues
 
 
-def _admit_by(using: str, statement: str, keys: list[str], values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+def _admit_to(using: str, statement: str, keys: list[str]) -> list[tuple[Any, ...]]:
+    return _admit_by(using, keys, bound_by_plan(using, statement, array_of_texts(keys)))
+
+
+def _admit_by(using: str, keys: list[str], statement: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
     # The commit need not wait for the disk: if the server crashes, upkeep admits again.
     is_own = not connections[using].in_atomic_block
-    unsynced = [("SET LOCAL synchronous_commit = off", ())] if is_own else []
+    unsynced = ["SET LOCAL synchronous_commit = off"] if is_own else []
     # Two statements, so that the snapshot of the second is younger than the lock.
     lock = (LOCK_KEYS, [keys]) if len(keys) > 1 else (LOCK_KEY, keys)
-    return run_together(using, *unsynced, lock, (statement, values or [keys]))
+    return run_together(using, *unsynced, lock, statement)

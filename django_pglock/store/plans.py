@@ -8,11 +8,16 @@ statements are written for that.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django.db import connections
+
 from django_pglock.postgres.message import literals
-from django_pglock.store.statements import OFF
+from django_pglock.store.statements import OFF, bound, filled
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -34,7 +39,31 @@ def keep_plans(connection: DatabaseWrapper) -> None:
     _prepared[connection.connection] = {}
 
 
-def prepared(cursor: Any, statement: str, *values: str | int) -> str | None:
+def run_by_plan(using: str, statement: str, *values: str | int | None) -> list[tuple[Any, ...]]:
+    """Execute one statement as ``run`` does, but by its kept plan if this session keeps plans. Return its rows."""
+    with connections[using].cursor() as cursor:
+        if text := prepared(cursor, _preparable(statement), *values):
+            cursor.execute(text)
+        else:
+            cursor.execute(filled(statement), values)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
+def bound_by_plan(using: str, statement: str, *values: str | int | None) -> str:
+    """Return a statement with its values, for a message: the EXECUTE of its kept plan if this session keeps plans."""
+    with connections[using].cursor() as cursor:
+        return prepared(cursor, _preparable(statement), *values) or bound(using, statement, values)
+
+
+@lru_cache(maxsize=64)
+def _preparable(statement: str) -> str:
+    """Return a statement with the names of its tables, and with ``$1`` and so on in the place of its values."""
+    numbers = count(1)
+    return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", filled(statement))
+
+
+def prepared(cursor: Any, statement: str, *values: str | int | None) -> str | None:
     """Return the EXECUTE of a prepared statement, and prepare it first if needed. None: this session keeps no plans.
 
     The statement has ``$1`` and so on in the place of the values. Everything that differs between calls, such as the

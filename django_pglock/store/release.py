@@ -13,6 +13,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
 from django_pglock.store.after_commit import after_commit
+from django_pglock.store.plans import run_by_plan
 from django_pglock.store.result_waiters import DONE_CHANNEL, ended
 from django_pglock.store.statements import array_of_numbers, run, run_together
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
@@ -144,7 +145,7 @@ def _release_ended(using: str, awaited: Collection[int]) -> None:
 
 def _awaited(using: str, ids: set[int]) -> set[int]:
     most = 2 * len(ids)
-    found = run(using, AWAITED_BETWEEN, min(ids), max(ids), most)
+    found = run_by_plan(using, AWAITED_BETWEEN, min(ids), max(ids), most)
     if len(found) == most:
         found = run(using, AWAITED, array_of_numbers(ids))
     return ids & {id_ for (id_,) in found}

@@ -27,6 +27,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.store.plans import run_by_plan
 from django_pglock.store.statements import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fingerprint import fingerprint_of
@@ -158,7 +159,7 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
     others = [_columns(*pair) for pair in ([] if are_alike else outcomes) if not isinstance(pair[1], Succeeded)]
     accepted: dict[int, float | None] = {}
     if successes:
-        accepted.update(run(using, SETTLE_SUCCESSES, *_success_columns(successes)))
+        accepted.update(run_by_plan(using, SETTLE_SUCCESSES, *_success_columns(successes)))
     if others:
         accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
     return accepted
@@ -172,7 +173,7 @@ def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str
     # Sorted by id, as everywhere: see ``_by_id``.
     ids, attempts, texts = zip(*sorted(zip(map(ID, claims), map(ATTEMPT, claims), results, strict=True)), strict=True)
     columns = (array_of_numbers(ids), array_of_numbers(attempts), _results(texts))
-    [(accepted,)] = run(using, SETTLE_UNOBSERVED, *columns, len(ids))
+    [(accepted,)] = run_by_plan(using, SETTLE_UNOBSERVED, *columns, len(ids))
     return cast("list[int] | None", accepted)
 
 

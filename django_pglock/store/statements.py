@@ -67,8 +67,10 @@ def run(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def run_together(using: str, *parts: tuple[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+def run_together(using: str, *parts: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
     """Execute statements as one transaction, or within the open one. Return the rows of the last statement.
+
+    A part is a statement and its values, or the text of a statement that has its values already.
 
     They are sent in one message. Between two messages the process may freeze. Then the rows that the first statement
     has locked would stay locked until the server ends the idle session. PostgreSQL executes a message as one
@@ -88,7 +90,7 @@ def run_by_index(using: str, statement: str, *values: Any) -> list[tuple[Any, ..
     return run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
 
 
-def message(using: str, *parts: tuple[str, Sequence[Any]]) -> str:
+def message(using: str, *parts: tuple[str, Sequence[Any]] | str) -> str:
     """Return statements with their values as one message. The connection must be open.
 
     If the message is its own transaction, it is READ COMMITTED, whatever the role's default is. Only then each
@@ -97,7 +99,7 @@ def message(using: str, *parts: tuple[str, Sequence[Any]]) -> str:
     connection: Any = connections[using]
     is_own = not connection.in_atomic_block and not in_transaction(connection)
     begin = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"] if is_own else []
-    return ";".join(begin + [bound(using, statement, values) for statement, values in parts])
+    return ";".join(begin + [part if isinstance(part, str) else bound(using, *part) for part in parts])
 
 
 def bound(using: str, statement: str, values: Sequence[Any]) -> str:
@@ -126,3 +128,9 @@ def _table_of(model: str) -> str:
 def array_of_numbers(numbers: Iterable[int]) -> str:
     """Return numbers as the text of an array. For many numbers this is many times faster than binding a list."""
     return "{" + str([*numbers])[1:-1] + "}"
+
+
+def array_of_texts(texts: Iterable[str]) -> str:
+    """Return texts as the text of an array: https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO."""
+    escaped = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
+    return "{" + ",".join(f'"{text}"' for text in escaped) + "}"

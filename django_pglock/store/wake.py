@@ -55,6 +55,9 @@ FROM (VALUES %s) AS ready (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
+# Wakes sleeping workers other than the one that sends it.
+WAKE_BESIDES = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
+
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
 NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
 
@@ -68,7 +71,8 @@ WHERE EXISTS (SELECT FROM {task} AS task
               WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = ready.queue)
 """
 
-_no_worker_slept_at: dict[str, float] = {}
+# When this process found that no worker sleeps, by the database and the worker that was left out.
+_no_worker_slept_at: dict[tuple[str, UUID | None], float] = {}
 # For each connection: the channels and queues that the open transaction has to notify. After a rollback they stay, and
 # the next commit notifies for them as well, which does no harm.
 _pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
@@ -82,6 +86,15 @@ def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> Non
         return
     for queue in names:
         _wake_on_commit(using, channel, queue)
+
+
+def wake_besides(using: str, queues: Iterable[str], worker: UUID) -> None:
+    """Wake sleeping workers for these queues, but not ``worker``, whose own fetcher the caller wakes.
+
+    Call it outside of a transaction, after the commit.
+    """
+    if names := set(queues):
+        _notify(using, [(READY_CHANNEL, queue) for queue in sorted(names)], besides=worker)
 
 
 def wake_others(using: str, queues: Iterable[str]) -> bool:
@@ -112,16 +125,20 @@ def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
         pending.clear()
 
 
-def _notify(using: str, pending: list[tuple[str, str]]) -> None:
-    if _no_worker_sleeps(using):
+def _notify(using: str, pending: list[tuple[str, str]], *, besides: UUID | None = None) -> None:
+    if _no_worker_sleeps(using, besides):
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
     values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
-    if send(connection, filled(WAKE) % values) is None:
-        _no_worker_slept_at[using] = now
+    statement = filled(WAKE) if besides is None else filled(WAKE_BESIDES)
+    if (
+        send(connection, statement % (values, *(() if besides is None else literals(connection, [str(besides)]))))
+        is None
+    ):
+        _no_worker_slept_at[using, besides] = now
 
 
-def _no_worker_sleeps(using: str) -> bool:
-    return time.monotonic() - _no_worker_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL
+def _no_worker_sleeps(using: str, besides: UUID | None = None) -> bool:
+    return time.monotonic() - _no_worker_slept_at.get((using, besides), -NEGATIVE_TTL) < NEGATIVE_TTL

@@ -134,7 +134,13 @@ class Worker:
         self.running_tasks = self._make_running_tasks(using, progress)
         self.upkeep = Upkeep(using, me, promoted=self.in_flight.notify_fetcher, rest=self.rest, sessions=self.sessions)
         self.settler = Settler(
-            self.in_flight, using, me, progress=progress, scheduled=self.upkeep.wake, sessions=self.sessions
+            self.in_flight,
+            using,
+            me,
+            progress=progress,
+            ready=self.sleep.note_ready,
+            scheduled=self.upkeep.wake,
+            sessions=self.sessions,
         )
         self.listener = self._make_listener() if listens else None
         self.heartbeat = self._make_heartbeat(using, is_pooled=not listens, supervisor=supervisor)

@@ -166,7 +166,7 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(not
     worker = uuid4()
     beat_of(worker)
     with transaction.atomic():
-        wakeup._no_worker_slept_at["default"] = time.monotonic() + 3600
+        wakeup._no_worker_slept_at["default", None] = time.monotonic() + 3600
         tasks.nothing.enqueue()
         wakeup._no_worker_slept_at.clear()
         Worker.objects.update(is_sleeping=True)

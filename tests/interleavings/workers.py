@@ -81,8 +81,9 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
         return
     in_flight = InFlight(1)
     worker = outcomes[0][0].worker
+    progress = Progress(in_flight, "default")
     service = settler.Settler(
-        in_flight, "default", worker, progress=Progress(in_flight, "default"), scheduled=lambda: None
+        in_flight, "default", worker, progress=progress, ready=lambda *_: None, scheduled=lambda: None
     )
     for held, outcome in outcomes:
         in_flight.claims[held.id, held.attempt] = held

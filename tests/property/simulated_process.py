@@ -51,7 +51,8 @@ class SimulatedProcess:
         self.queues = Queues(shape.queues)
         self.was_stale = False
         self.coroutines: list[tuple[float, Call]] = []
-        self.fetcher, self.settler, self.executor = FetcherHere(self), SettlerHere(self), ExecutorHere(self)
+        self.fetcher = FetcherHere(self)
+        self.settler, self.executor = SettlerHere(self), ExecutorHere(self)
         self.table.notify = self.fetcher.sleep.note_ready
         self.schedule.add("fetcher", self.fetch)
         self.schedule.add("settler", self.settle)
@@ -153,7 +154,9 @@ class SimulatedProcess:
 class FetcherHere(Fetcher):
     def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(
-            is_heartbeat_stale=process.is_heartbeat_stale, is_listening=lambda: False, is_resting=lambda: False
+            is_heartbeat_stale=process.is_heartbeat_stale,
+            is_listening=lambda: process.shape.is_listening,
+            is_resting=lambda: False,
         )
         rows: Any = process.table
         waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
@@ -166,7 +169,8 @@ class FetcherHere(Fetcher):
 class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
         progress: Any = SimpleNamespace(write_last=lambda claims: (list(claims), [])[1])
-        super().__init__(process.in_flight, process.table, None, progress=progress, scheduled=lambda: None)
+        ready = process.fetcher.sleep.note_ready
+        super().__init__(process.in_flight, process.table, None, progress=progress, ready=ready, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
         self.stopping = Event(process.schedule, "lingers")
 
@@ -231,7 +235,8 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
         (settler, "settle_unobserved", Table.settle_unobserved),
         (settler, "release", lambda table, ids: list(ids)[:0]),
-        (settler, "admit", Table.admit),
+        (settler, "admit_without_wake", Table.admit),
+        (settler, "wake_besides", lambda table, queues, worker: table.wait()),
         (settler, "wake", Table.wake),
         (settler, "report", lambda ended: None),
         (settler, "close_unusable_connections", lambda *, without: None),

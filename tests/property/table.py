@@ -56,6 +56,8 @@ class Shape:
     #: By how much the database is slower for outcomes than for claims.
     slowness: int = 1
     queues: Sequence[str] = ("default",)
+    #: Whether notifications are certain to arrive.
+    is_listening: bool = True
     #: A queue that is paused, and the seconds after which it is resumed.
     paused: tuple[str, float] | None = None
     #: When the heartbeats of the worker get lost, and for how many seconds.
@@ -157,12 +159,11 @@ class Table:
             (self.ready if claim.lock_key is None else self.blocked).append(claim)
         return None
 
-    def admit(self, keys: Iterable[str | None]) -> int:
+    def admit(self, keys: Iterable[str | None]) -> list[str]:
         self.wait()
         admitted = self._admit({key for key in keys if key is not None})
         self.answer([call.id for call in admitted])
-        self.wake(call.queue for call in admitted)
-        return len(admitted)
+        return [call.queue for call in admitted]
 
     def answer(self, ready: Iterable[int], times: int = 1) -> None:
         self.unanswered = set(ready)

@@ -71,6 +71,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         most_unsettled=draw(st.sampled_from([1, 2, 5, 3000])),
         slowness=draw(st.sampled_from([1, 1, 10])),
         queues=queues,
+        is_listening=draw(st.booleans()),
         paused=draw(st.sampled_from([None, None, (names[0], 0.3), (names[-1], 2.0)])),
         silence=draw(st.sampled_from([(math.inf, 0.0), (math.inf, 0.0), (0.02, 0.5)])),
     )
@@ -188,6 +189,17 @@ def other_queues_count_as_empty_before_they_were_polled(patch):
     )
 
 
+def news_count_as_read_before_they_are_read(patch):
+    wait = Fetcher._wait
+
+    def wait_and_forget(self, seconds):
+        wait(self, seconds)
+        self.in_flight.has_new_tasks = False
+
+    patch.setattr(Fetcher, "_wait", wait_and_forget)
+    return Shape(threads=2, calls=calls(10, lock_key="key"))
+
+
 def waiting_claims_are_kept_while_tasks_end(patch):
     patch.setattr(ThreadCapacity, "expected_wait", lambda self: 0.0)
     tasks = calls(30, seconds=0.15)
@@ -208,6 +220,7 @@ FAULTS = (
     moments_of_an_earlier_poll_count,
     end_of_the_first_poll_counts,
     other_queues_count_as_empty_before_they_were_polled,
+    news_count_as_read_before_they_are_read,
     waiting_claims_are_kept_while_tasks_end,
 )
 

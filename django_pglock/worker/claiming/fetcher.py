@@ -291,6 +291,23 @@ class Fetcher(ConnectedService):
             )
         )
 
+    def _pause_until_news(self, seconds: float) -> None:
+        """Sleep for up to ``seconds``, until tasks may be ready that were not ready at the last poll.
+
+        If this worker is notified of each new task, a thread that becomes free is no reason to poll again: the last
+        poll had capacity, and has shown that nothing was ready.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self.in_flight.waiting or not (self._are_others_empty and self.liveness.is_listening()):
+                self._pause(left)
+                return
+            self._wait(left)
+            # Cleared before it is read whether there are new tasks, because that is set before the event.
+            self.in_flight.fetcher_wakeup.clear()
+            if self.in_flight.has_new_tasks or self.stopping.is_set() or not self._may_claim():
+                return
+
     def _wait(self, seconds: float) -> None:
         """Sleep until ``fetcher_wakeup`` is set, for up to ``seconds``."""
         self.report_alive(seconds)
@@ -330,7 +347,7 @@ class Fetcher(ConnectedService):
             until = time.monotonic() + poll
             # There is no second notification for a task whose function this pass did not import, because an earlier
             # import was just before.
-            self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
+            self._pause_until_news(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
             if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():
                 return
             if number >= LISTENING_FACTOR and not self.liveness.is_resting():

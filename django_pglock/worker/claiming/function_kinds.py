@@ -35,8 +35,8 @@ class KindPauses:
 
     def note(self, kind: FunctionKind, *, took: float, found: int) -> None:
         """Note a claim for this kind: the seconds that it took, and the number of tasks that it found."""
-        if not found:
-            self._empty_until[kind] = self._clock() + EMPTY_PAUSE
+        # A poll may claim twice: first from the queues that had ready tasks before, and then from the others.
+        self._empty_until[kind] = self._clock() + (0 if found else EMPTY_PAUSE)
         if kind == ASYNC:
             pause = (ASYNC_PAUSE_FACTOR if found else EMPTY_PAUSE_FACTOR) * took
             self._async_until = self._clock() + max(ASYNC_PAUSE_FACTOR * took, min(LONGEST_ASYNC_PAUSE, pause))

@@ -210,7 +210,7 @@ class Heartbeat(ConnectedService):
         self.first_beat.set()
         self.on_beat()
         if is_requested:
-            self.in_flight.wake_fetcher()
+            self.in_flight.notify_fetcher()
         self._wait_for_next_beat(next_in)
 
     def why_not_ready(self) -> str:

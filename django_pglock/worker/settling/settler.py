@@ -24,12 +24,12 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
-from django_pglock.store.admit import admit
+from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.logs import write_logs
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
-from django_pglock.store.wake import wake
+from django_pglock.store.wake import wake, wake_besides
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService
@@ -87,7 +87,8 @@ class Settler(ConnectedService):
     """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
     It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
-    ``scheduled`` is called when a task will run again later.
+    ``ready`` is called with the name of a queue in which tasks have become ready, and with whether this worker is the
+    first to poll. ``scheduled`` is called when a task will run again later.
     """
 
     name = "settler"
@@ -99,6 +100,7 @@ class Settler(ConnectedService):
         worker: UUID,
         *,
         progress: Progress,
+        ready: Callable[[str, bool], None],
         scheduled: Callable[[], None],
         sessions: SharedSessions | None = None,
     ) -> None:
@@ -106,6 +108,7 @@ class Settler(ConnectedService):
         self.in_flight = in_flight
         self.worker = worker
         self.progress = progress
+        self.ready = ready
         self.scheduled = scheduled
         self._batch: list[EndedClaim] = []
         self._written: list[EndedClaim] = []
@@ -288,10 +291,13 @@ class Settler(ConnectedService):
         if not are_successes(ended_claims):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
         # The release is first: a released task may have been enqueued before other tasks of its key.
-        released = release(self.using, map(TASK_ID, map(CLAIM, finals)))
-        admitted = admit(self.using, keys) if keys != {None} else 0
-        if admitted or released:
+        if release(self.using, map(TASK_ID, map(CLAIM, finals))):
             self.in_flight.notify_fetcher()
+        if keys != {None} and (queues := set(admit_without_wake(self.using, keys))):
+            # This worker has just ended a task of the key. Its fetcher is the first to be woken, without a NOTIFY.
+            for queue in queues:
+                self.ready(queue, True)
+            wake_besides(self.using, queues, self.worker)
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
         """Notify other workers and services of tasks that will run again, now or later."""

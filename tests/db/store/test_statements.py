@@ -19,6 +19,7 @@ from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.store.statements import (
     OFF,
     array_of_numbers,
+    array_of_texts,
     bound,
     filled,
     message,
@@ -171,3 +172,13 @@ def test_a_verb_leaves_no_setting_in_the_session(verb):
         before = cursor.execute(SET_HERE).fetchall()
         verb()
         assert cursor.execute(SET_HERE).fetchall() == before
+
+
+def test_texts_are_an_array_whatever_they_contain():
+    texts = ["a", "", "NULL", 'x"y', "back\\slash", "{b,c}", " space ", "é\n\t'", "%s %"]
+    assert run("default", "SELECT %s::text[]", array_of_texts(texts)) == [(texts,)]
+    assert run("default", "SELECT %s::text[]", array_of_texts([])) == [([],)]
+
+
+def test_a_part_of_a_message_may_have_its_values_already():
+    assert run_together("default", (ADD, ["mail"]), "SELECT '{a}', '%s'") == [("{a}", "%s")]

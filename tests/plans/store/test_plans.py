@@ -10,11 +10,16 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.admit import ADMIT, ADMIT_NEXT, admit
 from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
-from django_pglock.store.plans import _prepared, keep_plans
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.plans import _prepared, keep_plans, run_by_plan
 from django_pglock.store.ready import ready_queues
+from django_pglock.store.release import AWAITED_BETWEEN
+from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
 from django_pglock.worker import Worker
 from tests.plans.reading import BATCH, PATH, executed, insert, pages_read, reads, rows_read
+from tests.sample.tasks import nothing
 
 pytestmark = pytest.mark.django_db
 
@@ -50,6 +55,56 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps
     assert ready_queues("default") == ["default"]
     claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
+
+
+def test_the_plans_of_settle_release_and_admit_are_right_beside_a_backlog(keeps_plans):
+    """They were made for an empty table."""
+    run_by_plan("default", SETTLE_UNOBSERVED, "{1}", "{1}", None, 1)
+    run_by_plan("default", SETTLE_SUCCESSES, "{1}", "{1}", None)
+    run_by_plan("default", AWAITED_BETWEEN, 1, 1, 2)
+    run_by_plan("default", ADMIT_NEXT, '{"a key"}')
+    run_by_plan("default", ADMIT, '{"a key"}')
+    insert("SUCCESSFUL", 20_000)
+    insert("READY", 20_000)
+    insert("BLOCKED", 20_000, lock="backlog")
+    insert("RUNNING", BATCH, worker=uuid4())
+    ids = sorted(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
+    many, ones = "{" + str(ids)[1:-1] + "}", "{" + ",".join(["1"] * BATCH) + "}"
+    calls = {
+        f"pglock_1 ('{many}', '{ones}', NULL, {BATCH})": BATCH,
+        f"pglock_2 ('{many}', '{ones}', NULL)": BATCH,
+        f"pglock_3 ({ids[0]}, {ids[-1]}, {2 * BATCH})": 1,
+        "pglock_4 ('{\"backlog\"}')": 1,
+        "pglock_5 ('{\"backlog\"}')": 1,
+    }
+    for call, count in calls.items():
+        plan = executed(f"EXECUTE {call}")
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, call
+        assert rows_read(plan) <= 8 * count, call
+        assert pages_read(plan) < 400, call
+
+
+def test_settle_and_admit_by_kept_plans_write_the_same(keeps_plans):
+    worker = uuid4()
+    statement = claim_statement("default", worker=worker, paths=["tests.sample.tasks.nothing"])
+
+    def claim(most):
+        return sorted(claims_of(statement.execute(most, "default"), worker), key=lambda each: each.id)
+
+    keys = ["a", 'a "b" \\ {c,d} %s $1', "é\n"]
+    for key in keys:
+        for _ in range(3):
+            nothing.using(lock=key.replace("{", "{{").replace("}", "}}")).enqueue()
+    [first, second, third] = claim(3)
+    assert settle_unobserved("default", [first, second], ["null", '"it\'s \\\\ 100 %"']) is None
+    assert [*settle("default", [(third, Succeeded("[1]"))], third.worker)] == [third.id]
+    assert settle_unobserved("default", [first], ["null"]) == [], "a settled claim is lost"
+    results = Task.objects.filter(status="SUCCESSFUL").order_by("pk").values_list("result", flat=True)
+    assert list(results) == [None, "it's \\ 100 %", [1]]
+    assert admit("default", keys) == 3
+    assert admit("default", keys) == 0
+    assert {each.lock_key for each in claim(9)} == {each.lock_key for each in (first, second, third)}
+    assert len(_prepared[connection.connection]) == 4, "one statement for each verb, whatever its values are"
 
 
 def test_the_settings_of_a_session_that_keeps_plans_stay():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
+from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling import settler
 from tests.sample import tasks
@@ -125,3 +126,19 @@ def test_a_worker_that_ends_logs_locked_rows(in_flight, eventually, locked, capl
         f"Task {mine.id} ({mine.task_path}) attempt 1 of 1 has ended, but another transaction has locked its row"
         in caplog.text
     )
+
+
+def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(worker, eventually):
+    """A notification would be one more commit for each task of the key, before the next one begins."""
+    running = worker()
+    eventually(lambda: running.sleep.since)
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {READY_CHANNEL}")
+    with transaction.atomic():
+        for _ in range(3):
+            tasks.nothing.using(lock="same").enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
+    raw = connection.connection
+    raw.execute("SELECT")
+    assert [note.payload for note in raw.notifies(timeout=0.2, stop_after=9)] == ["default"], "of the first task only"
+    assert running.sleep.since, "it waited for notifications all the time"

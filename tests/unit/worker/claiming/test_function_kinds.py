@@ -22,3 +22,11 @@ def test_polls_without_coroutines_use_a_fiftieth_of_the_time():
     for took, pause in ((0.01, 0.5), (0.05, 2.5), (0.4, 20.0), (1.0, 30.0)):
         looks.note(ASYNC, took=took, found=0)
         assert looks.next_in(ASYNC) == pause
+
+
+def test_a_claim_that_finds_tasks_ends_the_pause_of_one_just_before_that_found_none():
+    """One poll may claim from the queues that had ready tasks before, and then from the others."""
+    looks = KindPauses(clock=lambda: 0.0)
+    looks.note(SYNC, took=0.1, found=0)
+    looks.note(SYNC, took=0.1, found=1)
+    assert looks.next_in(SYNC) == 0
