@@ -119,6 +119,18 @@ def test_a_deep_value_is_cut_at_a_limit():
         assert "bottom" not in text
 
 
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}], ids=["list", "dict"])
+def test_two_hundred_levels_of_a_value_are_shown(wrap):
+    value = []
+    for _ in range(200):
+        value = wrap(value)
+    for field in ("args", "progress"):
+        row = SimpleNamespace(task_path="shop.unknown", args=[value], meta={}, progress=value)
+        assert shown(row, field) == getattr(row, field)
+        row = SimpleNamespace(task_path="shop.unknown", args=[wrap(value)], meta={}, progress=wrap(value))
+        assert NOT_SHOWN in json.dumps(shown(row, field))
+
+
 @pytest.mark.parametrize("call", [(("a", SECRET), {}), ((), {"order_id": 1, "card": SECRET})])
 def test_redact_true_hides_all_arguments_and_keys(admin_client, call):
     args, kwargs = call

@@ -70,6 +70,17 @@ def test_a_wait_for_a_result_passes_its_remaining_time_and_fails_with_the_reason
     assert asked == [(7, 7.0)]
 
 
+@pytest.mark.parametrize("timeout", [0, 0.5, results.MOST_SECONDS, None])
+def test_a_wait_takes_seconds_or_none(timeout):
+    assert (results._Deadline(timeout).left() is None) is (timeout is None)
+
+
+@pytest.mark.parametrize("timeout", [-0.1, results.MOST_SECONDS + 1, float("nan"), True, "5"])
+def test_another_timeout_of_a_wait_is_refused(timeout):
+    with pytest.raises(ValueError, match=rf"^wait\(\) got the timeout {timeout!r}; give seconds \(0 to "):
+        result_of().wait(timeout)
+
+
 def test_a_wait_is_never_shorter_than_nothing(monkeypatch):
     moments = iter([100.0, 111.0])
     monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: next(moments)))
