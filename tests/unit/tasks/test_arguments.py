@@ -18,6 +18,7 @@ from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Attempt
 from django_pglock.tasks.arguments import (
     MAX_PATH,
+    MAX_RESULT,
     MAX_TEXT,
     describe_exception,
     from_json,
@@ -83,6 +84,7 @@ def test_a_document_may_be_so_many_bytes_long_and_not_more():
         assert to_json(value, what="it", most=12)
         with pytest.raises(TaskArgumentsError, match="it is 12 bytes long, more than 11"):
             to_json(value, what="it", most=11)
+    assert MAX_RESULT == 104_857_600, "PostgreSQL stores no document of 256 MiB"
 
 
 def test_tuples_and_bytes_become_what_django_tasks_makes_of_them():
@@ -114,8 +116,9 @@ def loop():
 )
 def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
     """The error comes before any row is written, and its message names the argument."""
-    with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
-        to_json(value, what="Argument x")
+    for sort_keys in (False, True):
+        with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
+            to_json(value, what="Argument x", sort_keys=sort_keys)
 
 
 @pytest.mark.parametrize(
