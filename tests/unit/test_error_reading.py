@@ -69,16 +69,38 @@ def read_attribute(error):
     return error_reading.attribute_of(error, "sqlstate")
 
 
+class Slow(Exception):
+    """As if Ctrl-C came while an attribute is read."""
+
+    def __getattribute__(self, name):
+        raise KeyboardInterrupt
+
+
+class SlowText(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
-    "read", [read_attribute, error_reading.text_of, error_reading.traceback_of, error_reading.is_printable]
+    ("read", "kind"),
+    [
+        (read_attribute, Slow),
+        (error_reading.text_of, SlowText),
+        (error_reading.traceback_of, Slow),
+        (error_reading.is_printable, Slow),
+    ],
 )
-def test_a_ctrl_c_while_an_exception_is_read_passes(read):
-    class Slow(Exception):
-        def __getattribute__(self, name):
-            raise KeyboardInterrupt
-
-        def __str__(self):
-            raise KeyboardInterrupt
-
+def test_a_ctrl_c_while_an_exception_is_read_passes(read, kind):
     with pytest.raises(KeyboardInterrupt):
-        read(Slow())
+        read(kind())
+
+
+def test_an_exception_without_a_cause_follows_the_one_that_was_handled():
+    first, second = ValueError(), KeyError()
+    second.__context__ = first
+    assert error_reading.following(second) is first
+
+
+def test_python_prints_each_exception_that_lets_its_fields_be_read():
+    assert error_reading.is_printable(ValueError("readable")) is True
+    assert error_reading.is_printable(hostile_tasks.NoChain()) is False

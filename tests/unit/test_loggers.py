@@ -193,6 +193,34 @@ def test_an_error_that_cannot_be_printed_is_named(logger, capsys):
     assert "The log has raised tests.unit.test_loggers.Unreadable. The record was: 'a line'" in said
 
 
+class Interrupted(Exception):
+    """As if Ctrl-C came while it is printed."""
+
+    def __getattribute__(self, name):
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_while_the_failure_of_the_log_is_printed_passes(logger):
+    logger.addHandler(Raising(Interrupted(), "emit"))
+    with pytest.raises(KeyboardInterrupt):
+        logger.error("a line")
+
+
+def test_a_record_has_the_text_of_an_exception_only_if_a_formatter_could_not_make_it(logger):
+    logger.addHandler(kept := Raising(ValueError("unused"), "fail"))
+    texts = []
+    kept.emit = lambda record: texts.append(record.exc_text)
+    logger.error("a line")
+    for error in (ValueError("readable"), Unreadable()):
+        logger.error("a line", exc_info=(type(error), error, None))
+    unreadable = f"{__name__}.Unreadable: this exception cannot be printed (RuntimeError)"
+    assert texts == [None, None, unreadable]
+    record = logger.makeRecord(logger.name, logging.ERROR, "", 1, "a line", (), (Unreadable, Unreadable(), None))
+    record.exc_text = "made before"
+    logger.handle(record)
+    assert texts[-1] == "made before"
+
+
 @pytest.mark.parametrize("stream", ["closed", None])
 def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, stream):
     if stream == "closed":
@@ -219,6 +247,7 @@ def test_failures_of_the_log_are_printed_once_a_minute(logger, monkeypatch, caps
     for _ in range(3):
         logger.error("a line")
     assert handler.count == 3
+    assert loggers.BETWEEN_REPORTS == 60
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 

@@ -67,6 +67,8 @@ def test_the_counts_of_a_worker_are_taken_while_they_are_young():
     assert names == ["counted", "default"]
     assert 0 <= age < MAX_AGE_FOR_PAGES
     assert queues_without_row("default").names == ["counted"]
+    QueueCount.objects.filter(queue="paused").update(counted_at=Now() - timedelta(seconds=30))
+    assert queues_without_row("default").age >= 30, "the age of the oldest count"
     QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
     assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -68,3 +68,14 @@ def test_locked_rows_are_passed_over_and_no_more_than_the_limit_are_changed(lett
     assert sorted(changed) == [(each.pk, "taken") for each in letters[2:5]]
     assert [each.pk for each in held] == [each.pk for each in letters[:2]]
     assert Letter.objects.filter(status="taken").count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_of_which_only_the_key_is_locked_is_free_if_the_key_stays(letters, in_threads):
+    """As while another transaction writes a row with a foreign key to it."""
+    new = Letter.objects.filter(status="new").order_by("id")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT FROM sample_letter WHERE id = %s FOR KEY SHARE", [letters[0].pk])
+        for free, options in ((letters[1], {}), (letters[0], {"no_key": True})):
+            found = in_threads(lambda _, options=options: mark(first_free(new, 1, **options), {"tries": 1}, "id"), 1)
+            assert found == [[(free.pk,)]]

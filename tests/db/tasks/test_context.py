@@ -26,6 +26,7 @@ def test_the_task_context_extends_the_context_of_django(claim):
     assert isinstance(context, DjangoTaskContext)
     assert context.meta == {"trace": "abc", "n": [1]}
     assert context.fencing_token == 1
+    assert repr(context) == "TaskContext(task_result=None)", "no arguments of a call"
     context.check()
     for wrong in (float("nan"), float("inf"), object(), "\x00"):
         with pytest.raises(TaskArgumentsError):

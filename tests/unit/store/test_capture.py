@@ -31,9 +31,23 @@ def test_a_function_that_a_capture_cannot_call_is_refused(func):
         arguments(func)
 
 
+UPDATE = Captured("update", "app.Model", Columns('"id"', ('"id"',)), ("new_rows",))
+
+
 def test_the_statements_have_only_what_the_task_needs():
-    captured = Captured("update", "app.Model", Columns('"id"', ('"id"',)), ("new_rows",))
-    _, body = body_of(tasks.locked_by_id, captured, size=10)
+    _, body = body_of(tasks.locked_by_id, UPDATE, size=10)
     assert "'product:' || call.id::text\n" in body
     assert "concurrency" not in body, "a column without a value"
     assert "DISTINCT" not in body, "the ids of one table differ in any case"
+
+
+def test_unique_keys_are_taken_in_the_order_of_python_whatever_the_collation():
+    _, body = body_of(tasks.ship, UPDATE, size=10)
+    assert body.count('COLLATE "C"\n    ON CONFLICT') == body.count("ORDER BY length(") - 1 == 1
+    assert body.count('ORDER BY length(unique_key), unique_key COLLATE "C" FOR SHARE') == 1
+
+
+def test_a_key_leaves_two_hundred_characters_of_its_column_for_the_values_of_a_row():
+    body_of(tasks.reindex.using(lock="x" * 312), UPDATE, size=10)
+    with pytest.raises(TaskOptionError, match="one of its keys may become too long"):
+        body_of(tasks.reindex.using(lock="x" * 313), UPDATE, size=10)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Attempt
 from django_pglock.tasks.arguments import (
-    MAX_MESSAGE,
     MAX_PATH,
+    MAX_RESULT,
     MAX_TEXT,
     describe_exception,
     from_json,
@@ -84,6 +84,7 @@ def test_a_document_may_be_so_many_bytes_long_and_not_more():
         assert to_json(value, what="it", most=12)
         with pytest.raises(TaskArgumentsError, match="it is 12 bytes long, more than 11"):
             to_json(value, what="it", most=11)
+    assert MAX_RESULT == 104_857_600, "PostgreSQL stores no document of 256 MiB"
 
 
 def test_tuples_and_bytes_become_what_django_tasks_makes_of_them():
@@ -115,8 +116,9 @@ def loop():
 )
 def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
     """The error comes before any row is written, and its message names the argument."""
-    with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
-        to_json(value, what="Argument x")
+    for sort_keys in (False, True):
+        with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
+            to_json(value, what="Argument x", sort_keys=sort_keys)
 
 
 @pytest.mark.parametrize(
@@ -191,5 +193,5 @@ def test_the_message_of_an_exception_is_one_short_line():
 
     assert message_of(ValueError("a\n  b\x00")) == "ValueError: a b\ufffd"
     assert message_of(ValueError()) == "ValueError"
-    assert message_of(ValueError("x" * MAX_MESSAGE + "y")) == "ValueError: " + "x" * MAX_MESSAGE
+    assert message_of(ValueError("x" * 300 + "y")) == "ValueError: " + "x" * 300
     assert message_of(Unreadable()).endswith("Unreadable: its message cannot be read (SystemExit)")

@@ -105,6 +105,24 @@ def test_a_call_that_is_unique_by_all_its_arguments_has_its_other_keys():
     assert (keys.fair, keys.unique) == ("1", f"{pack.module_path} [1,2]")
 
 
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize(
+    "options", [{"lock": "bill:{order_id}"}, {"fair": "{note}"}, {"rate": "5/m"}, {"redact": ("note",)}], ids=str
+)
+def test_the_text_of_the_arguments_changes_no_key(options):
+    """With ``unique=True`` as the only key the text alone is enough. Other keys, and ``redact``, need more."""
+    decorated = task(unique=True, **options)(bill.func)
+    keys = keys_of(decorated, (1, None, "a", []), {}, args_text='[1,null,"a",[]]')
+    assert keys == keys_of(decorated, (1, None, "a", []), {})
+    assert (keys.lock is None, keys.fair is None) == ("fair" in options or "redact" in options, "fair" not in options)
+    assert ('"a"' in keys.unique) is ("redact" not in options)
+
+
+def test_an_argument_that_is_no_part_of_a_key_is_refused_by_the_name_of_the_function():
+    with pytest.raises(TaskArgumentsError, match=r"^The arguments of tests\.unit\.tasks\.test_call_keys\.bill .*a set"):
+        keys_of(bill, ({1},), {})
+
+
 def test_values_of_star_args_have_the_name_of_the_parameter():
     """Values are hidden by the names of their parameters."""
     assert positional_names(gather, 4) == ["first", "rest", "rest", "rest"]
@@ -173,8 +191,11 @@ def test_a_call_without_the_argument_of_its_group_key_names_the_argument():
         keys_of(decorated, (), {"second": 1})
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_a_group_without_a_lock_is_also_the_lock_of_its_calls():
     decorated = task(group="{first}")(sort.func)
+    with pytest.raises(TaskArgumentsError, match=r"sort has a group, so its calls take only keyword arguments\."):
+        keys_of(decorated, (1,), {})
     keys = keys_of(decorated, (), {"first": 1})
     assert (keys.lock, keys.group) == (f"%group {sort.module_path} 1", "1")
 

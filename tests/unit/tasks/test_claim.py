@@ -45,6 +45,14 @@ def test_the_log_says_which_attempt_it_is_of_how_many(counts, text):
     assert repr(claim) == f"<Claim of task 7 (shop.send) {text.partition(' of')[0]}>"
 
 
+def test_a_claim_equals_only_itself_and_has_no_other_attributes():
+    claim, same = claim_of(attempt=1), claim_of(attempt=1)
+    assert len({claim, same}) == 2
+    assert claim.is_cancelled is False
+    with pytest.raises(AttributeError):
+        claim.is_canceled = True
+
+
 def test_the_fields_of_log_records_are_those_of_the_task():
     fields = claim_of(attempt=9, uncounted=8).log_fields()
     assert tuple(fields) == LOG_FIELDS

@@ -67,6 +67,11 @@ def test_a_task_is_compared_by_its_options_and_can_be_a_key():
     assert hash(call) == hash(tasks.echo.using(meta={"trace": "other"}, timeout=5))
     assert "carried" not in repr(call)
     assert "valid_for" not in repr(call)
+    definition = task(send)
+    assert (definition.carried, definition.valid_for) == ({}, 0)
+    for name, value in (("carried", {"timeout": 3}), ("valid_for", 3)):
+        object.__setattr__(call, name, value)
+        assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5), "only options are compared"
 
 
 @pytest.mark.parametrize("name", ["carried", "valid_for"])
