@@ -125,10 +125,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
 
 
+# Modules and thousands of tests stay: the garbage collector would read them again and again, and find nothing.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Prevent the garbage collector from reading all modules and thousands of tests again and again."""
+    """Start the garbage collector. It reads only what is made from here on."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
