@@ -133,15 +133,7 @@ class Worker:
         self.heartbeat_process = HeartbeatProcess(partial(instructions_for, using, me))
         self.running_tasks = self._make_running_tasks(using, progress)
         self.upkeep = Upkeep(using, me, promoted=self.in_flight.notify_fetcher, rest=self.rest, sessions=self.sessions)
-        self.settler = Settler(
-            self.in_flight,
-            using,
-            me,
-            progress=progress,
-            ready=self.sleep.note_ready,
-            scheduled=self.upkeep.wake,
-            sessions=self.sessions,
-        )
+        self.settler = self._make_settler(using, progress)
         self.listener = self._make_listener() if listens else None
         self.heartbeat = self._make_heartbeat(using, is_pooled=not listens, supervisor=supervisor)
         self.fetcher = self._make_fetcher(using, listens=listens, backend=backend)
@@ -152,6 +144,17 @@ class Worker:
 
     def _make_channel(self, supervisor: SupervisorSockets) -> SupervisorChannel:
         return SupervisorChannel(supervisor.channel, on_supervisor_gone=self.end, on_stop_now=self._give_up_grace)
+
+    def _make_settler(self, using: str, progress: Progress) -> Settler:
+        return Settler(
+            self.in_flight,
+            using,
+            self.identity.id,
+            progress=progress,
+            ready=self.sleep.note_ready,
+            scheduled=self.upkeep.wake,
+            sessions=self.sessions,
+        )
 
     def _make_listener(self) -> Listener:
         return Listener(
