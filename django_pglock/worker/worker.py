@@ -146,15 +146,9 @@ class Worker:
         return SupervisorChannel(supervisor.channel, on_supervisor_gone=self.end, on_stop_now=self._give_up_grace)
 
     def _make_settler(self, using: str, progress: Progress) -> Settler:
-        return Settler(
-            self.in_flight,
-            using,
-            self.identity.id,
-            progress=progress,
-            ready=self.sleep.note_ready,
-            scheduled=self.upkeep.wake,
-            sessions=self.sessions,
-        )
+        ready, scheduled, sessions = self.sleep.note_ready, self.upkeep.wake, self.sessions
+        parts = (self.in_flight, using, self.identity.id)
+        return Settler(*parts, progress=progress, ready=ready, scheduled=scheduled, sessions=sessions)
 
     def _make_listener(self) -> Listener:
         return Listener(
