@@ -69,13 +69,19 @@ def begins(since: float) -> set[tuple[UUID, str]]:
 
 
 class Experiment:
-    """A database, workers, and a load of tasks. What is shown goes into ``rows``."""
+    """A database, workers, and a load of tasks. What is shown goes into ``rows``.
 
-    def __init__(self, server: PrivatePostgres, fault: str, rows: list[Row], *, is_short: bool) -> None:
+    ``is_forked``: a warm parent forks the workers and the processes of supervisors, which are its children then.
+    """
+
+    def __init__(
+        self, server: PrivatePostgres, fault: str, rows: list[Row], *, is_short: bool, is_forked: bool = True
+    ) -> None:
         self.server = server
         self.fault_name = fault
         self.rows = rows
         self.is_short = is_short
+        self.is_forked = is_forked
         self.started: list[ChaosWorker] = []
         self.enqueued: list[int] = []
         self._stopped: dict[UUID, float] = {}
@@ -98,7 +104,7 @@ class Experiment:
     ) -> ChaosWorker:
         """Start a worker, and do not wait for it."""
         variables = {**ENVIRONMENT, "CHAOS_PGLOCK": json.dumps(pglock or {}), **environment}
-        worker = ChaosWorker(*arguments, url=url or self.server.url, **variables)
+        worker = ChaosWorker(*arguments, url=url or self.server.url, is_forked=self.is_forked, **variables)
         self.started.append(worker)
         worker.start_replacement = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)
         return worker

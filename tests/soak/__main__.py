@@ -45,8 +45,11 @@ def soak(folder: Path, seconds: float, every: float, seed: int) -> None:
         os.environ.update(DATABASE_URL=server.url, DJANGO_SETTINGS_MODULE="tests.chaos.settings")
         django.setup()
         call_command("migrate", run_syncdb=True, verbosity=0)
-        from tests.soak.rounds import Rounds  # models can be imported now
+        from tests import conftest  # models can be imported now
+        from tests.soak.deployment import LIMIT
+        from tests.soak.rounds import Rounds
 
+        conftest.NEVER = LIMIT
         Rounds(server, folder, seed).run(seconds, every)
 
 

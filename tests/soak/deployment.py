@@ -14,8 +14,6 @@ from django.db import Error as DatabaseFailure
 from django.db import connection
 
 from django_pglock.models import Worker
-from example_project.postgres import PrivatePostgres
-from tests import conftest
 from tests.chaos.experiment import ChaosWorker, Experiment
 from tests.proxy import Proxy
 from tests.sample.models import Run
@@ -25,16 +23,15 @@ PGLOCK = {"PRUNE_AFTER": {"SUCCESSFUL": 10 / 1440, "CANCELLED": 10 / 1440}}
 PROCESSES = 2
 #: Seconds after which something counts as never happening. Others may use the machine, too.
 LIMIT = 600.0
-conftest.NEVER = LIMIT
 
 
 class Deployment:
     """Workers by their role. ``steady`` is never harmed, so a leak of memory or of sessions shows there."""
 
-    def __init__(self, server: PrivatePostgres, proxy: Proxy) -> None:
-        self.server = server
+    def __init__(self, experiment: Experiment, proxy: Proxy) -> None:
+        self.experiment = experiment
+        self.server = experiment.server
         self.proxy = proxy
-        self.experiment = Experiment(server, "soak", [], is_short=False)
         # Each worker is started before another one is waited for: they start side by side.
         self.steady, *self.victims = self.experiment.workers(3, "--threads", "3", pglock=PGLOCK)
         self.distant = self.experiment.worker("--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK)
@@ -86,10 +83,6 @@ class Deployment:
     def _all_supervised_work(self, since: float) -> bool:
         workers = self.supervised()
         return len(workers) == PROCESSES and all(_has_begun(each.pk, since) for each in workers)
-
-    def close(self) -> None:
-        """End all processes."""
-        self.experiment.close()
 
 
 def wait_until(is_true: Any, why: str, seconds: float = LIMIT) -> None:

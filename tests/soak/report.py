@@ -48,7 +48,8 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _summary(samples: list[Line], rounds: list[Line]) -> Iterator[str]:
-    seconds = samples[-1]["at"] - samples[0]["at"]
+    # The first sample is about the seconds before it.
+    seconds = samples[-1]["at"] - samples[0]["at"] + samples[0]["seconds"]
     began = time.strftime("%d %B %Y", time.gmtime(samples[0]["at"]))
     tasks, broken = sum(each.get("tasks", 0) for each in rounds), sum(bool(each["findings"]) for each in rounds)
     yield (

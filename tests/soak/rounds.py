@@ -7,11 +7,13 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from django.db import connection
 
 from example_project.postgres import PrivatePostgres
+from tests.chaos.experiment import Experiment
 from tests.proxy import Proxy
 from tests.soak.deployment import Deployment, wait_until
 from tests.soak.faults import FAULTS
@@ -36,8 +38,10 @@ class Rounds:
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
         faults = in_random_order(self._seed)
-        with Proxy(str(self._server.folder)) as proxy:
-            deployment = Deployment(self._server, proxy)
+        # New interpreters, as users have them: forked processes would share memory, and be children of the warm parent.
+        experiment = Experiment(self._server, "soak", [], is_short=False, is_forked=False)
+        with Proxy(str(self._server.folder)) as proxy, closing(experiment):
+            deployment = Deployment(experiment, proxy)
             load, sampler = Load(self._seed), Sampler(deployment, self._folder / "samples.jsonl")
             load.start()
             sampler.start()
@@ -51,7 +55,6 @@ class Rounds:
             finally:
                 load.stop()
                 sampler.stop()
-                deployment.close()
 
     def _stop(self, *_signal: object) -> None:
         self._is_over = True
