@@ -269,7 +269,7 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
         admit(using, [key])
 
 
-def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *, is_alone: bool = False) -> None:
+def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *, is_alone: bool) -> None:
     """Give the next token of its key to one task with a rate, right after the commit that enqueued it.
 
     ``queue`` is the queue of the task. ``is_alone``: no other task of the key may run at the same time. The statement

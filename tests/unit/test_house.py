@@ -149,7 +149,6 @@ TESTED_TOGETHER = {
     "db/store/test_worker_lock.py": ("worker/liveness/worker_lock",),
     "db/test_checks.py": ("conf", "tasks/backends"),
     "db/test_names.py": ("locks/connection_hooks", "locks/statements/fragments"),
-    "db/worker/claiming/test_discovery.py": ("tasks/importing",),
     "db/worker/probes/test_server.py": (
         *("worker/probes/health", "worker/probes/http_server", "worker/probes/metrics", "worker/probes/probes"),
     ),

@@ -247,6 +247,7 @@ def test_failures_of_the_log_are_printed_once_a_minute(logger, monkeypatch, caps
     for _ in range(3):
         logger.error("a line")
     assert handler.count == 3
+    assert loggers.BETWEEN_REPORTS == 60
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 

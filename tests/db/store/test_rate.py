@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -258,7 +259,8 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
 
     def act(number):
         if number == 0:
-            return admit_module.admit_own_at_rate("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+            admit_own = partial(admit_module.admit_own_at_rate, is_alone=False)
+            return admit_own("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
         waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
         eventually(lambda: ask(waiting).fetchone()[0], why="admission does not wait")
         return ask("COMMIT").statusmessage
@@ -279,7 +281,8 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, fu
         if function is keyed.step:
             admit_module.admit_own("default", task, "order:1", is_alone=True)
         else:
-            admit_module.admit_own_at_rate("default", task, "%rate tenant:1", function.rate, "default")
+            rate = function.rate
+            admit_module.admit_own_at_rate("default", task, "%rate tenant:1", rate, "default", is_alone=False)
 
     with locked(task):
         admit_one()

@@ -22,7 +22,7 @@ from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOpt
 from django_pglock.models import Task
 from django_pglock.tasks import call_keys, registry
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED, redacting_paths, shown
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED, is_redacted, redacting_paths, shown
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -117,6 +117,21 @@ def test_a_deep_value_is_cut_at_a_limit():
         text = json.dumps(shown(row, field), indent=2)
         assert NOT_SHOWN in text
         assert "bottom" not in text
+
+
+@pytest.mark.parametrize(
+    ("meta", "hook", "expected"),
+    [
+        ({}, None, False),
+        ({"redact": ["card"]}, None, True),
+        ("unreadable", None, True),
+        ({}, lambda path, name, value: value, True),
+    ],
+)
+def test_a_row_is_redacted_if_a_value_may_have_to_be_hidden(meta, hook, expected):
+    row = SimpleNamespace(task_path=task(buy).module_path, meta=meta)
+    with override_settings(DJANGO_PGLOCK={"REDACT": hook} if hook else {}):
+        assert is_redacted(row) is expected
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}], ids=["list", "dict"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
+from django_pglock.errors import TaskError
 from django_pglock.tasks import results
-from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.tasks.compat import TaskResultStatus, task_backends
 from django_pglock.tasks.results import PostgresTaskResult, as_called, error_of, make_result
 from django_pglock.tasks.states import TaskStatus
 from tests.sample import tasks
@@ -68,6 +70,73 @@ def test_a_wait_for_a_result_passes_its_remaining_time_and_fails_with_the_reason
         result_of().wait(10)
     assert str(timed_out.value) == f"Task 7 has not finished within 10 s{': ' if why else ''}{why}."
     assert asked == [(7, 7.0)]
+
+
+async def in_coroutine(result, *args):
+    return await result.await_(*args)
+
+
+#: The two kinds of wait.
+WAITS = [PostgresTaskResult.wait, lambda *args: asyncio.run(in_coroutine(*args))]
+either_wait = pytest.mark.parametrize("wait", WAITS, ids=["wait", "await_"])
+
+
+@pytest.fixture
+def wait_with(monkeypatch):
+    """Give all results a backend with these answers to a wait, and these statuses at each refresh."""
+
+    def prepare(answers, statuses=()):
+        answers, statuses = iter(answers), iter(statuses)
+
+        def await_end(id_, timeout):
+            return next(answers)
+
+        def refresh(result):
+            object.__setattr__(result, "status", next(statuses))
+
+        async def await_end_async(id_, timeout):
+            return next(answers)
+
+        async def arefresh(result):
+            refresh(result)
+
+        backend = SimpleNamespace(
+            await_end=await_end, await_end_async=await_end_async, why_unfinished="{} waits".format
+        )
+        monkeypatch.setattr(PostgresTaskResult, "_backend", backend)
+        monkeypatch.setattr(PostgresTaskResult, "refresh", refresh)
+        monkeypatch.setattr(PostgresTaskResult, "arefresh", arefresh)
+
+    return prepare
+
+
+@either_wait
+def test_a_wait_returns_the_refreshed_result_also_if_the_task_was_retried_meanwhile(wait, wait_with):
+    wait_with([True, True], [TaskResultStatus.READY, TaskResultStatus.SUCCESSFUL])
+    result = result_of()
+    assert wait(result) is result
+    assert result.status == TaskResultStatus.SUCCESSFUL
+
+
+@either_wait
+def test_a_wait_for_a_task_that_only_this_transaction_sees_is_refused_unless_the_task_has_ended(wait, wait_with):
+    wait_with([False, False], [TaskResultStatus.FAILED, TaskResultStatus.READY])
+    assert wait(result_of()).status == TaskResultStatus.FAILED
+    with pytest.raises(
+        TaskError, match=r"^wait\(\) for task 7 inside the transaction of a TestCase would wait forever"
+    ):
+        wait(result_of())
+
+
+@either_wait
+def test_a_wait_ends_with_its_timeout_and_the_reason(wait, wait_with):
+    wait_with([None])
+    with pytest.raises(TimeoutError, match=r"^Task 7 has not finished within 5 s: 7 waits\.$"):
+        wait(result_of(), 5)
+
+
+def test_a_result_waits_by_the_backend_of_its_task():
+    assert result_of()._backend is task_backends["default"]
 
 
 @pytest.mark.parametrize("timeout", [0, 0.5, results.MOST_SECONDS, None])

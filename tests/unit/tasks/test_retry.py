@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,15 @@ def after(backoff, failures=1):
 def test_a_number_and_a_timedelta_wait_that_long():
     assert after(5) == 5
     assert after(timedelta(minutes=1)) == 60
+
+
+@pytest.mark.parametrize("kind", [Constant, Linear, Exponential])
+def test_a_policy_does_not_change_and_can_be_a_part_of_a_key(kind):
+    policy = kind(5)
+    assert {policy, kind(5.0)} == {policy}
+    for name in fields(policy):
+        with pytest.raises(FrozenInstanceError):
+            setattr(policy, name.name, 1)
 
 
 def test_constant_linear_and_exponential_grow_as_they_say():
