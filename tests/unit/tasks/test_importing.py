@@ -50,12 +50,14 @@ def test_a_module_that_cannot_be_imported_is_tried_once(monkeypatch):
     assert tried == ["tests.sample.broken"]
 
 
-def test_a_function_is_known_after_the_import_of_its_module():
+def test_a_function_is_known_after_the_import_of_its_module(caplog):
+    caplog.set_level("INFO", logger="django_pglock.tasks")
     assert registry.find(PATH) is None
     assert importing.import_function(PATH) is True
     assert registry.find(PATH).name == "deliver"
     assert sys.modules["tests.sample.mail"].imports == 1
     assert importing.import_function(PATH) is True
+    assert caplog.messages == ["Imported tests.sample.mail, the module of a task."]
     assert importing.import_function("tests.sample.mail.not_decorated") is False
 
 
@@ -95,21 +97,3 @@ def test_a_module_that_is_missing_is_no_error_and_one_that_fails_is_logged(monke
     text = "The module tests.sample.later.tasks of a task cannot be imported."
     assert caplog.messages == [text] * is_logged
     assert [(each.levelname, each.exc_info[1]) for each in caplog.records] == [("WARNING", error)] * is_logged
-
-
-@pytest.mark.parametrize(
-    "path", ["tests.sample.tasks.no_such_function", "send", "", "tests.sample_and_more.send", "os.path.join"]
-)
-def test_an_imported_module_and_a_path_outside_of_apps_are_not_imported(monkeypatch, path):
-    tried = []
-    monkeypatch.setattr(importing, "import_module", tried.append)
-    assert importing.import_function(path) is False
-    assert importing.import_function("tests.sample.tasks.echo") is True
-    assert tried == []
-
-
-def test_an_imported_module_is_named_in_the_log(monkeypatch, caplog):
-    caplog.set_level("INFO", logger="django_pglock.tasks")
-    monkeypatch.setattr(importing, "import_module", lambda name: None)
-    importing.import_function("tests.sample.absent.send")
-    assert caplog.messages == ["Imported tests.sample.absent, the module of a task."]
