@@ -13,8 +13,8 @@ worker has the flag ``is_sleeping``, and the flag is read only after the commit.
 One check of the flag after a commit is enough for all tasks that the transaction has added to a queue.
 
 A worker that ends a task of a lock key, and so makes the next one ready, wakes its own fetcher in its process
-(``wake_besides``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same, so
-the others claim the task.
+(``wake_besides``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
+so the others claim the task.
 
 If many workers sleep, only the ``WOKEN_FIRST`` oldest workers that serve the same queues poll at once. If one of them
 has no capacity for all tasks, it wakes the others (``wake_others``). In any case the others poll a moment later, once
