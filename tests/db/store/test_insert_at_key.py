@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from django_pglock.backend import _call_of
 from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
-from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own, admit_own_at_rate
+from django_pglock.store.admit import ADMIT, _admit_to, admit, admit_own, admit_own_at_rate
 from django_pglock.store.call import meta_of
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from django_pglock.store.insert_tasks import _insert_one
@@ -217,7 +217,7 @@ def after(world, *acts):
 
 
 def admit_by_the_general_statement(key=KEY):
-    _admit_by("default", ADMIT, [key])
+    _admit_to("default", ADMIT, [key])
 
 
 many_worlds = settings(max_examples=LONG or 75, deadline=None, suppress_health_check=list(HealthCheck))

@@ -77,5 +77,5 @@ def test_a_row_of_which_only_the_key_is_locked_is_free_if_the_key_stays(letters,
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT FROM sample_letter WHERE id = %s FOR KEY SHARE", [letters[0].pk])
         for free, options in ((letters[1], {}), (letters[0], {"no_key": True})):
-            found = in_threads(lambda _, options=options: mark(first_free(new, 1, **options), {"tries": 1}, "id"), 1)
+            found = in_threads(lambda _, options=options: mark(first_free(new, 1, **options), {"attempts": 1}, "id"), 1)
             assert found == [[(free.pk,)]]
