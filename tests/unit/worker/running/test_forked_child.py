@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.conftest import NEVER
+from tests.warm.process import start
 
 PROGRAM = """
 import sys
@@ -38,7 +42,8 @@ except BaseException as error:
     ],
 )
 def test_the_exit_code_is_the_one_of_python(raised, code, said):
-    program = PROGRAM.format(raised=raised)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    last = "".join(ended.stderr.splitlines()[-1:])
-    assert (ended.returncode, last.removeprefix("__main__.")) == (code, said)
+    command = [sys.executable, "-c", PROGRAM.format(raised=raised)]
+    with start(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+        _, stderr = process.communicate(timeout=NEVER)
+    last = "".join(stderr.splitlines()[-1:])
+    assert (process.returncode, last.removeprefix("__main__.")) == (code, said)
