@@ -6,14 +6,11 @@ import subprocess
 import sys
 from itertools import count
 
-import pytest
-
 from tests.conftest import NEVER, ROOT
 from tests.soak.faults import kill_supervised
 from tests.soak.rounds import in_random_order
 
 
-@pytest.mark.short
 def test_a_round_of_the_soak_keeps_every_guarantee(tmp_path):
     seed = next(number for number in count() if next(in_random_order(number)) is kill_supervised)
     # Long enough for one sample, and too short for a second round.
