@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
+from importlib import import_module
 
 import pytest
 from django.core import mail
@@ -14,10 +16,10 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import wake, write_sleep_flag
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming import sleep
+from django_pglock.worker.claiming import discovery, sleep
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.unit.tasks.test_importing import NEVER, PATH
 from tests.unit.tasks.test_importing import modules_are_not_imported as modules_are_not_imported  # a fixture
@@ -76,6 +78,21 @@ def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, ev
     monkeypatch.setattr(sleep, "write_sleep_flag", note_sleep_late)
     worker()
     eventually(lambda: rows and succeeded(rows[0])())
+
+
+def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, eventually, settings, monkeypatch, gate):
+    """The next poll of the worker would come ten minutes later."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    monkeypatch.setattr(discovery, "import_function", lambda path: False)
+    row = enqueue_unknown()
+    running_tasks.wait_for_note.enqueue("go on")
+    polling = worker()
+    eventually(lambda: polling.in_flight.running and polling.fetcher._are_others_empty)
+    # It has checked for the last time before a long sleep.
+    eventually(lambda: polling.fetcher._discovery.next_in == math.inf)
+    import_module("tests.sample.mail")
+    gate()
+    eventually(succeeded(row))
 
 
 def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from datetime import timedelta
@@ -260,6 +261,35 @@ def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothin
     fetcher.sleep.note_missed()
     fetcher.sleep.note_ready("b")
     assert poll(fetcher) == ["a"], "a notification of it may have been missed"
+
+
+def sleeps_until_poll(fetcher):
+    """Return whether it has polled for the last time before a long sleep, although a task is ready."""
+    return fetcher._are_others_empty and fetcher._discovery.next_in == math.inf
+
+
+@pytest.mark.parametrize("queues", [[], ["default"]], ids=["all", "one"])
+def test_a_thread_that_becomes_free_claims_a_task_that_was_locked(queues, worker, eventually, settings, gate):
+    """The last poll skipped its row. Nobody is notified of it, and the next poll would come ten minutes later."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    running_tasks.wait_for_note.enqueue("go on")
+    row = enqueue_silently("default")
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=row.pk)
+        polling = worker(queues=queues)
+        eventually(lambda: polling.in_flight.running and sleeps_until_poll(polling.fetcher))
+    gate()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+
+
+def test_a_task_in_a_queue_that_is_not_served_is_no_reason_to_poll_again():
+    fetcher = Worker(queues=["a", "b"]).fetcher
+    enqueue_silently("c")
+    assert poll(fetcher) == []
+    assert not fetcher.claimer.was_ready
+    enqueue_silently("a")
+    assert poll(fetcher) == ["a"]
+    assert fetcher.claimer.was_ready
 
 
 def test_claims_whose_answer_took_long_are_run(worker, finished, monkeypatch):
