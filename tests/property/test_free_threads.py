@@ -197,8 +197,7 @@ def news_count_as_read_before_they_are_read(patch):
         self.in_flight.has_new_tasks = False
 
     patch.setattr(Fetcher, "_wait", wait_and_forget)
-    # With one queue only, the worker polls whenever a thread becomes free.
-    return Shape(threads=2, calls=calls(10, lock_key="key"), queues=["default", "empty"])
+    return Shape(threads=2, calls=calls(10, lock_key="key"))
 
 
 def waiting_claims_are_kept_while_tasks_end(patch):

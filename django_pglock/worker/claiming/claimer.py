@@ -35,7 +35,7 @@ class Claimer:
         self.pauses = KindPauses()
         #: The kinds of functions that have capacity, and whose pause between two polls is not over.
         self.paused_kinds: list[FunctionKind] = []
-        #: Whether any served queue may have had ready tasks at the last claim. False if a query has found none.
+        #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
         #: Whether the last claim got as many tasks as it asked for. Then more tasks may be ready.
         self.was_full = False
@@ -78,7 +78,7 @@ class Claimer:
             # Only the other queues: a claim that found nothing may have read a whole backlog of another kind of
             # functions.
             claims = self._claim_each(capacities, [queue for queue in now_ready if queue not in ready])
-            self.was_ready = self._is_any_served(now_ready)
+            self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(capacity for _, capacity in capacities)
         if len(claims) < sum(capacity for _, capacity in capacities):
             self._ready.clear()
@@ -91,7 +91,7 @@ class Claimer:
 
     def _claim_each(self, capacities: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
         claims: list[Claim] = []
-        self.was_ready = self._is_any_served(ready)
+        self.was_ready = bool(ready)
         for kind, capacity in capacities:
             began = time.monotonic()
             queues = self._poll_order(ready, kind)
@@ -121,9 +121,6 @@ class Claimer:
             for cursors in self._cursors.values():
                 cursors.note_ready(names)
         return names
-
-    def _is_any_served(self, queues: list[str]) -> bool:
-        return any(map(self.queues.serves, queues))
 
     def _poll_order(self, ready: list[str], kind: FunctionKind) -> list[str]:
         if len(ready) == 1 and self.queues.serves(ready[0]):

@@ -294,13 +294,14 @@ class Fetcher(ConnectedService):
     def _pause_until_news(self, seconds: float) -> None:
         """Sleep for up to ``seconds``, until tasks may be ready that were not ready at the last poll.
 
-        If this worker is notified of each new task, a thread that becomes free is no reason to poll again: the last
-        poll had capacity, and has shown that nothing was ready. But if tasks were ready that it could not claim, it may
-        be possible now. For example, another transaction had locked a row, or a running task has imported a function.
+        If this worker is notified of each new task, a thread that becomes free is no reason to poll at once: the last
+        poll had capacity, and has shown that nothing was ready. But it is a reason to poll a moment after that poll.
+        There are tasks without a notification: a trigger enqueues in a transaction that commits much later, the lock of
+        a row that a poll has skipped ends, or a running task imports the function of a ready one.
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self.in_flight.waiting or self.claimer.was_ready or not self._is_told_of_new_tasks():
+            if self.in_flight.waiting or not (self._are_others_empty and self.liveness.is_listening()):
                 self._pause(left)
                 return
             self._wait(left)
@@ -308,10 +309,7 @@ class Fetcher(ConnectedService):
             self.in_flight.fetcher_wakeup.clear()
             if self.in_flight.has_new_tasks or self.stopping.is_set() or not self._may_claim():
                 return
-
-    def _is_told_of_new_tasks(self) -> bool:
-        """Return whether this worker is notified of each task that was not ready at the last poll."""
-        return self._are_others_empty and self.liveness.is_listening()
+            until = min(until, self._polled_at + EMPTY_PAUSE)
 
     def _wait(self, seconds: float) -> None:
         """Sleep until ``fetcher_wakeup`` is set, for up to ``seconds``."""

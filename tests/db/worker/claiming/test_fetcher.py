@@ -264,7 +264,7 @@ def test_only_the_queues_of_notifications_are_read_after_a_poll_has_found_nothin
 
 
 def sleeps_until_poll(fetcher):
-    """Return whether it has polled for the last time before a long sleep, although a task is ready."""
+    """Return whether it has polled for the last time before a long sleep."""
     return fetcher._are_others_empty and fetcher._discovery.next_in == math.inf
 
 
@@ -282,14 +282,15 @@ def test_a_thread_that_becomes_free_claims_a_task_that_was_locked(queues, worker
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
 
 
-def test_a_task_in_a_queue_that_is_not_served_is_no_reason_to_poll_again():
-    fetcher = Worker(queues=["a", "b"]).fetcher
-    enqueue_silently("c")
-    assert poll(fetcher) == []
-    assert not fetcher.claimer.was_ready
-    enqueue_silently("a")
-    assert poll(fetcher) == ["a"]
-    assert fetcher.claimer.was_ready
+def test_a_thread_that_becomes_free_claims_a_task_without_a_notification(worker, eventually, settings, gate):
+    """A trigger that enqueues reads whether a worker sleeps, and its transaction commits much later."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    running_tasks.wait_for_note.enqueue("go on")
+    polling = worker()
+    eventually(lambda: polling.in_flight.running and sleeps_until_poll(polling.fetcher))
+    enqueue_silently("default")
+    gate()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
 
 
 def test_claims_whose_answer_took_long_are_run(worker, finished, monkeypatch):
