@@ -307,7 +307,7 @@ class Fetcher(ConnectedService):
             self._wait(left)
             # Cleared before it is read whether there are new tasks, because that is set before the event.
             self.in_flight.fetcher_wakeup.clear()
-            if self.in_flight.has_new_tasks or self.stopping.is_set() or not self._may_claim():
+            if self.in_flight.has_new_tasks or self.stopping.is_set():
                 return
             until = min(until, self._polled_at + EMPTY_PAUSE)
 
