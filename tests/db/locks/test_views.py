@@ -331,7 +331,8 @@ def test_after_the_longest_time_the_lock_is_freed_in_any_case(somebody, caplog, 
     response = stream_of(somebody)(request_of())
     eventually(lambda: somebody.can_have("a"))
     response.close()
-    assert "its response was not closed within 0.05 s" in caplog.text
+    # The lock is freed before the record is written.
+    eventually(lambda: "its response was not closed within 0.05 s" in caplog.text)
 
 
 def test_a_response_that_another_thread_closes_frees_its_lock(somebody, in_threads):
