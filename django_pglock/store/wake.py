@@ -136,11 +136,10 @@ def _notify(using: str, pending: list[tuple[str, str]], *, besides: UUID | None 
     connection = connection_for(using)
     connection.ensure_connection()
     values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
-    statement = filled(WAKE) if besides is None else filled(WAKE_BESIDES)
-    if (
-        send(connection, statement % (values, *(() if besides is None else literals(connection, [str(besides)]))))
-        is None
-    ):
+    statement = filled(WAKE) % values
+    if besides is not None:
+        statement = filled(WAKE_BESIDES) % (values, *literals(connection, [str(besides)]))
+    if send(connection, statement) is None:
         _no_worker_slept_at[using, besides] = now
 
 

@@ -15,6 +15,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import archive_state
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.tasks.claim import Claim
+from tests.sample import tasks
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def claim() -> Callable[..., list[Claim]]:
         return claims_of(claim_statement("default", worker=worker, paths=paths).execute(limit, queue), worker)
 
     return take
+
+
+@pytest.fixture
+def mine(claim: Callable[..., list[Claim]]) -> Claim:
+    """Return a claim of a running task, and its worker."""
+    tasks.nothing.enqueue()
+    [claimed] = claim()
+    return claimed
 
 
 @pytest.fixture

@@ -14,13 +14,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def mine(claim):
-    tasks.nothing.enqueue()
-    [claimed] = claim()
-    return claimed
-
-
-@pytest.fixture
 def answered(mine, monkeypatch):
     """The worker answers at once, with this text."""
 

@@ -9,7 +9,6 @@ from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import result_listener
 from tests.db.store.waiting import listener_threads, sessions
-from tests.sample import tasks
 
 
 @pytest.fixture
@@ -29,14 +28,6 @@ def without_indexes(db):
     with connection.cursor() as cursor:
         for scan in ("indexscan", "indexonlyscan", "bitmapscan"):
             cursor.execute(f"SET enable_{scan} = off")
-
-
-@pytest.fixture
-def mine(claim):
-    """Return a claim of a running task, and its worker."""
-    tasks.nothing.enqueue()
-    [claimed] = claim()
-    return claimed
 
 
 @pytest.fixture
