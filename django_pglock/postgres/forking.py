@@ -14,12 +14,15 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from django.db import connections
 from django.db.backends.signals import connection_created
 from psycopg import Error as PsycopgError
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
 
 
 class Channel(Protocol):
@@ -28,7 +31,12 @@ class Channel(Protocol):
     def fileno(self) -> int: ...
 
 
+#: How many times a session is opened again because the process has forked meanwhile.
+REPETITIONS = 3
+
 _generation = 0
+#: The number of forks by this process.
+_forks = 0
 _channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()
 # Per thread, because several threads may fork at once.
 _here = threading.local()
@@ -51,12 +59,32 @@ def _keep_session_from_children(connection: Any, **kwargs: Any) -> None:
         keep_from_children(getattr(raw, "driver_connection", None) or raw)
 
 
+def ensure_own_session(connection: DatabaseWrapper) -> None:
+    """Open the connection if it is not open, with a session that no forked child has.
+
+    A child that is forked by another thread while the session is being opened has its socket, which is not registered
+    yet. After the death of this process the child would keep the session and its locks. So the session is opened again.
+    """
+    if connection.connection is not None:
+        return
+    for _ in range(REPETITIONS):
+        forks = _forks
+        connection.ensure_connection()
+        if forks == _forks:
+            return
+        connection.close()
+    # Something forks all the time. A session that a child may keep is better than none.
+    connection.ensure_connection()
+
+
 def _before_fork() -> None:
     # In the child, the connection objects of other threads may no longer exist, but their sockets do.
     _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
 
 
 def _after_fork_in_parent() -> None:
+    global _forks
+    _forks += 1
     del _here.inherited
 
 

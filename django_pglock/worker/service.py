@@ -29,6 +29,7 @@ from django_pglock.postgres.connections import (
     is_forbidden,
     sqlstates_of,
 )
+from django_pglock.postgres.forking import ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.worker.shared_sessions import SharedSessions
 
@@ -274,7 +275,7 @@ class ConnectedService(Service):
     def _prepare(self, connection: DatabaseWrapper) -> None:
         # No limit here: the client's settings limit how long to wait for a server that does not answer.
         self.report_alive(math.inf)
-        connection.ensure_connection()
+        ensure_own_session(connection)
         self.report_alive()
         limit = f"{self.statement_timeout * 1000:.0f}ms"
         set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, limit)})
