@@ -3,7 +3,7 @@
 A signal's handler that raises (SIGALRM, Ctrl-C, a worker's soft limit) does so between two bytecodes. Each of these
 tests runs the same block again and again, and raises at the first boundary, at the second, and so on to the last one.
 
-The short form raises at every third boundary of the plainest block, and at fewer of the others.
+The short form raises at every seventh boundary of the plainest block, and at fewer of the others.
 ``PGLOCK_INTERRUPTS=all`` raises at every one.
 """
 
@@ -180,7 +180,7 @@ def test_a_block_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody
 
     use()
     # The first two contain nearly all of the code; the others differ from one of these in their statements alone.
-    step = {"session": 3, "timeout": 8, "semaphore": 12}.get(kind, 40)
+    step = {"session": 7, "timeout": 16, "semaphore": 24}.get(kind, 60)
     boundaries = interrupt_everywhere(use, nothing_is_left(somebody, *NAMES[kind]), step=step)
     assert boundaries > 500
 
@@ -192,7 +192,7 @@ def test_a_handle_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebod
         handle.assert_held()
         handle.release()
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=15)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29)
 
 
 def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(somebody):
@@ -200,7 +200,7 @@ def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(s
     def use(number=5):
         return number
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=15)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=29)
 
 
 # The coroutine that an interrupted call has made and not yet passed on.
@@ -222,7 +222,7 @@ def test_a_lease_that_is_interrupted_anywhere_is_released(by, eventually):
         eventually(lambda: not LeaseRow.objects.held().exists(), why=f"the lease is held: {where}")
 
     use()
-    interrupt_everywhere(use, check, step=25)
+    interrupt_everywhere(use, check, step=41)
 
 
 def test_a_reused_lock_object_keeps_no_handle_of_an_interrupted_block(somebody):
@@ -233,7 +233,7 @@ def test_a_reused_lock_object_keeps_no_handle_of_an_interrupted_block(somebody):
         with shared:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=15, spares_ends=True)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29, spares_ends=True)
 
 
 def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
@@ -257,7 +257,7 @@ def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
         finally:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=15)
+    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=29)
 
 
 def test_inside_atomic_the_transaction_continues_or_is_rolled_back(somebody):
@@ -267,7 +267,7 @@ def test_inside_atomic_the_transaction_continues_or_is_rolled_back(somebody):
             with lock("a", timeout=5):
                 pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=15)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29)
 
 
 def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
@@ -282,7 +282,7 @@ def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
         for name in ("a",):
             assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
 
-    interrupt_everywhere(use, check, step=15)
+    interrupt_everywhere(use, check, step=29)
 
 
 def _status_at_rest(raw):
@@ -314,7 +314,7 @@ class InsideTestCase(TestCase):
             assert _free_soon(other, "a"), f"interrupted at boundary {number}"
 
         try:
-            interrupt_everywhere(use, check, step=15)
+            interrupt_everywhere(use, check, step=29)
         finally:
             other.leaves()
 
