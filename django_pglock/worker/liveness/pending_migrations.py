@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from typing import Any
 
 from django.apps import apps
 from django.db import ProgrammingError, connections, router
@@ -14,6 +15,8 @@ from psycopg.errors import InsufficientPrivilege
 from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
 
 APP = "django_pglock"
+# Those of the names of tables that exist. Django's introspection would describe all tables and views of the project.
+EXISTING_TABLES = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(quote_ident(name)) IS NOT NULL"
 
 
 def pending_migrations(using: str) -> list[str]:
@@ -32,20 +35,31 @@ def pending_migrations(using: str) -> list[str]:
     connection = connections[using]
     # All tables are checked, and before the recorded migrations are read, because "migrate" may run at the same time.
     # It may have created only some tables, or may create them between the two queries.
-    has_all_tables = _tables(using).issubset(connection.introspection.table_names())
+    tables, records = _tables(using), MigrationRecorder.Migration._meta.db_table
+    existing = _existing(connection, [*tables, records])
     try:
-        recorded = MigrationRecorder(connection).applied_migrations()
+        applied = _applied(connection) if records in existing else set()
     except ProgrammingError as error:
         if isinstance(error.__cause__, InsufficientPrivilege):
             return []
         raise
-    applied = {name for app, name in recorded if app == APP}
-    if not applied and has_all_tables:
+    if not applied and tables <= existing:
         return []
     pending = sorted(names - applied)
     if not pending and has_unfinished_tables(connection):
         return [LAST_BEFORE_RELEASE]
     return pending
+
+
+def _existing(connection: Any, names: list[str]) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(EXISTING_TABLES, [names])
+        return {name for (name,) in cursor.fetchall()}
+
+
+def _applied(connection: Any) -> set[str]:
+    """Return the names of the migrations of this package that are recorded in the database."""
+    return set(MigrationRecorder(connection).migration_qs.filter(app=APP).values_list("name", flat=True))
 
 
 def _tables(using: str) -> set[str]:

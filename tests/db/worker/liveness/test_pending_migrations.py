@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection, connections
-from django.db.migrations.recorder import MigrationRecorder
 from django.test import override_settings
 
 from django_pglock.models import Task
+from django_pglock.worker.liveness import pending_migrations as module
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -68,6 +68,34 @@ def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_mi
         connections["default"].set_autocommit(True)
 
 
+@override_settings(MIGRATION_MODULES={"django_pglock": "tests.sample.later_version"})
+def test_only_the_tables_of_this_package_and_its_records_are_read(django_assert_max_num_queries):
+    """A project may have thousands of tables, and a schema for each tenant."""
+    connections["default"].set_autocommit(False)
+    try:
+        execute("CREATE SCHEMA other CREATE TABLE django_pglock_task (id int)")
+        execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+        with django_assert_max_num_queries(2) as sent:
+            assert pending_migrations("default")[0] == "0001_initial"
+        assert "pg_class" not in str(sent.captured_queries)
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)
+
+
+def test_without_a_table_of_migrations_all_are_pending_unless_all_tables_exist():
+    connections["default"].set_autocommit(False)
+    try:
+        execute("ALTER TABLE django_migrations RENAME TO elsewhere")
+        assert pending_migrations("default") == []
+        execute("ALTER TABLE django_pglock_waiter RENAME TO nowhere")
+        assert pending_migrations("default")[0] == "0001_initial"
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)
+
+
 def test_tables_made_without_migrations_have_no_pending_migrations():
     """As in tests without migrations. If no migration is recorded and no table exists, all are pending."""
     with override_settings(MIGRATION_MODULES={"django_pglock": None}):
@@ -87,15 +115,15 @@ def test_tables_made_without_migrations_have_no_pending_migrations():
 def test_all_migrations_are_pending_while_the_first_one_ends(monkeypatch, moment):
     """The table of tasks appears between the two reads, or shortly before the migration is recorded."""
     connections["default"].set_autocommit(False)
-    applied_migrations = MigrationRecorder.applied_migrations
+    applied = module._applied
 
-    def read_then_migrate(recorder):
-        recorded = applied_migrations(recorder)
+    def read_then_migrate(connection):
+        recorded = applied(connection)
         if moment == "between the two reads":
             execute("ALTER TABLE elsewhere RENAME TO django_pglock_task")
         return recorded
 
-    monkeypatch.setattr(MigrationRecorder, "applied_migrations", read_then_migrate)
+    monkeypatch.setattr(module, "_applied", read_then_migrate)
     try:
         execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
         hidden = "task" if moment == "between the two reads" else "archivedtask"
