@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
+from example_project.systems.harness import count
 from tests.conftest import ROOT
 from tests.warm.process import start
 
@@ -25,6 +26,7 @@ django.setup()
 from django.db import connection, transaction
 from django_pglock import Unique, enqueue_many
 from django_pglock.models import Task
+from example_project.systems.harness import count
 from tests.sample import keyed_tasks as keyed
 connection.ensure_connection()
 while line := sys.stdin.readline():
@@ -61,17 +63,21 @@ def processes(django_db_setup):
 
 @pytest.fixture
 def at_once(processes):
-    """Run a text in each of the processes, both at once; return what each says in the end."""
+    """Run a text in each of the processes, both at once; return what each says in the end.
+
+    ``meanwhile`` is called when both have begun.
+    """
 
     def tell(*lines):
         for process, line in zip(processes, lines, strict=True):
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
 
-    def run(*texts):
+    def run(*texts, meanwhile=lambda: None):
         tell(*map(json.dumps, texts))
         assert [process.stdout.readline() for process in processes] == ["there\n", "there\n"]
         tell("", "")
+        meanwhile()
         return [process.stdout.readline().strip() for process in processes]
 
     return run
@@ -127,19 +133,35 @@ with transaction.atomic():
 """
 
 
-def test_bulk_retries_by_two_processes_in_opposite_orders(at_once):
-    """Two failures of each unique key: each process retries one of them, in the order of their ids."""
-    count = 3000
+ADD_FAILURES = """
+INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta, unique_key, unique_scope)
+SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(), jsonb_build_object('set', number),
+       'key ' || CASE number WHEN 0 THEN n ELSE 21 - n END, 'UNFINISHED'
+FROM generate_series(0, 1) AS number, generate_series(1, 20) AS n
+"""
+TAKE_KEY = """
+INSERT INTO django_pglock_task (queue, backend, task_path, unique_key, unique_scope)
+VALUES ('default', 'default', 'tests.sample.keyed_tasks.rebuild', 'key 10', 'UNFINISHED')
+RETURNING id
+"""
+#: Ten times as long as the first statement of a retry waits.
+LONG_WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '100 ms'"
+
+
+def test_bulk_retries_by_two_processes_in_opposite_orders(at_once, somebody, eventually):
+    """Two failures of each unique key: each process retries one of them, in the order of their ids.
+
+    A third session has a key in the middle until both processes wait: each has taken all that it can take before.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(
-            """INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta,
-                                               unique_key, unique_scope)
-               SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(),
-                      jsonb_build_object('set', number),
-                      'key ' || CASE number WHEN 0 THEN n ELSE %s - n END, 'UNFINISHED'
-               FROM generate_series(0, 1) AS number, generate_series(1, %s) AS n""",
-            [count + 1, count],
-        )
+        cursor.execute(ADD_FAILURES)
+    somebody.connection.set_autocommit(False)
+    somebody.ask(TAKE_KEY)
+
+    def let_go():
+        eventually(lambda: count(LONG_WAITS) == 2, why="they do not wait")
+        somebody.connection.rollback()
+
     texts = [RETRY.replace("{number}", str(number)) for number in (0, 1)]
-    assert at_once(*texts) == ["done", "done"]
-    assert Task.objects.filter(status="READY").count() == count
+    assert at_once(*texts, meanwhile=let_go) == ["done", "done"]
+    assert Task.objects.filter(status="READY").count() == 20
