@@ -27,7 +27,7 @@ from django.core.management import CommandError, call_command
 
 django.setup()
 try:
-    call_command("runlockworker", processes=2, drain=True)
+    call_command("runlockworker", max_time=3600, drain=True)
 except CommandError as error:
     print(error, file=sys.stderr)
     sys.exit(error.returncode)
