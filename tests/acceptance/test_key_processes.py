@@ -134,7 +134,8 @@ with transaction.atomic():
 
 
 ADD_FAILURES = """
-INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta, unique_key, unique_scope)
+INSERT INTO django_pglock_task
+       (queue, backend, task_path, status, attempts, finished_at, meta, unique_key, unique_scope)
 SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(), jsonb_build_object('set', number),
        'key ' || CASE number WHEN 0 THEN n ELSE 21 - n END, 'UNFINISHED'
 FROM generate_series(0, 1) AS number, generate_series(1, 20) AS n

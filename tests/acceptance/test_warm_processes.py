@@ -17,7 +17,7 @@ import tests.settings
 import tests.settings_slow_beats
 from django_pglock.conf import get_settings
 from example_project.demo.processes import _end_with_parent
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment_at
 from tests.warm import process as warm
 from tests.warm.process import BareProcess, WarmProcess
 
@@ -29,7 +29,7 @@ from django.conf import settings
 from django_pglock.conf import get_settings
 about = {
     "pid": os.getpid(), "arguments": sys.argv, "name": __name__, "folder": os.getcwd(), "path": sys.path[0],
-    "is_alone": os.getpgrp() == os.getpid(), "value": os.environ["VALUE"], "debug": settings.DEBUG,
+    "is_alone": os.getpgrp() == os.getpid(), "value": os.environ.get("VALUE"), "debug": settings.DEBUG,
     "threads": threading.active_count(), "connection": repr(connection.connection),
     "application": os.environ.get("PGAPPNAME"), "database": connection.settings_dict["NAME"],
     "url": settings.PAYMENTS_URL, "settings": repr(get_settings()),
@@ -53,7 +53,7 @@ def started(tmp_path, monkeypatch):
     def start(code, *how, preexec_fn=None, **environment):
         process = WarmProcess(
             [sys.executable, *(how or [str(program)]), str(code)], preexec_fn=preexec_fn,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1", **environment},
+            env=environment_at(os.environ["DATABASE_URL"], **environment),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         processes.append(process)
@@ -84,7 +84,7 @@ def test_a_warm_process_has_the_state_of_a_new_interpreter(started, tmp_path):
 def test_warm_processes_have_the_settings_of_their_environment_and_end_independently(started):
     (first, about_first), (second, about_second) = started(0), started(0, VALUE="2", DEBUG="yes")
     third, _ = started(0)
-    assert [(about["value"], about["debug"]) for about in (about_first, about_second)] == [("1", False), ("2", True)]
+    assert [(about["value"], about["debug"]) for about in (about_first, about_second)] == [(None, False), ("2", True)]
     first.send_signal(signal.SIGKILL)
     assert first.wait(120) == -signal.SIGKILL
     assert (second.poll(), third.poll()) == (None, None)
@@ -102,9 +102,9 @@ def test_a_warm_process_runs_a_module_with_its_own_application_name(started, tmp
     assert list(warm._parents) == parents, "they have one parent"
 
 
-@pytest.mark.parametrize("module", ["example_project.settings", "tests.chaos.settings"])
-def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tmp_path, module):
-    """As a new interpreter has, although the parent has read those of the first."""
+def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tmp_path):
+    """As a new interpreter has, although the parent has read those of the first. Each setting is of another module."""
+    module = "tests.chaos.settings"
     others = {
         "DATABASE_URL": f"{os.environ['DATABASE_URL']}_other", "PAYMENTS_URL": "http://127.0.0.1:1",
         "DEBUG": "yes", "HEARTBEAT_LIMIT": "20", "CHAOS_PGLOCK": '{"HEARTBEAT_LIMIT": 21, "POLL_INTERVAL": 9}',
@@ -114,7 +114,7 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
     _, about = started(0, DJANGO_SETTINGS_MODULE=module, **others)
     _, again = started(0, DJANGO_SETTINGS_MODULE=module)
     assert list(warm._parents) == parents, "they have one parent"
-    environment = {**os.environ, "VALUE": "1", "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": module, **others}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": module, **others}
     new = subprocess.run(
         [sys.executable, "-c", f"import django; django.setup()\n{PROGRAM}", "0"],
         env=environment, input="", capture_output=True, text=True, check=True,
@@ -160,7 +160,7 @@ sys.exit({code})
 
 @pytest.mark.parametrize(("code", "expected"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
 def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expected):
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1"}
+    environment = environment_at(os.environ["DATABASE_URL"])
     with WarmProcess(
         [sys.executable, "-c", ENDS.format(code=code)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -170,7 +170,7 @@ def test_a_warm_process_waits_for_threads_and_calls_atexit_functions(code, expec
 
 
 def test_a_warm_process_with_a_closed_output_ends_as_a_new_interpreter():
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1"}
+    environment = environment_at(os.environ["DATABASE_URL"])
 
     def exit_code(start):
         read, write = os.pipe()
@@ -205,11 +205,16 @@ print(settings.SECRET_KEY, os.environ["VALUE"], "DATABASE_URL" in os.environ, sy
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sends this signal on Linux only")
 @pytest.mark.parametrize("with_children", [True, False])
-def test_a_warm_process_ends_with_the_parent_of_its_tests(started, with_children):
+def test_a_warm_process_ends_with_the_parent_of_its_tests(tmp_path, monkeypatch, with_children):
     """A warm process continues if its parent is only replaced by another one."""
-    child, _ = started(3, preexec_fn=_end_with_parent, VALUE="3")
-    [key] = [key for key in warm._parents if ("VALUE", "3") in key]
-    parent = warm._parents.pop(key)
+    monkeypatch.setattr(warm, "_parents", {})
+    child = BareProcess(
+        [sys.executable, "-c", "print('begun', flush=True); print('read', input(), flush=True)"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, preexec_fn=_end_with_parent,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout.readline() == "begun\n"
+    [parent] = warm._parents.values()
     parent.close(with_children=with_children)
     assert with_children or child.stdout.read() == "", "it continues"
     child.stdin.write("a line\n")
@@ -219,3 +224,6 @@ def test_a_warm_process_ends_with_the_parent_of_its_tests(started, with_children
     parent._process.wait(120)
     child._told.close()
     child.returncode = 0
+    child.stdout.close()
+    with suppress(BrokenPipeError):
+        child.stdin.close()

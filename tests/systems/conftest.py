@@ -15,6 +15,7 @@ from example_project.demo.processes import Fleet
 from example_project.demo.screen import Screen
 from example_project.systems.harness import Harness, call
 from example_project.systems.web import Site
+from tests.conftest import environment_at
 from tests.warm.process import start
 
 
@@ -80,9 +81,5 @@ def site(django_db_setup: None) -> Iterator[Site]:
 
 def _environment() -> dict[str, str]:
     server = os.environ["DATABASE_URL"].rpartition("/")[0]
-    return {
-        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-        "DJANGO_SETTINGS_MODULE": "example_project.settings",
-        "HEARTBEAT_INTERVAL": "0.5",
-        "HEARTBEAT_LIMIT": "4",
-    }
+    # As all other processes of tests, with which they share their warm parent.
+    return environment_at(f"{server}/{connection.settings_dict['NAME']}")

@@ -20,21 +20,25 @@ ROOT = PARENT.parent.parent.parent
 #: Warm parents of one process of tests at once. Each has its own environment, because Django's settings depend on it.
 LIMIT = 5
 #: Parts of the environment that no settings depend on: processes with the same parent differ in these.
-FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
+FREE = ("PYTEST_CURRENT_TEST", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
 #: Parts of it on which some settings depend: a child in which these differ reads these settings again.
 READ_AGAIN = ("DATABASE_URL", "DEBUG", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
 #: The settings that are read again.
-SETTINGS_READ_AGAIN = ("DATABASES", "DEBUG", "DJANGO_PGLOCK", "PAYMENTS_URL")
+SETTINGS_READ_AGAIN = ("DATABASES", "DEBUG", "DJANGO_PGLOCK", "MIGRATION_MODULES", "PAYMENTS_URL")
 MODULE = "DJANGO_SETTINGS_MODULE"
-#: Modules that differ only in these settings: processes with one of these modules have the same parent.
+#: Modules that differ only in these settings: processes with one of these modules have the same parent, which has read
+#: the first.
 SIMILAR = (
     "tests.settings",
+    "tests.settings_later_version",
     "tests.settings_no_poll",
     "tests.settings_slow_beats",
     "tests.settings_transaction_scope",
 )
 #: Settings that do something to the process when they are read: this must not happen twice.
 READ_ONCE = ("CHAOS_CLOCK", "CHAOS_MEMORY")
+#: Parts of the environment on which the interpreter depends. One process has each, and a parent takes as long to start.
+OF_ONE = ("WRONG_CLOCK",)
 #: The command of worker processes, which start others if they are supervisors.
 WORKER = "runlockworker"
 
@@ -48,8 +52,8 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
     written, the parent has imported Django and this package, and nothing of the project: its files may change between
     two starts. Where coverage measures the process, and without ``fork``, it is a new interpreter.
     """
-    is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
-    if is_measured or not hasattr(os, "fork"):
+    is_new = any(name.startswith(("COVERAGE_PROCESS", *OF_ONE)) for name in env)
+    if is_new or not hasattr(os, "fork"):
         return subprocess.Popen(arguments, env=env, **options)
     is_ours = env.get(MODULE, "").startswith(("tests.", "example_project."))
     return (WarmProcess if is_ours else BareProcess)(arguments, env=env, **options)
@@ -113,7 +117,8 @@ def parent_for(environment: Mapping[str, str]) -> WarmParent:
     key = tuple(sorted(fixed.items()))
     parent = _parents.pop(key, None)
     if parent is None or parent.has_ended():
-        parent = WarmParent({name: value for name, value in environment.items() if name not in FREE})
+        known = {name: value for name, value in environment.items() if name not in FREE}
+        parent = WarmParent({**known, **({MODULE: SIMILAR[0]} if MODULE in free else {})})
     _parents[key] = parent
     while len(_parents) > LIMIT:
         retire(next(iter(_parents)))

@@ -118,7 +118,7 @@ def keep_reporting(node: str) -> None:
         with suppress(LockLost):  # the process stood still for longer than the lease lasts
             if write_report(node):
                 time.sleep(3 * LOCK_AT_LEAST_FOR)
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def take_turns(harness: Harness) -> None:

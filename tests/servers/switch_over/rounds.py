@@ -24,7 +24,7 @@ from tests.warm.process import start
 
 CLIENTS = WORKERS = 2
 #: Runs of each worker and commits of each client before the next switch.
-ENOUGH = 5
+ENOUGH = 3
 
 
 class Rounds:

@@ -6,10 +6,10 @@ from example_project.systems.handoff.scenario import requests, run_scenario, she
 
 
 def test_both_planes_make_the_sheets_that_the_requests_ask_for(harness):
-    run_scenario(harness, count=2000, sheets=50, orders=200)
+    run_scenario(harness, count=1000, sheets=50, orders=100)
     told = harness.judge()
     assert told.count("SIGKILL") == 4
-    assert "One UPDATE changes 400 rows, two of each order: 1 task." in told
+    assert "One UPDATE changes 200 rows, two of each order: 1 task." in told
 
 
 def test_the_requests_are_what_the_play_says():

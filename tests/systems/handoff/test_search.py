@@ -29,7 +29,7 @@ def run(statement):
 
 def change_everything():
     """Change all tables in the ways that there are."""
-    orders = Order.objects.bulk_create(Order(text=f"order {number}") for number in range(60))
+    orders = Order.objects.bulk_create(Order(text=f"order {number}") for number in range(30))
     first = orders[0].pk
     for part in PARTS:
         table = part._meta.db_table
@@ -43,7 +43,7 @@ def change_everything():
         with pytest.raises(ZeroDivisionError), transaction.atomic():
             part.objects.update(text="never")
             raise ZeroDivisionError
-    Order.objects.filter(pk__gt=first + 55).delete()
+    Order.objects.filter(pk__gt=first + 25).delete()
 
 
 def test_nothing_is_missed_while_no_worker_runs():
@@ -52,7 +52,7 @@ def test_nothing_is_missed_while_no_worker_runs():
     assert not Entry.objects.exists()
     Worker(drain=True).run()
     assert value(WRONG_ENTRIES) == 0
-    assert Entry.objects.count() == Order.objects.count() == 56
+    assert Entry.objects.count() == Order.objects.count() == 26
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
     found = Entry.objects.filter(text__contains="copied handoff_warranty")
     assert found.count() == 1
@@ -75,7 +75,7 @@ def write(seed, count):
 def test_the_entries_follow_while_workers_are_killed(fleet, process, eventually):
     Order.objects.bulk_create(Order(text=f"order {number}") for number in range(20))
     workers = [fleet.start("runlockworker", "--threads", "2", "--no-reload") for _ in range(2)]
-    writers = [process(write, seed, 60) for seed in range(2)]
+    writers = [process(write, seed, 40) for seed in range(2)]
     eventually(lambda: Entry.objects.count() > 5)
     workers[0].kill()
     assert [writer.wait(NEVER) for writer in writers] == [0, 0]
