@@ -57,7 +57,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     """With retries, atomic tasks, coroutines, and a worker that is killed in the middle."""
     victim, *_ = [worker_process("--threads", "4") for _ in range(2)]
     kinds = [tasks.count_shelf_atomically, tasks.count_shelf_in_coroutine]
-    for number in range(60):
+    for number in range(36):
         if number % 3 == 2:
             tasks.count_shelf.enqueue(7, path, fails=1)
         else:
@@ -65,7 +65,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() > 10)
     victim.send(signal.SIGKILL)
     before = sum(views)
-    eventually(done(60), why="a task was lost, or waits forever")
+    eventually(done(36), why="a task was lost, or waits forever")
     assert sum(views) > before > 0, "the views had their turns, too"
     assert not ran_at_once(path)
 

@@ -39,18 +39,18 @@ def test_a_crash_of_the_server_under_load_loses_nothing_and_work_continues(serve
     process = WorkerProcess("--threads", "2", url=server.url)
     try:
         process.wait_for("is ready")
-        ask(server, ENQUEUE, 1, 400)
+        ask(server, ENQUEUE, 1, 250)
         eventually(lambda: ask(server, "SELECT count(*) FROM sample_effect") > 100)
         server.halt("immediate")
         time.sleep(2)
         server.launch()
-        ask(server, ENQUEUE, 401, 410)
+        ask(server, ENQUEUE, 251, 260)
         eventually(
-            lambda: ask(server, "SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'") == 410,
+            lambda: ask(server, "SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'") == 260,
             why="some task has no success",
         )
-        assert ask(server, "SELECT count(DISTINCT number) FROM sample_effect") == 410
-        assert ask(server, "SELECT count(*) FROM sample_effect") == 410
+        assert ask(server, "SELECT count(DISTINCT number) FROM sample_effect") == 260
+        assert ask(server, "SELECT count(*) FROM sample_effect") == 260
         assert process.process.poll() is None
         assert "works again" in process.output
     finally:

@@ -11,6 +11,14 @@ import pytest
 from django.db import connection
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SETTINGS = """
+import environ
+
+SECRET_KEY = "only-for-this-test"
+USE_TZ = True
+DATABASES = {"default": environ.Env().db()}
+INSTALLED_APPS = ["django_pglock"]
+"""
 TESTS = """
 import pytest
 from django_pglock import LockNotAvailable, lock
@@ -46,14 +54,16 @@ def run(tmp_path):
     name = f"{connection.settings_dict['NAME']}_plugin"
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH"), str(ROOT)])),
+        "DJANGO_SETTINGS_MODULE": "settings",
         "DATABASE_URL": f"{server}/{name}",
         "PGLOCK_NO_BOOTSTRAP": "1",
         # Other plugins that are installed here have no part in it, and take as long to import as Django.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     (tmp_path / "test_project.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n")
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", "-p", "django_pglock.pytest_plugin"]
 
     def run(*arguments):

@@ -19,8 +19,8 @@ from tests.settings import DJANGO_PGLOCK
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
-#: Longer than a worker may be silent, so that another one would have run the tasks again.
-LONG = 2 * DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+#: Longer than a worker may be silent, and a round of rescue: another one would have run the tasks again.
+LONG = 1.5 * DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
 SHARED = "lockworker shared heartbeat"
 HELD = """
 SELECT count(*) FROM django_pglock_worker AS worker

@@ -32,7 +32,7 @@ def tasks_elsewhere(alias, settings):
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA elsewhere")
     alias("tasks", OPTIONS={"options": "-c search_path=elsewhere"})
-    call_command("migrate", database="tasks", verbosity=0)
+    call_command("migrate", "django_pglock", database="tasks", verbosity=0)
     settings.TASKS = {"default": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": {"database": "tasks"}}}
     yield
     with connection.cursor() as cursor:

@@ -31,7 +31,7 @@ def servers(tmp_path_factory):
         patch.setenv("SOUTH_URL", south.url)
         servers = {"default": north, "south": south}
         for name in servers:
-            manage("migrate", "--verbosity", "0", "--database", name)
+            manage("migrate", "django_pglock", "--verbosity", "0", "--database", name)
         yield servers
 
 
