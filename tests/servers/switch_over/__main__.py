@@ -31,7 +31,8 @@ def main() -> int:
             DATABASE_URL=pair.primary.url,
         )
         django.setup()
-        call_command("migrate", run_syncdb=True, verbosity=0)
+        call_command("migrate", "django_pglock", verbosity=0)
+        call_command("migrate", "sample", run_syncdb=True, verbosity=0)
         from tests.servers.switch_over.rounds import Rounds  # models can be imported now
 
         with Rounds(pair, Path(folder)) as rounds:
