@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from uuid import UUID, uuid4
@@ -326,10 +327,7 @@ def test_a_message_of_another_version_ends_only_its_own_exchange(channels, super
         channels.append(end)
         shared.add(ours)
         eventually(lambda: len(shared._clients) == 2)
-        if isinstance(sent, bytes):
-            end.send(sent)
-        else:
-            JsonLines(end).send(request(**sent))
+        end.send(sent if isinstance(sent, bytes) else json.dumps(request(**sent)).encode() + b"\n")
         eventually(lambda: len(shared._clients) == 1, why=f"the exchange goes on after {sent!r}")
         assert holder(running.identity.id) == SHARED
         assert shared.is_running
