@@ -1,15 +1,15 @@
 """Every verb beside every other one on the same rows, and three verbs at the same keys, ticks, changes and rows.
 
-The short form runs each pair in one world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` runs each
-pair in all worlds and in both orders, and stops the first verb at each of its statements: 82,000 cases, more than half
-an hour of one core.
+The short form runs each pair in one world, and of pairs that differ only in the caller's transaction every second one,
+in a thousand cases. ``PGLOCK_INTERLEAVINGS=all`` runs each pair in all worlds and in both orders, and stops the first
+verb at each of its statements: 82,000 cases, more than half an hour of one core.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from pkgutil import iter_modules
 
 import pytest
@@ -17,12 +17,12 @@ import pytest
 from django_pglock import store
 from tests.interleavings import sessions, workers, worlds
 from tests.interleavings.captures import captures
-from tests.interleavings.cases import Case, CaseRunner, is_worlds_turn, pairs, triples
+from tests.interleavings.cases import Case, CaseRunner, is_forms_turn, is_worlds_turn, pairs, triples
 from tests.interleavings.other_tables import other_tables
 from tests.interleavings.own_rows import own_rows
 from tests.interleavings.schedules import schedules
 from tests.interleavings.sessions import COMMIT, SessionThread
-from tests.interleavings.verbs import VERBS
+from tests.interleavings.verbs import IN_A_TRANSACTION, VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
@@ -139,6 +139,12 @@ def test_the_short_form_tests_every_pair_of_verbs_in_some_world():
     for first, second in combinations_with_replacement(VERBS.values(), 2):
         worlds = first.worlds & second.worlds
         assert not worlds or any(is_worlds_turn(world, first.name, second.name) for world in worlds)
+
+
+def test_the_short_form_tests_every_pair_of_verbs_in_some_form():
+    forms = {name: {name, f"{name}{IN_A_TRANSACTION}"} & VERBS.keys() for name in VERBS if IN_A_TRANSACTION not in name}
+    for first, second in combinations_with_replacement(forms, 2):
+        assert any(is_forms_turn(*form) for form in product(forms[first], forms[second])), (first, second)
 
 
 def test_every_file_of_the_store_has_its_verbs():

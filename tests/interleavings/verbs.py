@@ -67,6 +67,8 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {}
+#: The end of the names of verbs inside of the caller's transaction.
+IN_A_TRANSACTION = "_in_a_transaction"
 
 
 def verb(*worlds: str, **facts: Any) -> Callable[[Callable[[World, Results], Any]], Callable[[World, Results], Any]]:
@@ -87,5 +89,5 @@ def in_a_transaction(name: str) -> None:
         with transaction.atomic():
             plain.call(world, results)
 
-    inside = f"{name}_in_a_transaction"
+    inside = f"{name}{IN_A_TRANSACTION}"
     VERBS[inside] = replace(plain, name=inside, call=call, is_in_transaction=True)

@@ -77,7 +77,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
-@settings(max_examples=LONG or 50, deadline=None)
+@settings(max_examples=LONG or 35, deadline=None)
 @given(shape=shapes(), seed=st.integers(0, 2**32))
 def test_no_free_thread_waits_beside_a_ready_task(shape, seed):
     run(shape, seed)

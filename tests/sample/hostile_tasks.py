@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from django_pglock import Cancel, Retry, task
 
@@ -138,7 +139,7 @@ def throw_in_backoff(kind):
 def throw_after_timeout(kind):
     try:
         while True:
-            pass
+            time.sleep(0.001)
     except TimeoutError:
         throw(kind)
 

@@ -1,6 +1,6 @@
 """The archive with concurrency: two processes that move, a killed one, and claims, results and waits meanwhile.
 
-``test_a_live_table_is_converted_while_workers_claim`` moves a few thousand tasks. ``PGLOCK_ARCHIVE_ROWS=1000000`` makes
+``test_a_live_table_is_converted_while_workers_claim`` moves two thousand tasks. ``PGLOCK_ARCHIVE_ROWS=1000000`` makes
 it a million, and prints what it has measured.
 """
 
@@ -34,7 +34,7 @@ from tests.warm.process import start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROWS = int(os.environ.get("PGLOCK_ARCHIVE_ROWS", "3000"))
+ROWS = int(os.environ.get("PGLOCK_ARCHIVE_ROWS", "2000"))
 #: Finished tasks of the last days, each tenth of them failed.
 FILL = """
 INSERT INTO django_pglock_task (status, queue, task_path, backend, args, kwargs, attempts, worker, enqueued_at,
@@ -72,13 +72,13 @@ def everything():
 
 
 def test_two_concurrent_moves_archive_each_task_once(in_threads):
-    fill(2000)
+    fill(1000)
     before, _ = everything()
-    counts = in_threads(lambda _number: walk(batch=50), 2)
+    counts = in_threads(lambda _number: walk(batch=25), 2)
     count = sum(counts) + walk()
     here, there = everything()
     assert here | there == before
-    assert count == len(there) == 1800
+    assert count == len(there) == 900
 
 
 KILLED = """
@@ -124,7 +124,7 @@ def test_a_mover_that_is_killed_in_the_middle_loses_nothing(eventually):
 def test_a_result_is_found_at_each_moment_of_the_move(in_threads):
     """A reader queries the table of tasks, the task moves, and the reader queries the archive."""
     turn_on("default")
-    rows = [make(days=TWO_HOURS, task_path=tasks.echo.module_path, result=number) for number in range(60)]
+    rows = [make(days=TWO_HOURS, task_path=tasks.echo.module_path, result=number) for number in range(40)]
     ended = threading.Event()
 
     def work(number):

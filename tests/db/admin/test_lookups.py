@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 from django.contrib import admin
@@ -108,7 +108,8 @@ def test_a_list_serves_its_own_lookups_and_refuses_all_others_without_a_query(cl
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
 def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
     person(client, permission_to_view(model))
-    for field in (*(each.name for each in model._meta.fields), "nothing"):
+    # The test above asks for all other fields without a server.
+    for field in (model._meta.fields[0].name, model._meta.fields[-1].name, "nothing"):
         response, queries = asked(client, address(model), {f"{field}__startswith": "u"})
         assert (response.status_code, queries) == (400, []), field
 
@@ -154,9 +155,7 @@ def test_admin_pages_refuse_to_field_unless_it_names_the_primary_key(client, mod
     urls = address(model), address(model, "change", "1"), address(model, "delete", "1")
     pages = list(product(urls, ("get", "post")))
     others = [field.name for field in model._meta.fields if field.name != key]
-    # Each page for some fields, and each field at one page.
-    for number in range(max(len(pages), len(others))):
-        (url, method), name = pages[number % len(pages)], others[number % len(others)]
+    for (url, method), name in zip(pages, cycle(others)):
         response, queries = asked(client, f"{url}?_to_field={name}", method=method)
         assert (response.status_code, queries) == (400, []), (url, method, name)
     assert client.get(address(model), {"_to_field": key, "_popup": "1"}).status_code == 200
@@ -177,12 +176,17 @@ def test_the_changelist_filters_in_the_url_of_a_page_are_not_applied(client):
 
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
-def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, model):
+def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, rf, model):
     """The order of the rows would reveal the hidden values."""
-    person(client, permission_to_view(model))
+    user = person(client, permission_to_view(model))
     for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
-        response, queries = asked(client, address(model), {"o": order})
-        assert response.status_code == 200
+        request = rf.get("/", {"o": order})
+        request.user = user
+        with CaptureQueriesContext(connection) as captured:
+            # The view reads the rows. To render the page takes longer.
+            assert admin.site._registry[model].changelist_view(request).status_code == 200
+        queries = [each["sql"] for each in captured if "ORDER BY" in each["sql"]]
+        assert queries
         for sql in queries:
             assert not {"args", "kwargs", "result", "meta"} & {*sql.rpartition("ORDER BY")[2].split('"')}
 

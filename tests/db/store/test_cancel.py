@@ -175,28 +175,22 @@ def test_a_cancel_also_cancels_the_dependents(worker, eventually):
 # The running function
 
 
-@pytest.mark.parametrize("function", ["run_sql", "ask", "wait_in_coroutine", "fail_when_asked"])
-def test_a_cancelled_running_task_ends_without_a_retry(worker, eventually, slow_beats, function):
-    worker()
-    result = getattr(running, function).enqueue()
-    wait_until_begun(eventually)
+def test_a_cancelled_running_task_ends_without_a_retry(worker, eventually, slow_beats):
+    worker(threads=4)
+    functions = (running.run_sql, running.ask, running.wait_in_coroutine, running.fail_when_asked)
+    results = [function.enqueue() for function in functions]
+    eventually(lambda: Effect.objects.filter(name="begun").count() == len(functions), why="they did not begin")
     time.sleep(0.05)
-    assert Task.objects.cancel() == 1
-    row = wait_for_end(result, eventually)
-    assert (row.status, row.attempts, row.retries) == ("CANCELLED", 1, 0)
-    attempt = Attempt.objects.get()
-    assert (attempt.outcome, attempt.exception_path) == ("FAILED", "django_pglock.errors.TaskCancelled")
-    result.refresh()
-    assert [error.exception_class.__name__ for error in result.errors] == ["TaskCancelled"]
-
-
-def test_the_traceback_of_a_cancelled_task_contains_the_exception_of_its_function(worker, eventually):
-    worker()
-    result = running.fail_when_asked.enqueue()
-    wait_until_begun(eventually)
-    Task.objects.cancel()
-    wait_for_end(result, eventually)
-    assert "ValueError: in the middle of stopping" in Attempt.objects.get().traceback
+    assert Task.objects.cancel() == len(functions)
+    for result in results:
+        row = wait_for_end(result, eventually)
+        assert (row.status, row.attempts, row.retries) == ("CANCELLED", 1, 0), result.task
+        attempt = Attempt.objects.get(task=row)
+        assert (attempt.outcome, attempt.exception_path) == ("FAILED", "django_pglock.errors.TaskCancelled")
+        result.refresh()
+        assert [error.exception_class.__name__ for error in result.errors] == ["TaskCancelled"]
+    # The traceback contains the exception of the function, too.
+    assert "ValueError: in the middle of stopping" in attempt.traceback
 
 
 def test_a_task_that_ignores_its_cancel_can_succeed(worker, eventually):

@@ -16,6 +16,7 @@ from django.utils.timezone import now
 from django_pglock import Unique, aenqueue_many, enqueue_many, task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
+from django_pglock.store import call as call_module
 from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.settle import settle
@@ -245,16 +246,17 @@ def test_enqueue_many_writes_no_task_if_one_call_is_invalid():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_enqueue_many_needs_only_the_memory_of_a_batch():
-    """A hundred thousand calls of a kilobyte each are 100 MB; a batch is five."""
+def test_enqueue_many_needs_only_the_memory_of_a_batch(monkeypatch):
+    """All calls are 8 MB, and a batch is one."""
+    monkeypatch.setattr(call_module, "BATCH", 500)
     tracemalloc.start()
     try:
-        enqueue_many(tasks.nothing, ("x" * 1000 for _ in range(30_000)))
+        enqueue_many(tasks.nothing, ("x" * 1000 for _ in range(6000)))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 35_000_000
-    assert Task.objects.count() == 30_000
+    assert peak < 5_000_000
+    assert Task.objects.count() == 6000
 
 
 def test_delayed_calls_are_scheduled():

@@ -220,7 +220,7 @@ def admit_by_the_general_statement(key=KEY):
     _admit_to("default", ADMIT, [key])
 
 
-many_worlds = settings(max_examples=LONG or 45, deadline=None, suppress_health_check=list(HealthCheck))
+many_worlds = settings(max_examples=LONG or 30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @many_worlds

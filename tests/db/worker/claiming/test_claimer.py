@@ -36,10 +36,10 @@ def test_strict_order_polls_a_queue_when_the_earlier_ones_are_empty(worker, even
     fill("low", 5)
     fill("mail-b", 5)
     fill("mail-a", 5)
-    fill("high", 60)
+    fill("high", 20)
     worker(queues=["high", "mail*", "low"], order="strict", threads=1)
-    eventually(lambda: Effect.objects.count() == 75)
-    assert in_order() == ["high"] * 60 + ["mail-a"] * 5 + ["mail-b"] * 5 + ["low"] * 5
+    eventually(lambda: Effect.objects.count() == 35)
+    assert in_order() == ["high"] * 20 + ["mail-a"] * 5 + ["mail-b"] * 5 + ["low"] * 5
 
 
 def test_weighted_queues_are_claimed_in_proportion_to_their_weights(worker, eventually, one_by_one):
@@ -137,7 +137,7 @@ def test_ready_queues_are_not_queried_where_there_is_one(worker, eventually, mon
 
 def test_many_queues_share_one_prepared_claim_statement(in_threads):
     """Prepared statements use memory of the server while the worker lives, and cursors memory of the worker."""
-    tenants = [f"tenant {number}" for number in range(3 * FEW_QUEUES)]
+    tenants = [f"tenant {number}" for number in range(FEW_QUEUES + 20)]
     for tenant in tenants:
         fill(tenant, 1)
 

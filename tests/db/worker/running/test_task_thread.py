@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
@@ -116,17 +117,18 @@ def test_a_single_call_may_have_its_own_timeout(worker, eventually):
 def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually):
     """Each task has one outcome, the threads live, and later tasks in them get no timeout."""
     process = worker(threads=4)
-    results = [running.end_at_deadline.enqueue(number) for number in range(200)]
-    others = [tasks.record.enqueue("unharmed", number) for number in range(200)]
+    count = 120
+    results = enqueue_many(running.end_at_deadline, range(count))
+    others = enqueue_many(tasks.record, [("unharmed", number) for number in range(count)])
     eventually(lambda: not Task.objects.filter(finished_at__isnull=True).exists())
     assert all(thread.is_alive() for thread in process.executor._threads)
-    ended = Counter(Task.objects.filter(pk__in=[each.id for each in results]).values_list("status", flat=True))
-    assert sum(ended.values()) == 200
+    ended = Counter(Task.objects.filter(pk__in=results).values_list("status", flat=True))
+    assert sum(ended.values()) == count
     assert set(ended) <= {"SUCCESSFUL", "FAILED"}
     assert Attempt.objects.count() == ended["FAILED"]
     assert set(Attempt.objects.values_list("exception_path", flat=True)) <= {TIMEOUT}
-    assert Task.objects.filter(pk__in=[each.id for each in others], status="SUCCESSFUL").count() == 200
-    assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(200))
+    assert Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == count
+    assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(count))
 
 
 def test_a_timeout_replaces_the_sessions_of_the_thread(worker, eventually):

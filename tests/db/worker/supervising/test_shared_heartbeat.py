@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from uuid import UUID, uuid4
@@ -287,8 +288,7 @@ def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, su
     lines, sent = JsonLines(end), request()
     lines.send(sent)
     assert next_message(lines, eventually)["is_listening"] is True
-    for _ in range(100):
-        answers("SELECT pg_notify('django_pglock_ready', repeat('x', 7000))")
+    answers("SELECT pg_notify('django_pglock_ready', repeat('x', 7000) || i)::text FROM generate_series(1, 100) AS i")
     answers("SELECT pg_notify('django_pglock_ready', 'q' || i)::text FROM generate_series(1, 600) AS i")
     before = WorkerRow.objects.get(pk=running.identity.id).heartbeat_at
     eventually(
@@ -319,17 +319,18 @@ def test_no_notification_is_sent_after_the_exchange_has_ended(monkeypatch):
             theirs.recv(1)
 
 
-@pytest.mark.parametrize("sent", [b"garbage\n", b"[]\n", b"{}\n", {"new_field": 1}, {"id": "?"}, {"asked_at": None}])
-def test_a_message_of_another_version_ends_only_its_own_exchange(sent, end, supervised, shared, eventually):
+def test_a_message_of_another_version_ends_only_its_own_exchange(channels, supervised, shared, eventually):
     running = supervised()
     eventually(lambda: holder(running.identity.id) == SHARED)
-    if isinstance(sent, bytes):
-        end.send(sent)
-    else:
-        JsonLines(end).send(request(**sent))
-    eventually(lambda: len(shared._clients) == 1, why="the exchange goes on")
-    assert holder(running.identity.id) == SHARED
-    assert shared.is_running
+    for sent in (b"garbage\n", b"[]\n", b"{}\n", {"new_field": 1}, {"id": "?"}, {"asked_at": None}):
+        ours, end = socket.socketpair()
+        channels.append(end)
+        shared.add(ours)
+        eventually(lambda: len(shared._clients) == 2)
+        end.send(sent if isinstance(sent, bytes) else json.dumps(request(**sent)).encode() + b"\n")
+        eventually(lambda: len(shared._clients) == 1, why=f"the exchange goes on after {sent!r}")
+        assert holder(running.identity.id) == SHARED
+        assert shared.is_running
 
 
 @override_settings(DJANGO_PGLOCK=SLOW_BEATS)
