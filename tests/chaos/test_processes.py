@@ -22,7 +22,6 @@ from tests.sample.models import Run
 QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0, "POLL_INTERVAL": 2.0}
 
 
-@pytest.mark.short
 @pytest.mark.fault("SIGKILL of a worker")
 def test_a_killed_worker(experiment, eventually):
     victim, *_others = experiment.workers(3, "--threads", "2")

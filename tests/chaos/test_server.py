@@ -190,9 +190,8 @@ def take_all(server, clients):
             clients.enter_context(closing(connect(server, application_name="other client")))
 
 
-@pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
-def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, eventually):
     """As by VACUUM FULL or REINDEX."""
     workers = experiment.workers(2, "--threads", "2")
     experiment.load(40)
@@ -203,7 +202,7 @@ def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, ev
         with closing(connect(experiment.server, options="-c statement_timeout=0")) as dba:
             with dba.transaction():
                 dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
-                time.sleep(4 if is_short else 20)
+                time.sleep(20)
             since = time.time()
             keep_busy(workers, since)
             # The work of a DBA at night, while the workers run.

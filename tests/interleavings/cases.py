@@ -44,7 +44,7 @@ BY_THREE = {
     *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all", "mute"),
 }
 #: The short form runs one of so many triples.
-ONE_TRIPLE_IN = 240
+ONE_TRIPLE_IN = 360
 
 
 @dataclass(frozen=True)

@@ -289,15 +289,16 @@ def test_the_callers_lock_timeout_stays_as_it_was():
         assert cursor.fetchone() == ("7s",)
 
 
-def test_thousands_of_tasks_retried_together_wait_for_their_dependencies_again(claim):
-    """More than one statement changes. One task waits for thousands, and thousands wait for one."""
+def test_many_tasks_retried_together_wait_for_their_dependencies_again(claim, monkeypatch):
+    """More than one statement changes, in more than one window. One task waits for many, and many wait for one."""
+    monkeypatch.setattr(windows, "WINDOW", 500)
     first = tasks.echo.enqueue(0)
-    ids = enqueue_many(tasks.echo.using(after=[first]), range(5000))
+    ids = enqueue_many(tasks.echo.using(after=[first]), range(1000))
     last = tasks.echo.using(after=ids).enqueue(1)
     settle_one(claim()[0], Failed(FAILURE))
-    assert Task.objects.retry() == 5002
-    assert Task.objects.filter(status="BLOCKED").count() == 5001
-    assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)
+    assert Task.objects.retry() == 1002
+    assert Task.objects.filter(status="BLOCKED").count() == 1001
+    assert (waits_for(last), Waiter.objects.count()) == (1000, 2000)
 
 
 def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(claim, in_threads, eventually):
