@@ -84,7 +84,6 @@ def test_a_worker_that_ends_in_order(experiment, eventually):
     experiment.show("the worker ends as soon as its tasks have", victim.ended_at - fault.at, bound=0.7 + 2)
 
 
-@pytest.mark.short
 @pytest.mark.fault("SIGTERM, tasks longer than the grace")
 def test_a_worker_whose_grace_is_over(experiment, eventually):
     victim = experiment.worker("--threads", "6", "--grace", "1")

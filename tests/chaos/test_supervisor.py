@@ -14,8 +14,6 @@ from django.db import connection
 from django_pglock.models import Attempt, Worker
 from tests.chaos.experiment import Fault
 
-pytestmark = pytest.mark.short
-
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'lockworker shared heartbeat'
