@@ -111,17 +111,19 @@ def run(name: str, environment: Mapping[str, str], more: str) -> Counter[str]:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
         )
-        output, code = done.stdout + done.stderr, done.returncode
+        results, output, code = done.stdout, done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as late:
         output, code = f"{(late.stdout or b'').decode(errors='replace')}\n{name} took longer than {LONGEST} s.", 1
+        results = output
     print(f"\n--- {name}\n{output}", flush=True)
-    return count(output, code)
+    return count(results, code)
 
 
-def count(output: str, code: int) -> Counter[str]:
-    last = output.strip().splitlines()[-1] if output.strip() else ""
+def count(results: str, code: int) -> Counter[str]:
+    # Threads of pools may write behind the summary, which is the last line with numbers.
+    last = ([""] + [line for line in results.splitlines() if RESULTS.search(line)])[-1]
     counts = Counter({word.rstrip("s"): int(number) for number, word in RESULTS.findall(last)})
-    if code and not counts["failed"] and not counts["error"]:
+    if (code or not counts["passed"]) and not counts["failed"] and not counts["error"]:
         # Its tests did not run: a package is missing, or the migrations failed.
         counts["error"] += 1
     return counts
