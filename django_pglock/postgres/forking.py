@@ -62,8 +62,9 @@ def _keep_session_from_children(connection: Any, **kwargs: Any) -> None:
 def ensure_own_session(connection: DatabaseWrapper) -> None:
     """Open the connection if it is not open, with a session that no forked child has.
 
-    A child that is forked by another thread while the session is being opened has its socket, which is not registered
-    yet. After the death of this process the child would keep the session and its locks. So the session is opened again.
+    If another thread forks while the session is being opened, the child has the socket of the session, and the socket
+    is not registered yet. After the death of this process the child would keep the session and its locks. So the
+    session is closed, and another one is opened.
     """
     if connection.connection is not None:
         return

@@ -30,6 +30,15 @@ def renamed_table():
         back.pop()()
 
 
+@pytest.fixture
+def in_transaction():
+    """Roll back at the end of the test what it changes in the schema and in the records."""
+    connections["default"].set_autocommit(False)
+    yield
+    connections["default"].rollback()
+    connections["default"].set_autocommit(True)
+
+
 def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     """The row cannot be written because of the table, so the task does not fail."""
     running = worker()
@@ -58,63 +67,42 @@ def test_a_migration_without_a_record_is_pending():
     assert pending_migrations("default") == ["9999_later"]
 
 
-def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_migration():
-    connections["default"].set_autocommit(False)
-    try:
-        execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
-        assert pending_migrations("default") == ["0013_validate_run_after"]
-    finally:
-        connections["default"].rollback()
-        connections["default"].set_autocommit(True)
+def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_migration(in_transaction):
+    execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
+    assert pending_migrations("default") == ["0013_validate_run_after"]
 
 
 @override_settings(MIGRATION_MODULES={"django_pglock": "tests.sample.later_version"})
-def test_only_the_tables_of_this_package_and_its_records_are_read(django_assert_max_num_queries):
+def test_only_the_tables_of_this_package_and_its_records_are_read(in_transaction, django_assert_max_num_queries):
     """A project may have thousands of tables, and a schema for each tenant."""
-    connections["default"].set_autocommit(False)
-    try:
-        execute("CREATE SCHEMA other CREATE TABLE django_pglock_task (id int)")
-        execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
-        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
-        with django_assert_max_num_queries(2) as sent:
-            assert pending_migrations("default")[0] == "0001_initial"
-        assert "pg_class" not in str(sent.captured_queries)
-    finally:
-        connections["default"].rollback()
-        connections["default"].set_autocommit(True)
-
-
-def test_without_a_table_of_migrations_all_are_pending_unless_all_tables_exist():
-    connections["default"].set_autocommit(False)
-    try:
-        execute("ALTER TABLE django_migrations RENAME TO elsewhere")
-        assert pending_migrations("default") == []
-        execute("ALTER TABLE django_pglock_waiter RENAME TO nowhere")
+    execute("CREATE SCHEMA other CREATE TABLE django_pglock_task (id int)")
+    execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+    execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+    with django_assert_max_num_queries(2) as sent:
         assert pending_migrations("default")[0] == "0001_initial"
-    finally:
-        connections["default"].rollback()
-        connections["default"].set_autocommit(True)
+    assert "pg_class" not in str(sent.captured_queries)
 
 
-def test_tables_made_without_migrations_have_no_pending_migrations():
+def test_without_a_table_of_migrations_all_are_pending_unless_all_tables_exist(in_transaction):
+    execute("ALTER TABLE django_migrations RENAME TO elsewhere")
+    assert pending_migrations("default") == []
+    execute("ALTER TABLE django_pglock_waiter RENAME TO nowhere")
+    assert pending_migrations("default")[0] == "0001_initial"
+
+
+def test_tables_made_without_migrations_have_no_pending_migrations(in_transaction):
     """As in tests without migrations. If no migration is recorded and no table exists, all are pending."""
     with override_settings(MIGRATION_MODULES={"django_pglock": None}):
         assert pending_migrations("default") == []
-    connections["default"].set_autocommit(False)
-    try:
-        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
-        assert pending_migrations("default") == []
-        execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
-        assert pending_migrations("default")[0] == "0001_initial"
-    finally:
-        connections["default"].rollback()
-        connections["default"].set_autocommit(True)
+    execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+    assert pending_migrations("default") == []
+    execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+    assert pending_migrations("default")[0] == "0001_initial"
 
 
 @pytest.mark.parametrize("moment", ["between the two reads", "before the first migration is recorded"])
-def test_all_migrations_are_pending_while_the_first_one_ends(monkeypatch, moment):
+def test_all_migrations_are_pending_while_the_first_one_ends(in_transaction, monkeypatch, moment):
     """The table of tasks appears between the two reads, or shortly before the migration is recorded."""
-    connections["default"].set_autocommit(False)
     applied = module._applied
 
     def read_then_migrate(connection):
@@ -124,11 +112,7 @@ def test_all_migrations_are_pending_while_the_first_one_ends(monkeypatch, moment
         return recorded
 
     monkeypatch.setattr(module, "_applied", read_then_migrate)
-    try:
-        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
-        hidden = "task" if moment == "between the two reads" else "archivedtask"
-        execute(f"ALTER TABLE django_pglock_{hidden} RENAME TO elsewhere")
-        assert pending_migrations("default")[0] == "0001_initial"
-    finally:
-        connections["default"].rollback()
-        connections["default"].set_autocommit(True)
+    execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+    hidden = "task" if moment == "between the two reads" else "archivedtask"
+    execute(f"ALTER TABLE django_pglock_{hidden} RENAME TO elsewhere")
+    assert pending_migrations("default")[0] == "0001_initial"
