@@ -344,7 +344,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 **POSTGRESQL,
                 "indexes": [
-                    models.Index(fields=["awaited", "task"], name="pglock_waiter_awaited"),
+                    models.Index(fields=["awaited"], name="pglock_waiter_awaited"),
                 ],
             },
             managers=MANAGERS,

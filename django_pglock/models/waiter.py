@@ -30,7 +30,7 @@ class Waiter(models.Model):
         verbose_name = _("waiter")
         verbose_name_plural = _("waiters")
         default_permissions = ()
-        indexes = [models.Index(fields=["awaited", "task"], name="pglock_waiter_awaited")]
+        indexes = [models.Index(fields=["awaited"], name="pglock_waiter_awaited")]
 
     def __str__(self) -> str:
         return f"{self.task_id or '?'} → {self.awaited}"

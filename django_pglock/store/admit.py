@@ -106,6 +106,7 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 #
 # The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may choose
 # another index, because it expects to find these tasks soon. It would then read all tasks that wait for other keys. The
+# waiters of a task are selected in the same way. The
 # UPDATE selects by an array of ids, because the planner expects an array to be short. It expects a LIMIT of unknown
 # value to return a tenth of all rows.
 #
@@ -128,8 +129,10 @@ WITH head AS MATERIALIZED (
             WHERE (task.lock_key, task.status) BETWEEN (first.key, 'BLOCKED') AND (first.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id < first.id AND task.waits_for > 0
             ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
-        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
-               JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
+        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {task} AS awaited
+               WHERE awaited.id = ANY (ARRAY(SELECT waiter.awaited FROM {waiter} AS waiter
+                                             WHERE waiter.task_id BETWEEN older.id AND older.id
+                                             ORDER BY waiter.task_id))))
 ), capacity AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted

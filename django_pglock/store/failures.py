@@ -61,7 +61,7 @@ WITH RECURSIVE found AS (
 SELECT shown.fingerprint, task.task_path, COALESCE(last.exception_path, ''), COALESCE(last.trace, ''), shown.id,
        counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts,
        shown.muted_at, COALESCE(shown.muted_by, '')
-FROM shown JOIN {task} AS task ON task.id = shown.id
+FROM shown JOIN {task} AS task ON task.id = shown.id AND task.id = ANY (ARRAY(SELECT id FROM shown))
 CROSS JOIN LATERAL (
     SELECT sum(each.count)::bigint AS count, min(each.first_at) AS first_at, max(each.last_at) AS last_at,
            array_agg(each.hour) AS hours, array_agg(each.count) AS counts

@@ -23,8 +23,10 @@ MOST_DIGITS = 19
 
 # The bisections differ only in the condition ``is_low``, which is true for low ids and false for high ids. Ids have
 # gaps, so a probe reads the next tasks behind the middle. At the end, ``low`` and ``high`` are ``PRECISION`` ids apart.
+# The first and the last id are found with LIMIT, as ``statements.py`` says.
 _BISECT = """{name} AS (
-    SELECT COALESCE(min(id), 1) - 1 AS low, COALESCE(max(id), 0) + 1 AS high, {is_wanted} AS is_wide FROM {{task}}
+    SELECT COALESCE((SELECT id FROM {{task}} ORDER BY id LIMIT 1), 1) - 1 AS low,
+           COALESCE((SELECT id FROM {{task}} ORDER BY id DESC LIMIT 1), 0) + 1 AS high, {is_wanted} AS is_wide
     UNION ALL
     SELECT CASE WHEN probe.is_low THEN middle.id ELSE range.low END,
            CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {precision}
@@ -56,7 +58,7 @@ ABOVE_SUCCEEDED = (
         name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, precision=PRECISION
     )
     + "SELECT found.high FROM (SELECT min(high) AS high FROM range) AS found"
-    " WHERE EXISTS (SELECT FROM {task} AS task WHERE task.id >= found.high)"
+    " WHERE (SELECT task.id FROM {task} AS task WHERE task.id >= found.high ORDER BY task.id LIMIT 1) IS NOT NULL"
 )
 
 

@@ -22,7 +22,7 @@ from uuid import UUID
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.store.statements import rows_of, run
+from django_pglock.store.statements import rows_of, run, run_by_index
 from django_pglock.store.wake import WOKEN_FIRST
 
 #: The number of missing heartbeats after which a worker without a session is dead. A little more than two, because a
@@ -117,12 +117,14 @@ WITNESS = """witness AS MATERIALIZED (
 )"""
 
 # Deletes the rows of dead workers without running tasks, if there is a witness. SKIP LOCKED, because the caller must
-# not wait: it has tasks to rescue, and a person may have locked a row in a transaction that stays open.
+# not wait: it has tasks to rescue, and a person may have locked a row in a transaction that stays open. One probe of
+# the index of running tasks for each dead worker: with NOT EXISTS, a join, the planner read all running tasks.
 DELETE_DEAD = f"""
 WITH {WITNESS}, dead AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
-      AND NOT EXISTS (SELECT FROM {{task}} AS task WHERE task.worker = worker.id AND task.status = 'RUNNING')
+      AND (SELECT task.worker FROM {{task}} AS task WHERE task.worker BETWEEN worker.id AND worker.id
+             AND task.status = 'RUNNING' ORDER BY task.worker LIMIT 1) IS NULL
     FOR UPDATE OF worker SKIP LOCKED
 )
 DELETE FROM {{worker}} AS worker USING dead WHERE worker.id = dead.id RETURNING worker.id
@@ -221,7 +223,7 @@ def deregister(using: str, worker: UUID) -> None:
 
 def delete_dead(using: str) -> int:
     """Delete the rows of dead workers that have no claims. Returns how many."""
-    return len(run(using, DELETE_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
+    return len(run_by_index(using, DELETE_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 
 
 def is_oldest(using: str, worker: UUID) -> bool:

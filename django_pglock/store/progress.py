@@ -28,9 +28,13 @@ FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told))
 # Writes the last progress of a task in the task's own transaction, right before its end. It waits for locked rows, as
 # the statement that ends the task does.
 WRITE_LAST_PROGRESS = """
+WITH said AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
+)
 UPDATE {task} AS task SET progress = said.progress
-FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
-WHERE task.id = said.id AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
+FROM said
+WHERE task.id = said.id AND task.id = ANY (ARRAY(SELECT id FROM said))
+  AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
 RETURNING task.id
 """
 

@@ -22,8 +22,9 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import DateTimeField, Func, OuterRef, Q, Subquery
 from django.db.models.functions import Now
+from django.db.models.lookups import IsNull
 
 from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.loggers import WORKER, get_logger
@@ -52,7 +53,8 @@ FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS 
 NEXT_AT = """
 SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {task} WHERE id >= %s ORDER BY id LIMIT 1
 """
-LAST_ID = "SELECT max(id) FROM {task}"
+# With LIMIT instead of ``max``, as ``statements.py`` says.
+LAST_ID = "SELECT (SELECT id FROM {task} ORDER BY id DESC LIMIT 1)"
 
 # Keeps the ids of the locked tasks in a setting, for the next statement of the transaction.
 KEEP_IDS = """
@@ -60,11 +62,11 @@ SELECT set_config('django_pglock.locked', COALESCE(array_agg(id)::text, '{{}}'),
 """
 
 # The locked tasks for which no other task waits. Deletes their attempts and their own waiter rows, which a task has
-# that was cancelled while it waited. Rows are selected by an array, so that no wrong estimate can make the planner read
-# a whole table.
+# that was cancelled while it waited. Rows are selected by an array, and by a subquery instead of NOT EXISTS, which is a
+# join, so that no wrong estimate can make the planner read a whole table.
 UNAWAITED = """WITH old AS MATERIALIZED (
     SELECT locked.id FROM unnest(current_setting('django_pglock.locked')::bigint[]) AS locked (id)
-    WHERE NOT EXISTS (SELECT FROM {waiter} WHERE awaited = locked.id)
+    WHERE (SELECT awaited FROM {waiter} WHERE awaited = locked.id LIMIT 1) IS NULL
 ), attempts AS (
     DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 ), waits AS (
@@ -168,8 +170,11 @@ def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int 
 def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
     """Return the unneeded finished tasks without ``keep_result`` that are older than ``ages``: days by status."""
     is_old = Q(pk__in=[])
+    # The callers select a range of ids. With a date that is the same for all rows, the planner could use the index of
+    # dates instead. That is a BRIN index, of which it may read all pages, and of the table, too.
+    moment = Func(function="clock_timestamp", output_field=DateTimeField())
     for status, days in ages.items():
-        is_old |= Q(status=status, finished_at__lte=Now() - timedelta(days=days))
+        is_old |= Q(status=status, finished_at__lte=moment - timedelta(days=days))
     return unneeded(tasks).filter(is_old, expires_at__isnull=True).order_by("pk")
 
 
@@ -212,9 +217,10 @@ def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> 
 
 def unneeded(tasks: Any) -> Any:
     """Return the tasks for which no other task waits, whose unique key is not taken, and to which no row refers."""
-    waiters = rows_of("Waiter", tasks.db)
+    # A subquery instead of NOT EXISTS, which is a join: see UNAWAITED.
+    waiters = rows_of("Waiter", tasks.db).filter(awaited=OuterRef("pk")).order_by().values("awaited")
     is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
-    return unreferenced(tasks).filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
+    return unreferenced(tasks).filter(is_free, IsNull(Subquery(waiters[:1]), True))
 
 
 def delete_free(tasks: Any, limit: int | None = None) -> int:

@@ -41,7 +41,8 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 # both are counted. The rows are locked in the order of their ids, so two statements cannot deadlock. The statement
 # begins with the waiters, which are few, so it is cheap if there are none. It releases a limited number of waiters,
 # because the planner expects one waiting task and compares each pair. For twenty thousand this takes a minute. Each row
-# of the answer has the number of released waiters. If this is the limit, there may be more.
+# of the answer has the number of released waiters. If this is the limit, there may be more. The task of each waiter is
+# looked up by a subquery with LIMIT: a join might read all tasks for each waiter (statements.py).
 #
 # If another open transaction has locked a waiting task, this statement waits for a moment only, and then fails. The
 # second statement skips the locked task, and upkeep releases its waiters later. It is not used first, because in most
@@ -49,16 +50,19 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 RELEASE = """
 WITH done AS MATERIALIZED (
     SELECT waiter.id, waiter.awaited, waiter.task_id, task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
-    FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
+    FROM {waiter} AS waiter LEFT JOIN LATERAL (
+        SELECT task.id, task.status, task.finished_at FROM {task} AS task WHERE task.id = waiter.awaited LIMIT 1
+    ) AS task ON true
     WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    ORDER BY waiter.awaited, waiter.task_id LIMIT %s
+    ORDER BY waiter.awaited LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
     ORDER BY task.id FOR NO KEY UPDATE OF task
 ), gone AS MATERIALIZED (
     DELETE FROM {waiter} AS waiter USING done
-    WHERE waiter.id = done.id AND (done.task_id IS NULL OR done.task_id = ANY (ARRAY(SELECT id FROM locked)))
+    WHERE waiter.id = done.id AND waiter.id = ANY (ARRAY(SELECT id FROM done))
+      AND (done.task_id IS NULL OR done.task_id = ANY (ARRAY(SELECT id FROM locked)))
     RETURNING done.awaited, done.task_id, done.has_failed
 ), child AS MATERIALIZED (
     SELECT task_id AS id, count(*)::int AS done, bool_or(has_failed) AS has_failed,
@@ -97,7 +101,8 @@ RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 ORPHANED_WAITERS = """
 SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
 FROM (SELECT id, awaited FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s) AS waiter
-LEFT JOIN {task} AS task ON task.id = waiter.awaited
+LEFT JOIN LATERAL (SELECT task.id, task.finished_at FROM {task} AS task WHERE task.id = waiter.awaited LIMIT 1) AS task
+    ON true
 ORDER BY waiter.id
 """
 

@@ -6,8 +6,13 @@ Rules for all statements:
   ``{claim_columns}``, ``{next_attempt}`` and ``{in_order_of_keys}`` are placeholders for the fragments of these names.
   All values are parameters.
 - Statuses are literals, so that a generic plan can use the partial indexes, too.
-- Rows whose ids are known are selected by an array of the ids, also if there is a join. If a table was empty at its
-  last VACUUM, the planner expects one row in it, and a join alone may then read the whole table.
+- Rows whose ids are known are selected by an array of the ids, also if there is a join. If all rows of a table had been
+  deleted before its last VACUUM or ANALYZE, the planner expects one row in it, however many pages it has, until the
+  next ANALYZE. To read all of it then seems as cheap as to look up one row. A join alone may read the whole table, for
+  each row of the other table.
+- For the same reason: a single row of another table is looked up by a subquery with LIMIT. EXISTS and NOT EXISTS are
+  joins. The first or last id is found by ORDER BY with LIMIT. ``min`` and ``max`` may read all ids. A column that is
+  searched alone is not the second column of another index.
 - ``status || ''`` instead of ``status`` keeps servers before PostgreSQL 17 from choosing an index on the status. They
   would read all rows of that status from it, and only then compare the ids.
 - The running tasks of one worker are selected by ``worker BETWEEN id AND id``, in the order of the workers, and with
@@ -103,8 +108,8 @@ def message(using: str, *parts: tuple[str, Sequence[Any]] | str) -> str:
 
 
 def bound(using: str, statement: str, values: Sequence[Any]) -> str:
-    """Return a statement with its values. The connection must be open."""
-    return ClientCursor(connections[using].connection).mogrify(filled(statement), values or None)
+    """Return a statement with its values; ``%%`` becomes ``%``, also without values. The connection must be open."""
+    return ClientCursor(connections[using].connection).mogrify(filled(statement), values)
 
 
 @lru_cache(maxsize=256)

@@ -81,11 +81,11 @@ def indexes(plan):
 
 
 def rows_read(plan):
-    """Return how many rows of the task table were read, including those that a filter removed."""
+    """Return how many rows of our tables were read, including those that a filter removed."""
     return sum(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in nodes(plan)
-        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
+        if node.get("Relation Name", "").startswith("django_pglock_") and "Scan" in node["Node Type"]
     )
 
 

@@ -18,13 +18,21 @@ from uuid import UUID, uuid4
 
 from django.db import DatabaseError, connection, transaction
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task, Waiter, Worker
 from django_pglock.store.statements import array_of_numbers
-from tests.plans.reading import BATCH, analyze, executed, insert, pages_read, rows_read
+from tests.plans.reading import BATCH, executed, insert, pages_read, rows_read
 
-#: Kinds of statistics: of a new table, of a table that was empty once, of the history alone, and of all but the running
-#: tasks of other workers.
-STATISTICS = ("none", "of an empty table", "from before", "of now")
+#: Kinds of statistics: of a new table, of a table that was empty once, of a table whose rows had been deleted, of the
+#: history alone, and of all but the running tasks of other workers. The planner takes the number of rows on a page from
+#: the statistics. So if all rows had been deleted, it expects one row, however many pages there are.
+STATISTICS = ("none", "of an empty table", "of an emptied table", "from before", "of now")
+
+#: The tables that have many rows, and statistics of each kind.
+TABLES = ("django_pglock_task", "django_pglock_attempt", "django_pglock_waiter")
+ATTEMPTS = """
+INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
+SELECT id, 1, now(), now(), 'FAILED', 'x', 'x' FROM django_pglock_task
+"""
 
 #: Buckets of ``rate=`` whose keys come before all others, in a table that had none when it was analyzed. Its one page
 #: makes the planner expect none on further pages either.
@@ -47,6 +55,8 @@ class Backlog:
     ids: list[int]
     #: The oldest task, which has failed.
     first: int
+    #: Tasks that have ended, and for which others wait.
+    awaited: list[int]
 
     @property
     def array(self) -> str:
@@ -118,17 +128,26 @@ def _fill() -> tuple[Backlog, _Statistics]:
     """Insert a long history, twenty thousand tasks that wait for one key, as many for a date, and a few others.
 
     A settle that read all running tasks of a fleet took seven times as long beside a hundred thousand of them, so ten
-    other workers run five hundred tasks each. Tasks of the lock key ``for later`` are scheduled.
+    other workers run five hundred tasks each. Tasks of the lock key ``for later`` are scheduled. Each task of ``after
+    others``, except for the last one, waits for a task that has ended and for a running task.
     """
     with connection.cursor() as cursor:
         for statement in BUCKETS:
             cursor.execute(statement)
     statistics, worker = _Statistics(), uuid4()
     statistics.keep("none")
-    analyze()
+    _analyze()
     statistics.keep("of an empty table")
+    insert("SUCCESSFUL", 1000)
+    _insert_others()
+    with connection.cursor() as cursor:
+        for table in reversed(TABLES):
+            cursor.execute(f"DELETE FROM {table}")
+    _analyze()
+    statistics.keep("of an emptied table")
     insert("SUCCESSFUL", 20_000)
-    analyze()
+    _insert_others()
+    _analyze()
     statistics.keep("from before")
     insert("BLOCKED", 20_000, lock="backlog")
     insert("SCHEDULED", 20_000, seconds=60)
@@ -140,23 +159,40 @@ def _fill() -> tuple[Backlog, _Statistics]:
         Task.objects.filter(pk=id_).update(meta={"previous_run": before})
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
-    analyze()
+    _analyze()
     statistics.keep("of now")
     for living in Worker.objects.bulk_create(Worker(id=uuid4(), pid=1, threads=1, queues=[]) for _ in range(BATCH)):
         insert("RUNNING", 500, worker=living.pk)
     insert("BLOCKED", BATCH, lock="for later")
     insert("SCHEDULED", 10_000, lock="for later", seconds=60)
-    return Backlog(worker, ids, first), statistics
+    awaited = list(Task.objects.filter(status="SUCCESSFUL").order_by("-pk").values_list("pk", flat=True)[:BATCH])
+    insert("BLOCKED", BATCH, lock="after others")
+    behind = Task.objects.filter(lock_key="after others").order_by("pk")
+    for task, id_ in zip(behind[: BATCH - 1], awaited, strict=False):
+        Task.objects.filter(pk=task.pk).update(waits_for=2)
+        Waiter.objects.bulk_create([Waiter(awaited=id_, task=task), Waiter(awaited=ids[0], task=task)])
+    return Backlog(worker, ids, first, awaited), statistics
+
+
+def _insert_others() -> None:
+    """Insert an attempt of each finished task, and a process that waits for it."""
+    with connection.cursor() as cursor:
+        cursor.execute(ATTEMPTS)
+        cursor.execute("INSERT INTO django_pglock_waiter (awaited) SELECT id FROM django_pglock_task")
+
+
+def _analyze() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {', '.join(TABLES)}")
 
 
 class _Statistics:
-    """The statistics of the table at several moments, any of which can be made the present ones."""
+    """The statistics of the tables at several moments, any of which can be made the present ones."""
 
-    #: What PostgreSQL has noted of the table and its indexes.
+    #: What PostgreSQL has noted of the tables and their indexes.
     NOTED = """
         SELECT relpages, reltuples, relallvisible, oid FROM pg_class
-        WHERE oid = 'django_pglock_task'::regclass
-           OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'django_pglock_task'::regclass)
+        WHERE oid = ANY (%s::oid[]) OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = ANY (%s::oid[]))
     """
     NOTE = "UPDATE pg_class SET relpages = %s, reltuples = %s, relallvisible = %s WHERE oid = %s"
     #: Copies of the statistics of columns cannot be inserted, so they are given to a table that does not exist.
@@ -165,13 +201,13 @@ class _Statistics:
     def __init__(self) -> None:
         self.noted: dict[str, list[tuple[Any, ...]]] = {}
         with connection.cursor() as cursor:
-            cursor.execute("SELECT 'django_pglock_task'::regclass::oid")
-            [self.table] = cursor.fetchone()
+            cursor.execute("SELECT name::regclass::oid FROM unnest(%s::text[]) AS name", [list(TABLES)])
+            self.tables = [table for (table,) in cursor.fetchall()]
         self.present: str | None = None
 
     def keep(self, kind: str) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(self.NOTED)
+            cursor.execute(self.NOTED, [self.tables, self.tables])
             self.noted[kind] = cursor.fetchall()
         self.present = kind
         self._put_away()
@@ -180,14 +216,14 @@ class _Statistics:
         self._put_away()
         with connection.cursor() as cursor:
             cursor.executemany(self.NOTE, self.noted[kind])
-            cursor.execute(self.GIVE, [self.table, self._absent(kind)])
+            cursor.executemany(self.GIVE, [(table, self._absent(kind, table)) for table in self.tables])
         self.present = kind
 
     def _put_away(self) -> None:
         if self.present is not None:
             with connection.cursor() as cursor:
-                cursor.execute(self.GIVE, [self._absent(self.present), self.table])
+                cursor.executemany(self.GIVE, [(self._absent(self.present, table), table) for table in self.tables])
             self.present = None
 
-    def _absent(self, kind: str) -> int:
-        return 1 + STATISTICS.index(kind)
+    def _absent(self, kind: str, table: int) -> int:
+        return 1 + self.tables.index(table) * len(STATISTICS) + STATISTICS.index(kind)

@@ -19,6 +19,7 @@ def calls(backlog):
     return {
         "ADMIT": Call(filled(ADMIT), (["backlog"],), by_index=True),
         "ADMIT, with tasks of the key for later": Call(filled(ADMIT), (["for later"],), by_index=True),
+        "ADMIT, behind tasks that wait for others": Call(filled(ADMIT), (["after others"],), by_index=True),
         "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
         "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
         "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), own_at_rate(first, BATCH), by_index=True),

@@ -9,7 +9,8 @@ from tests.plans.store.backlog import Call
 
 def calls(backlog):
     return {
-        "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0)),
+        "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0), by_index=True),
+        "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (1e6, 0.0, 0.0), by_index=True),
     }
 
 

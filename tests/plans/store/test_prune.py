@@ -25,12 +25,17 @@ pytestmark = pytest.mark.django_db
 def calls(backlog):
     window = outdated(Task.objects.all(), {"SUCCESSFUL": 7}).filter(pk__gt=backlog.first, pk__lte=backlog.first + BATCH)
     old, values = locking_old(window, BATCH)
+    window = outdated(Task.objects.all(), {"SUCCESSFUL": 0}).filter(
+        pk__gt=min(backlog.awaited) - 1, pk__lte=max(backlog.awaited)
+    )
+    awaited, values_of_awaited = locking_old(window, BATCH)
     over, values_of_over = locking_old(expired(Task.objects.all()), BATCH)
     return {
         "NEXT_WINDOW": Call(filled(NEXT_WINDOW), (0.0, backlog.ids[0], BATCH)),
         "LAST_ID": Call(filled(LAST_ID)),
         "NEXT_AT": Call(filled(NEXT_AT), (0.0, backlog.ids[0])),
         "the locking of old ones": Call(filled(old), values),
+        "the locking of awaited ones": Call(filled(awaited), values_of_awaited),
         "the locking of expired ones": Call(filled(over), values_of_over),
     }
 

@@ -15,7 +15,7 @@ from django_pglock.store.release import (
     RELEASED_AT_ONCE,
     release,
 )
-from django_pglock.store.statements import filled
+from django_pglock.store.statements import array_of_numbers, filled
 from tests.plans.reading import BATCH, comparisons, executed, insert
 from tests.plans.store.backlog import Call
 
@@ -27,6 +27,7 @@ def calls(backlog):
         "AWAITED": Call(filled(AWAITED), [one]),
         "RELEASE": Call(filled(RELEASE), (one, BATCH, "x", "%s", "done")),
         "RELEASE_UNLOCKED": Call(filled(RELEASE_UNLOCKED), (one, BATCH, "x", "%s", "done")),
+        "RELEASE of several": Call(filled(RELEASE), (array_of_numbers(backlog.awaited), BATCH, "x", "%s", "done")),
         "ORPHANED_WAITERS": Call(filled(ORPHANED_WAITERS), (0, BATCH)),
     }
 
@@ -55,7 +56,7 @@ def test_thousands_of_dependents_are_promoted_in_batches(new_table):
         )
     values = (f"{{{awaited.pk}}}", RELEASED_AT_ONCE, "x", "%s", "done")
     plan = executed(filled(RELEASE), values)
-    assert comparisons(plan) <= RELEASED_AT_ONCE**2
+    assert comparisons(plan) <= 2 * RELEASED_AT_ONCE**2, "waiters with ended tasks, and with waiting tasks"
     assert release("default", [awaited.pk]) == 2000
     assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
     assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"
