@@ -135,10 +135,11 @@ def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(work
     with connection.cursor() as cursor:
         cursor.execute(f"LISTEN {READY_CHANNEL}")
     with transaction.atomic():
-        for _ in range(3):
+        for _ in range(9):
             tasks.nothing.using(lock="same").enqueue()
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 9)
     raw = connection.connection
     raw.execute("SELECT")
-    assert [note.payload for note in raw.notifies(timeout=0.2, stop_after=9)] == ["default"], "of the first task only"
+    # If the first task ends quickly, the enqueueing process may admit the second one after its commit, and notify.
+    assert len(list(raw.notifies(timeout=0.2, stop_after=9))) in (1, 2), "of the first task, and perhaps of the second"
     assert running.sleep.since, "it waited for notifications all the time"
