@@ -24,6 +24,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.models import Model
 from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
+from xdist.scheduler import LoadFileScheduling
 
 from django_pglock import loggers
 from django_pglock.conf import get_settings
@@ -116,6 +117,23 @@ TransactionTestCase._should_reload_connections = keep_sessions
 
 #: Folders whose tests wait for processes, or take long.
 LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
+
+
+#: Folders whose files share something that takes a process of tests long to make.
+TOGETHER = ("tests/plans/store/",)
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Sends the tests of one file to the same process, and also all files of some folders."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path: str = super()._split_scope(nodeid)
+        return next((folder for folder in TOGETHER if path.startswith(folder)), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -26,7 +26,7 @@ LARGER = {
     "wake": ("-DTASKS=3",),
 }
 #: Steps of the longest run, and the size of the table of states as a power of two.
-SEARCH = ["-m1000000", "-w20"]
+SEARCH = ["-m100000", "-w20"]
 #: Processes of a model, as far as SPIN's counters of fairness reach.
 FAIRNESS = 5
 

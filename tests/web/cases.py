@@ -1,7 +1,7 @@
 """Which views are tried on which servers.
 
-The short form tries each view, at each place in it, on a third of the servers that can serve it, and each view on
-another third. ``PGLOCK_WEB=all`` tries each on all of them.
+The short form tries each view, at each place in it, on a quarter of the servers that can serve it, and each view on
+another quarter. ``PGLOCK_WEB=all`` tries each on all of them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def on_servers_with(name: str, values: Iterable[Any], sites: Iterable[str] = ALL
 
 
 def sites_of(value: Any, sites: Iterable[str]) -> list[str]:
-    """Return the servers on which a value is tried: of those that can serve it, in the short form, one of three."""
+    """Return the servers on which a value is tried: of those that can serve it, in the short form, one of four."""
     able = [site for site in sites if ways_to(site, [value])]
     if not IS_SHORT:
         return able
     able.sort(key=lambda site: crc32(f"{site} {_name_of(value)}".encode()))
-    return able[: (len(able) + 2) // 3]
+    return able[: (len(able) + 3) // 4]
 
 
 def _together(site: str) -> pytest.MarkDecorator:
