@@ -24,7 +24,6 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.models import Model
 from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
-from xdist.scheduler import LoadFileScheduling
 
 from django_pglock import loggers
 from django_pglock.conf import get_settings
@@ -38,6 +37,7 @@ from django_pglock.worker.liveness import heartbeat_process
 from example_project.postgres import PrivatePostgres
 from tests import clusters, origins
 from tests.db.locks.sessions import Somebody
+from tests.distribution import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.warm.process import start
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,34 +113,6 @@ origins.note()
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
 TransactionTestCase._should_reload_connections = keep_sessions
-
-
-#: Folders whose tests wait for processes, or take long.
-LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
-
-
-#: Folders whose files share something that takes a process of tests long to make.
-TOGETHER = ("tests/plans/store/",)
-
-
-class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Sends the tests of one file to the same process, and also all files of some folders."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path: str = super()._split_scope(nodeid)
-        return next((folder for folder in TOGETHER if path.startswith(folder)), path)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
-    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let several processes of tests begin with the long files: the short ones at the end keep all of them busy."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
 
 
 # Modules and thousands of tests stay: the garbage collector would read them again and again, and find nothing.

@@ -1,0 +1,36 @@
+"""How ``pytest -n`` distributes the tests to its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Folders whose tests wait for processes, or take long.
+LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
+
+#: Folders whose files share something that takes a process of tests long to make.
+TOGETHER = ("tests/plans/store/",)
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Sends the tests of one file to the same process, and also all files of some folders."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path: str = super()._split_scope(nodeid)
+        return next((folder for folder in TOGETHER if path.startswith(folder)), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes of tests begin with the long files: the short ones at the end keep all of them busy."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
