@@ -106,9 +106,8 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 #
 # The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may choose
 # another index, because it expects to find these tasks soon. It would then read all tasks that wait for other keys. The
-# waiters of a task are selected in the same way. The
-# UPDATE selects by an array of ids, because the planner expects an array to be short. It expects a LIMIT of unknown
-# value to return a tenth of all rows.
+# waiters of a task are selected in the same way. The UPDATE selects by an array of ids, because the planner expects an
+# array to be short. It expects a LIMIT of unknown value to return a tenth of all rows.
 #
 # The bucket is selected with LIMIT, so that the planner looks up its key. While the statistics know of no buckets, it
 # would merge the keys with the whole index of buckets instead.
