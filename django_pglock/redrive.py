@@ -68,6 +68,6 @@ def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int
 def redrives(using: str, fingerprints: Iterable[int]) -> dict[int, Any]:
     """Return the unfinished redrives of these groups, by fingerprint: their tasks with id, status and progress."""
     keys = {f"{redrive_tasks.module_path} {each}": each for each in fingerprints}
-    # In these words the planner can use no other index than that of unique keys.
-    rows = rows_of("Task", using).filter(HAS_UNIQUE_KEY, unique_key__in=list(keys))
+    # In these words and without an order, the planner can use no other index than that of unique keys.
+    rows = rows_of("Task", using).filter(HAS_UNIQUE_KEY, unique_key__in=list(keys)).order_by()
     return {keys[row.unique_key]: row for row in rows.only("id", "status", "progress", "unique_key")}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from django.db.models import F
 from django.db.models.functions import Right
 from django.utils import timezone
 from django.utils.translation import gettext
@@ -103,7 +104,7 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
     before = [int(each) for each in named[:FEW] if str(each).isdigit()] if isinstance(named, list) else []
     if task.finished_at:
         return before, []
-    waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("task_id")
+    waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("awaited", F("task") + 0)
     return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
 
 

@@ -344,7 +344,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 **POSTGRESQL,
                 "indexes": [
-                    models.Index(fields=["awaited"], name="pglock_waiter_awaited"),
+                    models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited"),
                 ],
             },
             managers=MANAGERS,

@@ -154,16 +154,19 @@ def _update_of_claimed(selection: models.QuerySet[Any, Any], changes: dict[str, 
     return update
 
 
-def _is_claimed(keys: Sequence[models.Field[Any, Any]]) -> models.Func:
+def _is_claimed(keys: Sequence[models.Field[Any, Any]]) -> models.Q:
     """Return whether a row is one of those claimed."""
     # By an array, because the planner expects one row in a table that was empty at its last VACUUM, and then a join may
     # read the whole table. Only the CTE has a column of this name. With a name that the table has, too, the subquery
     # could refer to the outer table, and then the condition would be true for every row.
     template = "%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))"
-    if len(keys) > 1:
-        # PostgreSQL cannot use an index to compare rows with an array of rows.
-        template = "(%(expressions)s) IN (SELECT * FROM claimed)"
-    return models.Func(*(models.F(key.name) for key in keys), template=template, output_field=models.BooleanField())
+    first = models.Func(models.F(keys[0].name), template=template, output_field=models.BooleanField())
+    if len(keys) == 1:
+        return models.Q(first)
+    # PostgreSQL cannot use an index to compare rows with an array of rows. It finds them by their first column.
+    template = "(%(expressions)s) IN (SELECT * FROM claimed)"
+    both = models.Func(*(models.F(key.name) for key in keys), template=template, output_field=models.BooleanField())
+    return models.Q(first) & models.Q(both)
 
 
 def _key_columns(model: type[models.Model]) -> list[models.Field[Any, Any]]:

@@ -36,7 +36,9 @@ def refusing_keys(using: str) -> list[ForeignKey]:
 def unreferenced(tasks: Any) -> Any:
     """Return the tasks to which no row of the project refers by such a foreign key. Reads the catalog."""
     for key in refusing_keys(tasks.db):
-        names = f"{key.table} AS referring WHERE referring.{key.column}".replace("%", "%%%%")
-        template = f"NOT EXISTS (SELECT FROM {names} = %(expressions)s)"
+        column = f"referring.{key.column}"
+        # A subquery instead of NOT EXISTS, which is a join, as ``statements.py`` says.
+        names = f"SELECT {column} FROM {key.table} AS referring WHERE {column}".replace("%", "%%%%")
+        template = f"({names} = %(expressions)s LIMIT 1) IS NULL"
         tasks = tasks.filter(Func(F("pk"), template=template, output_field=BooleanField()))
     return tasks

@@ -55,7 +55,7 @@ WITH done AS MATERIALIZED (
     ) AS task ON true
     WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    ORDER BY waiter.awaited LIMIT %s
+    ORDER BY waiter.awaited, waiter.task_id + 0 LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
     ORDER BY task.id FOR NO KEY UPDATE OF task

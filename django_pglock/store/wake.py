@@ -65,14 +65,17 @@ WAKE_BESIDES = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
 NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
 
-# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready.
+# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready. The planner would make
+# a hash table of all ready tasks for EXISTS. With "=", the order would be no reason to read the index.
 WAKE_OTHERS = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, ready.queue)
 FROM unnest(%s::text[]) AS ready (queue)
-WHERE EXISTS (SELECT FROM {task} AS task
-              WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = ready.queue)
-   OR EXISTS (SELECT FROM {task} AS task
-              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = ready.queue)
+WHERE (SELECT task.queue FROM {task} AS task
+       WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue BETWEEN ready.queue AND ready.queue
+       ORDER BY task.queue LIMIT 1) IS NOT NULL
+   OR (SELECT task.queue FROM {task} AS task
+       WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue BETWEEN ready.queue AND ready.queue
+       ORDER BY task.queue LIMIT 1) IS NOT NULL
 """
 
 # When this process found that no worker sleeps, by the database and the worker that was left out.

@@ -10,6 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import release as release_module
 from django_pglock.store.admit import admit
@@ -47,6 +48,21 @@ def test_a_task_enqueued_later_at_a_key_does_not_delay_the_admission(claim):
     assert statuses() == ["SUCCESSFUL", "RUNNING", "RUNNING", "BLOCKED", "SUCCESSFUL", "BLOCKED"]
     admit("default", ["api:a"])
     assert statuses()[3:] == ["READY", "SUCCESSFUL", "BLOCKED"]
+
+
+def test_the_first_waiting_tasks_are_released_first_whatever_the_order_of_their_rows_is(monkeypatch):
+    """Otherwise a later task of a lock key could be admitted before an earlier task that is not released yet."""
+    ended = tasks.echo.enqueue(0)
+    ids = [int(id_) for id_ in enqueue_many(tasks.echo.using(after=[ended]), range(5))]
+    Waiter.objects.all().delete()
+    Waiter.objects.bulk_create(Waiter(awaited=int(ended.id), task_id=id_) for id_ in reversed(ids))
+    Task.objects.filter(pk=ended.id).update(status="SUCCESSFUL", finished_at=Now())
+    monkeypatch.setattr(release_module, "RELEASED_AT_ONCE", 2)
+    with connection.cursor() as cursor:
+        # The index has this order. The planner may also read the table.
+        cursor.execute("SET enable_indexscan = off")
+    moved, _ = release_module._release("default", [int(ended.id)])
+    assert sorted(id_ for id_, *_ in moved) == ids[:2]
 
 
 def test_a_cancelled_task_does_not_block_others_of_its_key(claim):
