@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-ROOT = Path(__file__).resolve().parent.parent
-#: Folders whose tests wait for processes, or take long.
-LONG = ("acceptance", "interleavings", "plans", "projects", "property", "servers", "systems")
-
+TESTS = Path(__file__).resolve().parent
+#: Folders whose tests wait for processes, or take long; then folders whose tests wait for threads and for dates. All
+#: others compute: at the end they keep all processors busy.
+TURNS = (
+    ("acceptance/", "interleavings/", "plans/", "projects/", "property/", "servers/", "systems/"),
+    ("db/worker/", "db/locks/"),
+)
 #: Folders whose files share something that takes a process of tests long to make.
 TOGETHER = ("tests/plans/store/",)
 
@@ -31,6 +34,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | Non
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let several processes of tests begin with the long files: the short ones at the end keep all of them busy."""
+    """Let several processes of tests begin with the files that wait, and end with those that compute."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.relative_to(ROOT).parts[1] not in LONG)
+        items.sort(key=lambda item: _turn(item.path.relative_to(TESTS).as_posix()))
+
+
+def _turn(path: str) -> int:
+    return next((turn for turn, folders in enumerate(TURNS) if path.startswith(folders)), len(TURNS))
