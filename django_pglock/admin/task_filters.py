@@ -139,7 +139,8 @@ class ExceptionFilter(FormFilter):
             task=OuterRef("pk"), number=OuterRef("attempts") - OuterRef("uncounted"), exception_path=value
         )
         failed = in_status(queryset, TaskStatus.FAILED, is_narrow=is_narrow(request))
-        # A subquery instead of EXISTS, which is a join: without rows at the last ANALYZE, it reads all attempts.
+        # A subquery instead of EXISTS, which is a join. If there were no attempts at the last ANALYZE, PostgreSQL would
+        # read all attempts for each task.
         return failed.filter(IsNull(Subquery(last.order_by().values("task")[:1]), False))
 
 

@@ -30,7 +30,8 @@ class Waiter(models.Model):
         verbose_name = _("waiter")
         verbose_name_plural = _("waiters")
         default_permissions = ()
-        # A sum, so that no search by the task alone uses this index: with wrong statistics, it would read all of it.
+        # The sum prevents a search by the task alone from using this index. With wrong statistics, such a search would
+        # read the whole index.
         indexes = [models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited")]
 
     def __str__(self) -> str:

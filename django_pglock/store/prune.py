@@ -170,8 +170,8 @@ def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int 
 def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
     """Return the unneeded finished tasks without ``keep_result`` that are older than ``ages``: days by status."""
     is_old = Q(pk__in=[])
-    # The callers select a range of ids. With a date that is the same for all rows, the planner could use the index of
-    # dates instead. That is a BRIN index, of which it may read all pages, and of the table, too.
+    # The callers select a range of ids. The date is computed for each row, so that the planner cannot use the index of
+    # dates instead. This is a BRIN index: PostgreSQL may then read all pages of the table.
     moment = Func(function="clock_timestamp", output_field=DateTimeField())
     for status, days in ages.items():
         is_old |= Q(status=status, finished_at__lte=moment - timedelta(days=days))

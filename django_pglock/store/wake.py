@@ -65,8 +65,9 @@ WAKE_BESIDES = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
 NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
 
-# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready. The planner would make
-# a hash table of all ready tasks for EXISTS. With "=", the order would be no reason to read the index.
+# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready. With EXISTS,
+# PostgreSQL may read all ready tasks. With "=" instead of BETWEEN, the planner ignores the order, and need not use the
+# index of this order.
 WAKE_OTHERS = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, ready.queue)
 FROM unnest(%s::text[]) AS ready (queue)

@@ -31,6 +31,14 @@ def insert(status, count, *, lock=None, fair=None, seconds=0, worker=None):
         cursor.execute(INSERT if status == "SUCCESSFUL" else INSERT.replace("'key ' || n", "NULL"), values)
 
 
+def delete_all(*tables):
+    """Delete all rows of tables, those of the last table first, and analyze the tables while they are empty."""
+    with connection.cursor() as cursor:
+        for table in reversed(tables):
+            cursor.execute(f"DELETE FROM {table}")
+        cursor.execute(f"ANALYZE {', '.join(tables)}")
+
+
 def analyze():
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_pglock_task")

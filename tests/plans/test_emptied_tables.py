@@ -16,7 +16,7 @@ from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.prune import _count, expired, outdated, prune_window
 from django_pglock.store.statements import run
 from django_pglock.store.wake import WAKE_OTHERS
-from tests.plans.reading import comparisons, executed, insert
+from tests.plans.reading import comparisons, delete_all, executed, insert
 from tests.plans.store.backlog import ATTEMPTS, TABLES
 from tests.sample.models import Rack
 
@@ -39,7 +39,7 @@ def execute(statement):
         return cursor.fetchall() if cursor.description else []
 
 
-def rows_read(action):
+def rows_read_by(action):
     [(before,)] = execute(READ)
     action()
     [(after,)] = execute(READ)
@@ -51,7 +51,6 @@ def emptied(new_table, django_user_model):
     """Thousands of tasks, attempts and waiters, and rows of the project that refer to tasks, since the last ANALYZE."""
     execute("CREATE TABLE refers (task bigint REFERENCES django_pglock_task (id))")
     execute("CREATE INDEX ON refers (task)")
-    tables = [*TABLES, "refers", "sample_rack"]
     for is_emptied in (True, False):
         insert("SUCCESSFUL", MANY)
         insert("FAILED", MANY)
@@ -60,38 +59,38 @@ def emptied(new_table, django_user_model):
         execute(f"INSERT INTO refers SELECT id FROM django_pglock_task ORDER BY id LIMIT {MANY // 2}")
         execute(RACKS)
         if is_emptied:
-            for table in reversed(tables):
-                execute(f"DELETE FROM {table}")
-            execute(f"ANALYZE {', '.join(tables)}")
+            delete_all(*TABLES, "refers", "sample_rack")
     insert("READY", MANY)
 
 
 def test_pruning_looks_up_what_refers_to_a_task(emptied):
     first = Task.objects.earliest("pk").pk
-    assert rows_read(lambda: prune_window("default", first - 1, {"SUCCESSFUL": 0}, batch=200)) < 5000
+    assert rows_read_by(lambda: prune_window("default", first - 1, {"SUCCESSFUL": 0}, batch=200)) < 5000
 
 
 def test_a_dry_run_looks_up_what_refers_to_a_task(emptied):
     tasks = Task.objects.all()
     assert outdated(tasks, {"SUCCESSFUL": 0}).count() == MANY // 2
-    assert rows_read(lambda: _count(tasks, expired(tasks), {"SUCCESSFUL": 0})) < 10 * MANY
+    assert rows_read_by(lambda: _count(tasks, expired(tasks), {"SUCCESSFUL": 0})) < 10 * MANY
 
 
 def test_the_tasks_with_an_exception_are_found_by_their_attempts(emptied, admin_client):
     address = reverse("admin:django_pglock_task_changelist")
     for exception in ("x", "nothing"):
-        assert rows_read(lambda exception=exception: admin_client.get(f"{address}?exception={exception}")) < 20 * MANY
+        assert (
+            rows_read_by(lambda exception=exception: admin_client.get(f"{address}?exception={exception}")) < 20 * MANY
+        )
 
 
 def test_ready_tasks_of_a_queue_are_looked_for_by_a_probe(emptied):
-    assert rows_read(lambda: run("default", WAKE_OTHERS, "channel", ["default", "empty"])) < 10
+    assert rows_read_by(lambda: run("default", WAKE_OTHERS, "channel", ["default", "empty"])) < 10
 
 
 def test_the_page_of_a_task_reads_a_few_of_those_that_wait_for_it(emptied):
     task = Task.objects.latest("pk")
     execute(f"UPDATE django_pglock_waiter SET awaited = {task.pk}")
     assert len(before_and_after(task)[1]) > 1
-    assert rows_read(lambda: before_and_after(task)) < 50
+    assert rows_read_by(lambda: before_and_after(task)) < 50
 
 
 def test_claimed_rows_with_a_composite_key_are_found_by_the_first_column(emptied):

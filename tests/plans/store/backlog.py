@@ -20,7 +20,7 @@ from django.db import DatabaseError, connection, transaction
 
 from django_pglock.models import Task, Waiter, Worker
 from django_pglock.store.statements import array_of_numbers
-from tests.plans.reading import BATCH, executed, insert, pages_read, rows_read
+from tests.plans.reading import BATCH, delete_all, executed, insert, pages_read, rows_read
 
 #: Kinds of statistics: of a new table, of a table that was empty once, of a table whose rows had been deleted, of the
 #: history alone, and of all but the running tasks of other workers. The planner takes the number of rows on a page from
@@ -140,10 +140,7 @@ def _fill() -> tuple[Backlog, _Statistics]:
     statistics.keep("of an empty table")
     insert("SUCCESSFUL", 1000)
     _insert_others()
-    with connection.cursor() as cursor:
-        for table in reversed(TABLES):
-            cursor.execute(f"DELETE FROM {table}")
-    _analyze()
+    delete_all(*TABLES)
     statistics.keep("of an emptied table")
     insert("SUCCESSFUL", 20_000)
     _insert_others()

@@ -18,7 +18,7 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
 from django_pglock.worker import Worker
-from tests.plans.reading import BATCH, PATH, executed, insert, pages_read, reads, rows_read
+from tests.plans.reading import BATCH, PATH, delete_all, executed, insert, pages_read, reads, rows_read
 from tests.sample.tasks import nothing
 
 pytestmark = pytest.mark.django_db
@@ -31,9 +31,7 @@ def table(request, new_table):
         insert("SUCCESSFUL", 1000)
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO django_pglock_waiter (awaited) SELECT id FROM django_pglock_task")
-            cursor.execute("DELETE FROM django_pglock_waiter")
-            cursor.execute("DELETE FROM django_pglock_task")
-            cursor.execute("ANALYZE django_pglock_task, django_pglock_waiter")
+        delete_all("django_pglock_task", "django_pglock_waiter")
 
 
 @pytest.fixture
