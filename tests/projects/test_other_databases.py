@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -32,7 +33,7 @@ TABLES = {
 
 def in_sqlite(made):
     """Return the names of our tables in the project's SQLite database."""
-    with sqlite3.connect(made.folder / "legacy.sqlite3") as legacy:
+    with closing(sqlite3.connect(made.folder / "legacy.sqlite3")) as legacy:
         return [name for (name,) in legacy.execute("SELECT name FROM sqlite_master") if "pglock" in name]
 
 
