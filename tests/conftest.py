@@ -41,6 +41,8 @@ from tests.distribution import pytest_collection_modifyitems, pytest_xdist_make_
 from tests.warm.process import start
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The Python that made our environment. In Python 3.10 ``sys._base_executable`` is the environment's own Python.
+BASE_PYTHON = f"{sys.base_prefix}/bin/python3.{sys.version_info.minor}"
 #: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
 NEVER = 120.0
 

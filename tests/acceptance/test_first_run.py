@@ -17,7 +17,7 @@ import pytest
 from example_project import postgres, postgres_guard
 from example_project.postgres import NoPostgres, PrivatePostgres, can_run, find_programs, reachable
 from example_project.postgres_guard import sweep
-from tests.conftest import ROOT
+from tests.conftest import BASE_PYTHON, ROOT
 
 pytestmark = pytest.mark.acceptance
 
@@ -231,7 +231,7 @@ def bare(tmp_path):
 
     def run(*arguments, path="/usr/bin:/bin", **environment):
         return subprocess.run(
-            [sys._base_executable, str(tmp_path / "manage.py"), *arguments],
+            [BASE_PYTHON, str(tmp_path / "manage.py"), *arguments],
             env={"PATH": path, "HOME": str(tmp_path), **environment},
             capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
         )  # fmt: skip

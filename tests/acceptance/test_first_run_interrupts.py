@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 
-from tests.conftest import NEVER, ROOT
+from tests.conftest import BASE_PYTHON, NEVER, ROOT
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -147,7 +147,7 @@ def bare(tmp_path):
 
 
 def test_ctrl_c_while_the_environment_is_made_leaves_nothing(run, bare, eventually):
-    started = run([sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
+    started = run([BASE_PYTHON, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
     started.wait_for("First run")
     eventually((bare / ".venv").exists)
     started.interrupt()
@@ -160,9 +160,7 @@ def test_ctrl_c_while_pip_is_unpacked_leaves_nothing(run, bare, eventually):
     (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
     (bare / "temporary").mkdir()
     variables = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
-    started = run(
-        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **variables}
-    )
+    started = run([BASE_PYTHON, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **variables})
     eventually(lambda: [*bare.glob("temporary/*/half a wheel"), *bare.glob(".venv/.tmp/*/half a wheel")])
     started.interrupt()
     assert_stopped(started, eventually)
@@ -177,7 +175,7 @@ def test_ctrl_c_while_pip_installs_keeps_an_existing_environment(run, bare, even
     (packages / "pip").mkdir()
     (packages / "pip" / "__init__.py").touch()
     (packages / "pip" / "__main__.py").write_text(SLOW_PIP)
-    started = run([sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
+    started = run([BASE_PYTHON, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
     started.wait_for("pip has begun")
     assert list((bare / ".venv" / ".tmp").rglob("half a wheel")), "pip's files do not lie where they are removed"
     started.interrupt()

@@ -95,6 +95,6 @@ def _send_failure(claim: Claim, result: TaskResult[..., Any], failure: Failure) 
     try:
         raise error  # noqa: TRY301 - raised in order to be caught here
     except BaseException:  # noqa: BLE001 - whatever the function raised
-        # Without the frame of this function, which is of no use to a reader.
+        # Without the frame of this function, which is of no use to a reader. In Python 3.10 the log still has it.
         set_trace(error, trace)
         send(task_finished, claim, result)
