@@ -42,7 +42,8 @@ class AsyncHandle(BaseHandle):
     _session: LockSession
     #: The object that represents the coroutine.
     _owner: Any
-    #: Whether the lock is the first in its session. Then it begins and ends the session's transaction.
+    #: Whether the lock is the first in its session. Then it begins the session's transaction, with scope
+    #: ``"transaction"``. The last lock that is released ends the transaction.
     _is_outermost = False
 
     # Acquire

@@ -19,7 +19,8 @@ BLOCKED_AT_ONCE = 200
 
 # Locks the tasks of ``after=``, because pruning skips locked rows. Before the commit of the new task, no other
 # transaction can see that the new task waits for them. FOR KEY SHARE is the lock that a foreign key takes. It does not
-# conflict with a claim or a settle of the locked task, because only pruning locks the key of a row.
+# conflict with a claim or a settle, because those lock the row without its key. Pruning, archiving and deletion lock
+# the key.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
 # One call that runs after other tasks and is not unique. Returns nothing if one of the other tasks does not exist. The

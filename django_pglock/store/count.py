@@ -97,7 +97,7 @@ class QueueCounts:
 def ready_counts(
     using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
 ) -> dict[str, tuple[int, float | None]]:
-    """Return how many tasks of these queues (none: of all) are ready, and the age of the oldest in seconds, by queue.
+    """Return how many tasks of these queues (None: of all) are ready, and the age of the oldest in seconds, by queue.
 
     Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """

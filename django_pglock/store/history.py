@@ -1,11 +1,12 @@
 """The history of attempts: how many ended with which outcome, how long they waited and ran, per minute and hour.
 
 Workers count the attempts that they have settled. Once a minute they add the numbers to the rows of the minute and of
-the hour. So no later step has to sum up minutes. Rows of minutes are deleted after two days, rows of hours after
+the hour. So a series in hours need not sum up minutes. Rows of minutes are deleted after two days, rows of hours after
 ninety. If a worker is killed, the numbers that it has not written yet are lost.
 
-Each period has one row for each queue and function, one row for each queue, and one row for all tasks. So a chart reads
-one row a point. In the row of all tasks queue and function are empty. In the row of a queue the function is empty.
+Each period has one row for each queue and function, one row for each queue, and one row for all tasks. So for all
+tasks, one queue, or one function in a queue, a point of one minute or one hour is one row. In the row of all tasks
+queue and function are empty. In the row of a queue the function is empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Outcomes: values that say how a claim ended. A new kind of outcome is a new class here, not a new branch elsewhere.
+"""Outcomes: values that say how a claim ended.
 
-An outcome has the new status of the task and the values to write. It uses neither the database nor the task function.
+An outcome has the new status of the task and the values to write. It uses neither the database nor the task function. A
+new kind of outcome is a new class here. Add it also to ``Outcome``, to ``_columns`` (settle.py), and to report.py,
+history.py and metrics.py of the worker.
 """
 
 from __future__ import annotations
@@ -110,16 +112,20 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """The claim is given back: the function did not run, so no attempt, retry or rescue is counted."""
+    """The claim is given back: the function did not run, or its transaction was rolled back with that of its group.
+
+    No attempt, retry or rescue is counted.
+    """
 
     status = TaskStatus.READY
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The process must end while the function still runs. The function runs again after ``delay`` seconds.
+    """The process must end while the function runs, or has postponed the task. The task runs after ``delay`` seconds.
 
-    Nothing is counted. Without the delay the function could run twice at the same time, until the process has ended.
+    Nothing is counted. If the process must end, the delay lasts until it has ended: without it the function could run
+    twice at the same time. ``exclusive_run.py`` says why a task is postponed.
     """
 
     delay: float

@@ -188,8 +188,8 @@ def locking_old(tasks: Any, limit: int | None, before: str = "") -> tuple[str, t
 
     ``before``: the first parts of its WITH. Raises ``EmptyResultSet`` if nothing can match.
     """
-    # FOR UPDATE, which locks the key as well. Other statements lock without the key. A transaction that enqueues a task
-    # with ``after=`` has locked the key of the awaited task, and then that task is still needed.
+    # FOR UPDATE, which locks the key as well. A claim or a settle locks the row without its key. A transaction that
+    # enqueues a task with ``after=`` has locked the key of the awaited task, and then that task is still needed.
     selection, values = locking_sql(first_free(tasks, limit))
     # A condition of the project's own may have braces.
     selection = selection.replace("{", "{{").replace("}", "}}")

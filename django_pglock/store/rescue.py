@@ -123,8 +123,8 @@ class Rescued:
 def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     """Take up to ``limit`` claims back from dead workers, and return them.
 
-    A rescued task is READY again, and has used no retry. A task whose workers died more often than ``MAX_RESCUES`` ends
-    FAILED. A task whose cancel was requested ends CANCELLED.
+    A rescued task is READY again, or BLOCKED if it has a lock key. It has used no retry. A task whose workers died more
+    often than ``MAX_RESCUES`` ends FAILED. A task whose cancel was requested ends CANCELLED.
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."

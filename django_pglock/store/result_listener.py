@@ -1,4 +1,4 @@
-"""The single session of this process that receives a notification when an awaited task has ended.
+"""The session that receives a notification when an awaited task has ended: one for each database alias with waiters.
 
 One thread owns the session, as long as there are waiters. So a waiter needs neither a thread nor a session. ::
 
@@ -10,7 +10,7 @@ All waiters that came while the thread was busy are served together: one stateme
 their tasks. Only the thread reads the list of waiters, so only its start and its end need a lock. ``leave()`` takes no
 lock, because a coroutine may be cancelled at any point.
 
-Behind a pooler no notification arrives. There, one statement for all waiters polls every ``POLL_INTERVAL`` seconds. If
+One statement for all waiters polls every ``POLL_INTERVAL`` seconds, because behind a pooler no notification arrives. If
 the session is lost, the thread opens another one, writes the rows again, and reads all awaited tasks.
 """
 

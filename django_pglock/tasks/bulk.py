@@ -17,8 +17,8 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
 
     Each of ``calls`` is a mapping (keyword arguments), a tuple (positional arguments), or any other value (the only
     argument). The calls are written in batches, in one transaction or in the caller's, so either all are written or
-    none. They run in their order. ``calls`` may be a generator: only one batch and the ids are in memory at a time. For
-    a unique task, all calls are in memory, because their keys are taken in another order.
+    none. They are claimed in their order. ``calls`` may be a generator: only one batch and the ids are in memory at a
+    time. For a unique task, all calls are in memory, because their keys are taken in another order.
 
     Returns the ids, in order, for ``get_result``. The signal ``task_enqueued`` is not sent. Raises
     ``TaskArgumentsError`` for arguments that are not JSON and for a single call instead of a list, and ``InvalidTask``.

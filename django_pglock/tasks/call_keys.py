@@ -19,7 +19,8 @@ from django_pglock.tasks.arguments import to_json
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: The largest number of characters of a key. A longer key is shortened, and ends in its digest.
+#: The width of the column. A key of more than ``LONGEST_KEY - 100`` characters is shortened to ``LONGEST_KEY``
+#: characters, and ends in its digest.
 LONGEST_KEY = 512
 #: Up to this number of characters, the text of the arguments is itself the unique key. For longer arguments, the key
 #: has their digest. Texts are better for the index: they are mostly in the order of the calls, and digests are not. A

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Options of one call that are stored in the row's ``meta``. The others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
-#: PostgreSQL's smallint, less one for the first attempt.
+#: PostgreSQL's largest smallint. The column stores ``max_attempts - 1``.
 MOST_ATTEMPTS = 32_767
 #: Digits of a bigint, and one more.
 MOST_DIGITS = 20

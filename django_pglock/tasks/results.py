@@ -82,7 +82,8 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
 
         Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, with the reason if
         the database has one, ``TaskError`` inside ``atomic()``, and ``ValueError`` for a timeout that is negative or no
-        number. Does not poll. All waiting callers of a process share one database session.
+        number. Waits for a notification. In addition, one statement for all waiting callers of the process polls every
+        ``POLL_INTERVAL`` seconds. These callers share one session for each database.
         """
         deadline = _Deadline(timeout)
         while True:

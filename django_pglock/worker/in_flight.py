@@ -167,6 +167,6 @@ class InFlight:
         self.outbox.put(EndedClaim(claim, GivenBack()))
 
     def abandon(self, claims: Sequence[Claim], delay: float) -> None:
-        """Abandon claims of running tasks: they run elsewhere in ``delay`` seconds, and outcomes here are dropped."""
+        """Abandon claims: their tasks run again in ``delay`` seconds, and later outcomes of them are dropped."""
         for claim in claims:
             self.outbox.put(EndedClaim(claim, Abandoned(delay)))

@@ -77,15 +77,16 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
 class leader(Lease):  # noqa: N801 - reads like lock
     """Be the only leader of this name: ``with leader("scheduler") as leadership: ...`` waits until elected.
 
-    It is a lease with three differences. It waits by default. When the leader leaves the block, the next waiter is
-    woken at once. And if any renewal fails, the leader steps down, long before the lease expires and another leader can
-    be elected. Check ``leadership.lost``, or call ``assert_held()``, before each step of work::
+    It is a lease with three differences. It waits by default. It always has a ttl, of 15 seconds by default. If any
+    renewal fails, the leader steps down, long before the lease expires and another leader can be elected. As with each
+    lease, the next waiter is woken at once when the leader leaves the block. Check ``leadership.lost``, or call
+    ``assert_held()``, before each step of work::
 
         with leader("scheduler", ttl=15) as leadership:
             while not leadership.lost.wait(1):
                 schedule(fence=leadership.token)
 
-    Arguments as for ``Lease``; ``ttl`` is 15 seconds by default, ``timeout`` None.
+    Arguments as for ``Lease``, without ``min_hold``; ``ttl`` is 15 seconds by default, ``timeout`` None.
     """
 
     _steps_down = True

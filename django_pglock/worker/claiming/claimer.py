@@ -37,7 +37,8 @@ class Claimer:
         self.paused_kinds: list[FunctionKind] = []
         #: Whether any queue had ready tasks at the last claim.
         self.was_ready = False
-        #: Whether the last claim got as many tasks as it asked for. Then more tasks may be ready.
+        #: Whether the last claim got at least as many tasks as the smallest of its capacities. Then more tasks may be
+        #: ready.
         self.was_full = False
         self._ready = ReadyQueues(using)
         # The number of functions for which the cursors were made. Functions are only added, so another number means new

@@ -35,7 +35,10 @@ class Discovery:
         return max(0.0, self._checked_at + CHECK_INTERVAL - time.monotonic()) if self._is_owed else math.inf
 
     def check(self, *, is_urgent: bool = False) -> bool:
-        """Check, unless the last check was just before or ``is_urgent``. Return whether functions were found."""
+        """Check, unless the last check was less than ``CHECK_INTERVAL`` ago. Return whether functions were found.
+
+        With ``is_urgent``, check in any case.
+        """
         self._is_owed = not is_urgent and time.monotonic() - self._checked_at < CHECK_INTERVAL
         if self._is_owed:
             return False

@@ -2,7 +2,8 @@
 
 When a process dies, it is not known which of its tasks was the cause. So each task that was running there counts a
 rescue. A task may end FAILED because of its rescues only after an attempt in which it was the only task of its process.
-The other tasks were not the cause, and they run to their end.
+The other tasks were not the cause, and they run to their end. With ``MAX_RESCUES=0`` there is no such attempt: the
+first death ends the task.
 
 Such a task, the suspect, waits until no other task runs in the process. While it waits, no other task begins, but a
 running task may run for hours. So the suspect waits for some seconds. Then it is postponed for several times as long,

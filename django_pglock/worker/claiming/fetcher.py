@@ -126,9 +126,9 @@ class Fetcher(ConnectedService):
         self.sleep.note_session()
         if self.reconnects:
             self.in_flight.note_lost_answer()
-        # A thread may be claiming for its group at this moment. The order of these lines matters. Claims that are made
-        # after the first line are excluded by their date. Keys of claims that were made before stay in the second list
-        # until the claims are in flight, and thus in the third list.
+        # A thread may be claiming for its group at this moment. The order of these lines matters. ``before`` excludes
+        # claims that are made after it was read. The key of an earlier claim stays in ``claiming_groups`` until the
+        # claim is in flight. So ``group_keys`` has its key, or ``known`` has the claim.
         before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
         known = self.in_flight.task_ids()
         lost = give_back(self.using, self.worker, known, before=before, except_keys=group_keys)

@@ -49,7 +49,8 @@ class GroupAttempt(Attempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         ended = super().ended(outcome, is_settled=is_settled)
-        # If the first claim was lost, the common transaction was rolled back, and the other tasks run again.
+        # If a claim was lost, the common transaction was rolled back. The first claim is reported as lost, and the
+        # other tasks run again.
         shared = GivenBack() if outcome is None else outcome
         for other in self.others:
             other.began, other.logs = self.began, self.logs

@@ -1,8 +1,9 @@
-"""Runs one attempt, from a claim to an ended claim. The only ``try`` around the user's function is here.
+"""Runs one attempt, from a claim to an ended claim. An exception of the user's function becomes an outcome here.
 
-It catches each exception, also SystemExit and CancelledError. They are not meant for the worker, because signals arrive
+Each exception is caught, also SystemExit and CancelledError. They are not meant for the worker, because signals arrive
 in the main thread. If a thread or a coroutine ended without an outcome, its task would stay RUNNING as long as the
-worker lives. An exception that is not an ``Exception`` is a failure without retry.
+worker lives. By default, an exception that is not an ``Exception`` is a failure without retry.
+``retry_on=BaseException`` changes this.
 """
 
 from __future__ import annotations

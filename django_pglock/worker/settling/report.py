@@ -55,11 +55,10 @@ def report(ended: EndedClaim) -> None:
             text = "lost its database connection%s and will run again in %.1f s"
             log_claim(logging.WARNING, claim, text, after, delay)
         case Abandoned(delay):
-            log_claim(
-                logging.INFO, claim, "was still running when its process ended and will run again in %.1f s", delay
-            )
+            text = "was not finished by this process and will run again in %.1f s"
+            log_claim(logging.INFO, claim, text, delay)
         case GivenBack():
-            log_claim(logging.DEBUG, claim, "was given back before it started")
+            log_claim(logging.DEBUG, claim, "was given back")
 
 
 def report_lost(ended: EndedClaim) -> None:

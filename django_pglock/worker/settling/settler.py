@@ -63,7 +63,7 @@ TOO_LARGE = "54"
 
 
 def is_plain(batch: list[EndedClaim]) -> bool:
-    """Return whether all of these are unsettled successes without observers, as in most batches."""
+    """Return whether all of these are unsettled successes without observers and progress, as in most batches."""
     return (
         are_successes(batch)
         and not any(map(RESULT, batch))

@@ -1,6 +1,7 @@
-"""The supervisor: keeps a number of worker processes running. It runs no tasks itself, and has one thread.
+"""The supervisor: keeps a number of worker processes running. It runs no tasks itself.
 
-If the processes share a heartbeat, further threads beat and listen for them (``shared_heartbeat.py``).
+Its loop has one thread. If the processes share a heartbeat, further threads beat and listen for them
+(``shared_heartbeat.py``).
 
 Each process is a new interpreter with the command line of the supervisor. It has its own terminal session, so that a
 Ctrl-C on the terminal reaches it only once: through the supervisor.
