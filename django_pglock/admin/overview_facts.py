@@ -24,7 +24,7 @@ from django_pglock.store.history import ALL, MINUTE
 MOST_RUNNING, MOST_IN_QUEUE, MOST_WORKERS = 1000, 1000, 200
 #: Queues with ready tasks are compared by the age of the oldest task, so a few tasks of each are enough.
 OLDEST = 3
-#: Minutes of which the average is the number of tasks that finish in a minute.
+#: The rate of finished tasks is an average over this number of minutes.
 RATE_MINUTES = 5
 
 

@@ -151,8 +151,8 @@ class ReadOnlyAdmin(AnyModelAdmin):
         served = {*self.linked_lookups, *(name for each in filters for name in lookups_of(self.model, each))}
         if self.date_hierarchy:
             served.update(f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
-        # Themes ask for a list from the page of a row. Django finds no field of this name
-        # and sends no query for it.
+        # Some admin themes make a list with the query string of the page of a row, which may have this name. No field
+        # has it, so Django sends no query.
         served.add("_changelist_filters")
         return lookup in served or is_choice_of_foreign_key(self.model, lookup, value)
 

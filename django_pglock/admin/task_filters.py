@@ -147,8 +147,8 @@ class ExceptionFilter(FormFilter):
 class GuardedFilter(FormFilter):
     """A filter by values that may be redacted.
 
-    With a filter a user could guess a hidden value. So the filter never finds tasks of which anything is redacted, and
-    is refused while the setting ``REDACT`` decides at the time of display.
+    With a filter a user could guess a hidden value. So the filter never finds tasks of which anything is redacted. The
+    filter is refused if ``REDACT`` is set, because ``REDACT`` decides only when a value is shown.
     """
 
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:

@@ -80,7 +80,7 @@ class TaskChangeList(CappedChangeList):
             self.searched, self.skipped_above, self.search_end = most, below, end
             limits = {lookup: id_ for lookup, id_ in (("pk__lt", below), ("pk__gt", end)) if id_}
             rows = list(self.queryset.filter(**limits)[: self.list_per_page + 1])
-            # A value that has filled the page is so common that the index has very many tasks of it.
+            # Use the index only if the page is not full: for a common value the index would return very many tasks.
             if len(rows) <= self.list_per_page and (ids := self._ids_by_arguments(request)) is not None:
                 self.skipped_above = self.search_end = None
                 rows = list(self.queryset.filter(is_among(ids[: self.list_per_page + 1])))
@@ -95,7 +95,7 @@ class TaskChangeList(CappedChangeList):
         self.show_full_result_count = self.can_show_all = self.multi_page = False
 
     def _searches(self, request: HttpRequest) -> Iterator[tuple[int, int | None, int | None]]:
-        """Yield one search after the other: of how many tasks, below which id, down to which id; None for all."""
+        """Yield one search after the other, as (number of tasks, id above them, id below them). None: no limit."""
         using, most, below = self.root_queryset.db, first_searched(request), None
         found = time_range(request, using)
         tasks, end = candidates(request, using).filter(**found.ids), found.end

@@ -68,7 +68,8 @@ def lock_table(
 
 def _lock_within(connection: DatabaseWrapper, statement: str, names: str, seconds: float) -> None:
     try:
-        # Its savepoint keeps the transaction usable. Otherwise a timeout would abort the transaction.
+        # The savepoint of ``lock_timeout()`` keeps the transaction usable. Otherwise a timeout would abort the
+        # transaction.
         with lock_timeout(seconds or None, using=connection.alias):
             _execute(connection, statement)
     except DatabaseFailure as error:

@@ -49,9 +49,9 @@ FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key
 LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 
 # Admits the first waiting task of each of these keys if no task of the key is admitted. Most keys admit one task at a
-# time, and need nothing else. The server plans this statement in a fifth of the time that it needs for ``ADMIT``. All
-# other keys are returned, and ``ADMIT`` admits to them. Those are the keys whose first task may run beside others, has
-# a rate, or waits for other tasks, and the keys with a SCHEDULED task, which may be a retry.
+# time, and need nothing else. The server plans this statement in a fifth of the time that it needs for ``ADMIT``. The
+# statement returns the keys that need ``ADMIT``: keys whose first task may run beside others, has a rate, or waits for
+# other tasks, and keys without an admitted task that have a SCHEDULED task, which may be a retry.
 #
 # The comments at ``ADMIT`` say why locked rows are skipped, and why keys are compared by ranges.
 ADMIT_NEXT = """
@@ -85,16 +85,16 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 """
 
 # Admits the first waiting tasks of these keys, as many as the capacity of each key allows. A task uses capacity from
-# its admission to its end. At a key that admits one task at a time, a task that will be retried uses it, too. The next
-# tasks wait for the retry, because such a key promises to run its tasks in order. If the functions that share a key
-# differ in their concurrency, the smallest concurrency of the running tasks is the limit. At a key with a rate, each
-# admitted task takes a token from the bucket. READY tasks count against the burst. Otherwise admitted tasks would pile
-# up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the tasks wait for
-# something else than a token. The longer they have waited, the later it is.
+# its admission to its end. At a key that admits one task at a time, a task that will be retried uses capacity, too. The
+# next tasks wait for the retry, because such a key promises to run its tasks in order. If the functions that share a
+# key differ in their concurrency, the smallest concurrency of the running tasks is the limit. At a key with a rate,
+# each admitted task takes a token from the bucket. READY tasks count against the burst. Otherwise admitted tasks would
+# pile up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the tasks wait
+# for something else than a token. The longer no task has taken a token, the later ``opens_at`` is.
 #
 # A token is due some milliseconds before a worker notices it. With a burst of 1, each of these delays would move all
 # later tokens, and waiting tasks would never start at their rate. So the interval counts from the date of the token, if
-# this date is at most 50 ms and at most half of the interval ago. In no period this starts more than one task more than
+# this date is at most 50 ms and at most half of the interval ago. In any period, this starts at most one task more than
 # exact intervals would. With a larger burst, the bucket makes up for the delay by itself.
 #
 # If all tasks that an older task waits for (``after=``) have ended, but ``RELEASE`` has not recorded this yet, no task
@@ -223,8 +223,8 @@ SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 # ``ENQUEUE_AT_RATE`` (insert_at_key.py). Only the task itself may be BLOCKED, so its range of the index has at most as
 # many rows as may be admitted. No other transaction takes a token meanwhile, because this one has locked the key: so
 # the bucket is read first, and the token is taken only if the task is still BLOCKED. Each use of the table of tasks
-# costs the planner as much as a small statement, so there are two. Also returns whether ``opens_at`` is set for the
-# next token.
+# costs the planner as much as a small statement, so the statement uses this table only twice. Also returns whether
+# ``opens_at`` is set for the next token.
 ADMIT_OWN_AT_RATE = """
 WITH admitted AS (
     UPDATE {task} AS task SET status = 'READY'
@@ -302,7 +302,8 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
 def capacity_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:
     """Return how many tasks of a key with a rate may be admitted, and the last status in which a task counts.
 
-    Those of a lock key that one task at a time has count until they have ended. All others count until they run.
+    Tasks of a lock key that admits one task at a time count until they have ended. All other tasks count until they
+    run.
     """
     return (1, TaskStatus.SCHEDULED.value) if is_alone else (rate.portion, TaskStatus.READY.value)
 

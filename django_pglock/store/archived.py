@@ -1,8 +1,7 @@
 """Finds tasks in the archive that are no longer in the table of tasks.
 
-A task moves from the table of tasks to the archive in one transaction, and so it moves back (restore.py). A caller that
-has not found it in the table looks into the archive, and then once more into the table, or into both by one statement.
-So it misses no task.
+A move to the archive is one transaction, and so is a move back (restore.py). A caller that has not found a task in the
+table looks into the archive, and then once more into the table, or into both by one statement. So it misses no task.
 """
 
 from __future__ import annotations
@@ -51,7 +50,11 @@ def archived_among(using: str, ids: Collection[int]) -> set[int]:
 
 
 def succeeded_among(using: str, ids: Collection[int]) -> set[int]:
-    """Return which of these tasks, which the table of tasks did not have, have succeeded: those of the archive."""
+    """Return which of these tasks have succeeded. The table of tasks did not have them before this call.
+
+    All archived tasks have succeeded. So these are the tasks in the archive, and those that have just been moved
+    back.
+    """
     if not ids or not may_be_archived(using):
         return set()
     return {id_ for (id_,) in run(using, HAVE_SUCCEEDED, *[array_of_numbers(ids)] * 2)}

@@ -83,7 +83,7 @@ def claim_statement(
     - ``backend``: the alias in TASKS with which the tasks were enqueued; None: any.
     - ``behind``: claim only tasks of one priority that were enqueued after one task.
 
-    To be filled in are the name of the queue and, with ``behind``, that priority and the id of that task.
+    ``execute()`` fills in the name of the queue and, with ``behind``, the priority and the id.
     """
     queue, priority, id_, _ = ClaimStatement.HOLES
     # Django has no SQL for an empty list. No function has an empty path.

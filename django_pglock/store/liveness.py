@@ -6,9 +6,10 @@ living worker count as dead. After the hard limit (``HEARTBEAT_LIMIT``) only the
 process keeps its session, and behind a pooler no worker holds a lock. A worker without a row is dead: it has ended in
 order, or its heartbeat process has noticed its death and deleted the row.
 
-While the server cannot be reached, no worker can write a heartbeat, and afterwards one worker is the first to write one
-again. So missing heartbeats prove a death only while there is a witness: another worker whose heartbeats have come
-without interruption for so long that each living worker would have written one, too.
+While the server cannot be reached, no worker can write a heartbeat. Afterwards the first worker that writes one finds
+the heartbeats of all others missing, although these workers live. So missing heartbeats prove a death only while there
+is a witness: another worker whose heartbeats have come without interruption for so long that each living worker would
+have written one, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from django_pglock.store.wake import WOKEN_FIRST
 #: The number of missing heartbeats after which a worker without a session is dead. A little more than two, because a
 #: heartbeat may be in transit.
 MISSING = 2.2
-#: Intervals after which a heartbeat is late. The server may be unreachable at that moment.
+#: Intervals after which a heartbeat is late. Then the server may have been unreachable, so the worker is no witness.
 LATE = 1.5
 #: Intervals without a late heartbeat after which a worker is a witness. More than ``LATE``, so that a single heartbeat
 #: is not enough. Less than two rounds of upkeep, so that a new worker rescues in its third round.
@@ -227,7 +228,10 @@ def delete_dead(using: str) -> int:
 
 
 def is_oldest(using: str, worker: UUID) -> bool:
-    """Return whether this is the oldest living worker. It writes the log records that only one worker should write."""
+    """Return whether this is the oldest living worker.
+
+    The oldest worker writes the log records that only one worker should write.
+    """
     oldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
     return bool(oldest == worker)
 

@@ -45,7 +45,7 @@ def for_writing(rows: Any) -> Any:
 class TaskQuerySet(HoldingQuerySet[Any]):
     """Tasks, and the operations on tasks.
 
-    Of the methods for your own tables it has only ``claim``. The others would change the status of a task without the
+    It has only ``claim`` of the methods of ``ClaimQuerySet``. The others would change the status of a task without the
     steps that belong to it, such as the release of the tasks that wait for it.
     """
 

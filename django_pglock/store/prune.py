@@ -61,9 +61,9 @@ KEEP_IDS = """
 SELECT set_config('django_pglock.locked', COALESCE(array_agg(id)::text, '{{}}'), true) FROM old
 """
 
-# The locked tasks for which no other task waits. Deletes their attempts and their own waiter rows, which a task has
-# that was cancelled while it waited. Rows are selected by an array, and by a subquery instead of NOT EXISTS, which is a
-# join, so that no wrong estimate can make the planner read a whole table.
+# The locked tasks for which no other task waits. Deletes their attempts and their own waiter rows. A task that was
+# cancelled while it waited still has waiter rows. Rows are selected by an array, and by a subquery instead of NOT
+# EXISTS, which is a join, so that no wrong estimate can make the planner read a whole table.
 UNAWAITED = """WITH old AS MATERIALIZED (
     SELECT locked.id FROM unnest(current_setting('django_pglock.locked')::bigint[]) AS locked (id)
     WHERE (SELECT awaited FROM {waiter} WHERE awaited = locked.id LIMIT 1) IS NULL

@@ -44,9 +44,10 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 # of the answer has the number of released waiters. If this is the limit, there may be more. The task of each waiter is
 # looked up by a subquery with LIMIT: a join might read all tasks for each waiter (statements.py).
 #
-# If another open transaction has locked a waiting task, this statement waits for a moment only, and then fails. The
-# second statement skips the locked task, and upkeep releases its waiters later. It is not used first, because in most
-# cases the other transaction only executes this statement, for another task that the waiting task waits for.
+# If another open transaction has locked a waiting task, this statement waits for a moment only, and then fails.
+# ``RELEASE_UNLOCKED`` then skips the locked task, and upkeep releases its waiters later. ``RELEASE_UNLOCKED`` is not
+# used first: in most cases the other transaction only executes ``RELEASE`` for another dependency of the same waiting
+# task, and soon ends.
 RELEASE = """
 WITH done AS MATERIALIZED (
     SELECT waiter.id, waiter.awaited, waiter.task_id, task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
@@ -140,7 +141,10 @@ def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
 
 
 def orphaned_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
-    """Return the next waiters behind the id ``after``. Each comes with its task if that has ended or is deleted."""
+    """Return the ids of the next waiters behind the id ``after``.
+
+    Each comes with the id of the awaited task if that task has ended or is deleted, otherwise with None.
+    """
     return run(using, ORPHANED_WAITERS, after, limit)
 
 

@@ -18,7 +18,8 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 RESCUED_AT_ONCE = 200
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
-# Whether a session holds the lock of a worker. Also true if the worker's row says that no session holds one.
+# True if a session holds the worker's lock, or if ``lock_key`` is NULL: then the worker holds no lock, so the absence
+# of a lock proves nothing.
 LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
                SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted

@@ -25,10 +25,10 @@ FIND_ENDED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s:
 
 
 def write_waiters(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
-    """Write a waiter row for each of these tasks, and delete earlier rows. Its end is notified on ``DONE_CHANNEL``.
+    """Write a waiter row for each of these tasks, and delete earlier rows.
 
-    ``instead_of``: the ids of the earlier rows. Returns the ids of the new rows by the ids of the tasks. Afterwards the
-    caller must check whether a task has already ended.
+    The end of a task is notified on ``DONE_CHANNEL``. ``instead_of``: the ids of the earlier rows. Returns the ids of
+    the new rows by the ids of the tasks. Afterwards the caller must check whether a task has already ended.
     """
     values = (array_of_numbers(instead_of), array_of_numbers(awaited))
     return dict(run(using, WRITE_WAITERS, *values))

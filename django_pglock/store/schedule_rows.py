@@ -76,7 +76,7 @@ def enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int
 
 
 def utc(moment: datetime) -> datetime:
-    """Return a moment in UTC that the server has sent without a zone as an aware one."""
+    """Make a naive moment, which the server has sent in UTC, aware."""
     return moment.replace(tzinfo=timezone.utc)
 
 

@@ -12,7 +12,8 @@ Rules for all statements:
   each row of the other table.
 - For the same reason: a single row of another table is looked up by a subquery with LIMIT. EXISTS and NOT EXISTS are
   joins. The first or last id is found by ORDER BY with LIMIT. ``min`` and ``max`` may read all ids. A column that is
-  searched alone is not the second column of another index, which may be read as a whole.
+  searched alone, other than the id, must not also be the second column of another index. Otherwise the planner may read
+  that whole index.
 - ``status || ''`` instead of ``status`` keeps servers before PostgreSQL 17 from choosing an index on the status. They
   would read all rows of that status from it, and only then compare the ids.
 - The running tasks of one worker are selected by ``worker BETWEEN id AND id``, in the order of the workers, and with

@@ -20,7 +20,8 @@ from django_pglock.tasks.states import UniqueScope
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: How often a call is inserted if, each time, the task that had its key is gone when it is searched.
+#: The largest number of attempts to insert one call. Another attempt follows if the task that had the key is gone when
+#: it is searched.
 MOST_INSERTS = 100
 
 #: Whether a task has its unique key taken, so that no other task with this key can be enqueued. This is also the

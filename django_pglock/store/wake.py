@@ -51,8 +51,8 @@ WOKEN_FIRST = 4
 NEGATIVE_TTL = 0.05
 
 # Wakes sleeping workers, if there are any. It is sent after the commit. If it were sent before, a worker could poll,
-# find nothing and fall asleep between our read of its flag and our commit. Its commit need not wait for the disk: if
-# the server crashes, the poll finds the task.
+# find nothing and fall asleep between our read of its flag and our commit. The commit of this statement need not wait
+# for the disk: if the server crashes, the poll finds the task.
 WAKE = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
 FROM (VALUES %s) AS ready (channel, queue)

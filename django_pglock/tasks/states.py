@@ -40,7 +40,7 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
         TaskStatus.SCHEDULED: frozenset(
             {TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
         ),
-        # admitted to its key, or its after= is done | that, but not due yet | claimed along with its group | cancelled
+        # admitted to its key, or its after= is done | released, not due yet | claimed along with its group | cancelled
         TaskStatus.BLOCKED: frozenset(
             {TaskStatus.READY, TaskStatus.SCHEDULED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
         ),
@@ -60,9 +60,9 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
             }
         ),
         TaskStatus.SUCCESSFUL: frozenset(),
-        # retried by a person | that, with a lock key | discarded by a person
+        # retried by a person | retried, with a lock key | discarded by a person
         TaskStatus.FAILED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.CANCELLED}),
-        # retried by a person | that, with a lock key
+        # retried by a person | retried, with a lock key
         TaskStatus.CANCELLED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
     }
 )

@@ -235,7 +235,10 @@ class Worker:
             self.sleep.note_flag_unset()
 
     def _on_missed(self) -> None:
-        """Have all parts look that notifications wake: some may have been sent before the session began to listen."""
+        """Wake all parts that notifications wake.
+
+        Notifications may have been sent before the session began to listen.
+        """
         self.sleep.note_missed()
         self.upkeep.wake()
         self.running_tasks.wake()

@@ -182,7 +182,7 @@ class LeaseHolder:
         while not self.lost.is_set():
             assert self.ttl is not None  # noqa: S101 - only leases that end are renewed
             pause = self.ttl / 3
-            # Without a pause after a renewal that got no answer in time, because there is time for one more.
+            # After a renewal without an answer there is no pause, because there is time for one more attempt.
             await asyncio.sleep(max(0.0, pause - spent))
             began = boottime()
             await self._renew_once(pause)

@@ -305,7 +305,7 @@ class Fetcher(ConnectedService):
                 self._pause(left)
                 return
             self._wait(left)
-            # Cleared before it is read whether there are new tasks, because that is set before the event.
+            # Clear the event before reading ``has_new_tasks``, because other threads set ``has_new_tasks`` first.
             self.in_flight.fetcher_wakeup.clear()
             if self.in_flight.has_new_tasks or self.stopping.is_set():
                 return
@@ -333,7 +333,9 @@ class Fetcher(ConnectedService):
 
     @property
     def _second_poll_at(self) -> float:
-        """The moment from which on other processes notify this worker of each new task; infinite: of none.
+        """The moment from which on other processes notify this worker of each new task.
+
+        Infinite: other processes notify this worker of no task.
 
         A poll that begins later finds the tasks that came before. A poll that only ends later may miss some of them.
         """
@@ -348,8 +350,8 @@ class Fetcher(ConnectedService):
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
         for number in range(1, LISTENING_FACTOR * RESTING_FACTOR + 1):
             until = time.monotonic() + poll
-            # There is no second notification for a task whose function this pass did not import, because an earlier
-            # import was just before.
+            # If this pass did not import a function because the last check was less than a second ago, no second
+            # notification comes for its task.
             self._pause_until_news(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
             if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():
                 return

@@ -79,7 +79,10 @@ class Sleep:
             self._is_flag_unset, self.since = False, None
 
     def begin(self) -> None:
-        """Ask for notifications. Poll after that: none has come for what was ready before."""
+        """Ask for notifications.
+
+        The caller must poll afterwards, because no notification comes for tasks that were ready before.
+        """
         self._set_flag(is_sleeping=True)
         self.since = time.monotonic()
 

@@ -8,8 +8,9 @@ A worker that has nothing in flight may rest: it beats about each third interval
 While a task keeps this thread from running, the heartbeat process beats in its place (``heartbeat_process.py``).
 
 Between two beats this thread only receives notifications (``running_tasks.py`` handles requests). While the supervisor
-beats, it opens no session, because this may take longer than other workers tolerate a missing heartbeat. Before each
-attempt to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
+beats, this thread opens no session, because opening one may take longer than other workers tolerate a missing
+heartbeat. Before each attempt to open a session, and soon after it has begun, this thread checks whether the supervisor
+can beat again.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ class Heartbeat(ConnectedService):
         if self.beat_at is None:
             return False
         if self.rest.is_on:
-            # However young the last beat is: the heartbeat process believes that another one has come since.
+            # Also if the last beat is young. While the worker rests, the heartbeat process gets reports of beats that
+            # were not written, so it would not beat for the worker.
             self.rest.request_beat()
             self.wake()
             # The beat may have been written at this moment. Then it does not wake the fetcher.
@@ -366,7 +368,8 @@ class Heartbeat(ConnectedService):
 
     def _deregister(self) -> None:
         """Delete the worker's row: the worker ends in order and has no claims."""
-        # No new session of our own, because it may hang, and the process must end: other workers run its tasks by then.
+        # Open no new session: opening one may hang, and this process must end, because other workers may already run
+        # its tasks.
         self.sessions = self._last_sessions
         try:
             super().open()

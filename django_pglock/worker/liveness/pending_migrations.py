@@ -25,7 +25,10 @@ def pending_migrations(using: str) -> list[str]:
     The list is empty if the project does not use these migrations: ``MIGRATION_MODULES`` disables them, or all tables
     of the package exist and no migration is recorded. It is also empty if the role may not read the table of
     migrations.
-    A migration that this version no longer has is the only one in the list where "migrate" refuses the tables.
+
+    If no migration is pending, but the tables were made before the first release and never migrated to its schema, the
+    list has only the last migration of that time. This version no longer has it, and its "migrate" does not change the
+    tables.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:

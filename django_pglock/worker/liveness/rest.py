@@ -50,8 +50,8 @@ class Rest:
     def end(self) -> bool:
         """Note that a beat is written; return whether another thread has requested it.
 
-        The order matters. A thread that reads that the worker does not rest must not read the age of the beat before. A
-        thread that has requested a beat while the worker rested has to be woken.
+        The order matters. A thread that reads that the worker does not rest must not then read the age of the previous
+        beat. A thread that has requested a beat while the worker rested has to be woken.
         """
         self.is_on = False
         is_requested, self.is_beat_requested = self.is_beat_requested, False

@@ -1,4 +1,6 @@
-"""The session watch: ends sessions on which an answer never comes. For task threads, coroutines and threads of tasks.
+"""The session watch: ends sessions on which an answer never comes.
+
+It watches the sessions of the worker's task threads, of coroutines, and of threads that tasks start.
 
 A connection may be half open forever: a frozen proxy or pooler still acknowledges data, so neither TCP nor the server
 notices. The duration alone does not show this, because a statement may take long. So if there is no answer for ten
@@ -113,7 +115,10 @@ class SessionWatch(Service):
         self.close()
 
     def _check(self) -> None:
-        """Count at how many checks each session that waits now has waited, and end questions that wait too long."""
+        """For each session that waits now, count the checks at which it has waited.
+
+        End questions that wait too long.
+        """
         before, self._silent = self._silent, {}
         asking = {question.ident for question in self._questions.values()}
         for wait in pending_statements():
@@ -244,7 +249,7 @@ class SilentSession:
 
     def _note_pooled(self, view: ServerView) -> None:
         self.says = "a pooler is between them, and the server runs a statement as old as this one"
-        # Not what it has waited by now: the answer may have taken seconds.
+        # Use the wait at the time of the question, because the answer may have taken seconds.
         checks = self.checks if self.asked_at is None else self.asked_at
         if view.oldest_statement < checks * CHECK_INTERVAL - LONGEST_TRANSIT:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"

@@ -99,7 +99,10 @@ class EventLoop:
         self._idle = loop.call_later(task_connections.IDLE_TIMEOUT, loop.run_in_executor, self.orm, close)
 
     def _close_if_idle(self, since: float) -> None:
-        """Close the connections of the ORM's thread, in this thread, unless a coroutine runs, whose end asks again."""
+        """Close the connections of the ORM's thread, unless a coroutine runs. Its end schedules the next call.
+
+        Called in the ORM's thread.
+        """
         if not self._running:
             task_connections.close_idle_connections(since)
 
@@ -192,7 +195,8 @@ class EventLoop:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        # Here sync_to_async() looks up the thread of a loop. asgiref declares only one kind of executor, and uses each.
+        # Here sync_to_async() looks up the thread of a loop. The type annotation of asgiref allows only its own
+        # executor class, but asgiref works with any executor.
         executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
         executors[loop] = self.orm
         self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
@@ -217,8 +221,8 @@ class EventLoop:
             try:
                 loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
-                # coroutine that awaits that one gets them all the same, and the loop can continue.
+                # If a coroutine that a task has started raises one of these, asyncio raises it out of the loop. A
+                # coroutine that awaits the started one gets the exception as well, so the loop can continue.
                 logger.warning(
                     "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
                 )

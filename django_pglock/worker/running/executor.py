@@ -214,7 +214,8 @@ class Executor:
                     checked_at = 0.0
                     if isinstance(ended.outcome, GivenBack):
                         # This thread cannot connect. Without a pause it would take and give back tasks faster than
-                        # threads that can connect. If the tasks were delayed, those threads could not run them either.
+                        # threads that can connect. The tasks themselves are not delayed, because then threads that can
+                        # connect could not run them either.
                         time.sleep(GIVEN_BACK_PAUSE)
                         # The time of a claim that could not begin is not the cost of a task.
                         cost = None

@@ -159,9 +159,10 @@ def is_idle(session: DatabaseWrapper) -> bool:
 
 
 def in_manual_transaction(session: DatabaseWrapper) -> bool:
-    """Return whether a session without AUTOCOMMIT is lost or in a transaction, which each statement opens.
+    """Return whether a session without AUTOCOMMIT is lost or in a transaction.
 
-    A thread of tasks closes such a session after each task. In the thread of the ORM, a coroutine ends it.
+    Without AUTOCOMMIT, each statement opens a transaction if none is open. A thread of tasks closes such a session
+    after each task. In the thread of the ORM, a coroutine ends it.
     """
     return (
         session.vendor == "postgresql"

@@ -181,7 +181,8 @@ class Upkeep(ConnectedService):
             if not try_upkeep_lock(self.using):
                 self._excluded_since = self._excluded_since or self._began_at
                 return None
-            # If another worker held the lock for long, it was delayed, and so may have been all workers.
+            # If another worker held the lock for long, that worker was delayed, and all other workers may have been
+            # delayed, too.
             self._began_at, self._excluded_since = self._excluded_since or self._began_at, 0.0
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
