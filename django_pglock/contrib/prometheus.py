@@ -56,11 +56,13 @@ class TaskCollector(Collector):  # type: ignore[misc]
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
             return
-        ready = _gauge("tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", "queue")
+        ready = _gauge("tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", "queue")
         oldest = _gauge(
             "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", "queue"
         )
-        others = _gauge("tasks", "Tasks in the database by queue and status, up to 10000 or more.", "queue", "status")
+        others = _gauge(
+            "tasks", "Tasks in the database by queue and status. Counting stops at 10000.", "queue", "status"
+        )
         paused = _gauge("queue_paused", "1 while the queue is paused, else 0.", "queue")
         for queue, group in groupby(counts, attrgetter("queue")):
             here = list(group)

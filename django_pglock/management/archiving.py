@@ -105,8 +105,8 @@ def _turn_on(using: str, state: ArchiveState, say: Say) -> None:
         return
     _refuse(using, state)
     turn_on(using)
-    say(_("The archive is on: from %d seconds from now, workers move successful tasks an hour after their end.")
-        % UNTIL_FIRST_MOVE)  # fmt: skip
+    text = _("The archive is on. In %d seconds workers begin to move successful tasks that ended at least an hour ago.")
+    say(text % UNTIL_FIRST_MOVE)
     say(_retention_text())
 
 
@@ -175,7 +175,7 @@ def _status(using: str, state: ArchiveState) -> list[str]:
     lines = [
         _("The archive is off.")
         if state.on_for is None
-        else _("The archive is on since %s.") % duration_text(state.on_for)
+        else _("The archive has been on for %s.") % duration_text(state.on_for)
     ]
     days = sizes_of_days(using)
     lines.append(_size_text(days) if days else _("There is no task in it."))

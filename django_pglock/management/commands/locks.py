@@ -69,7 +69,10 @@ class Command(TerminalCommand):
         ways.add_argument(
             "--selftest",
             action="store_true",
-            help=_("Find out by two clients what excludes on this server. Exit code 1 if locks or claims do not."),
+            help=_(
+                "Test with two clients which locks and claims exclude each other on this server. Exit code 1 if some "
+                "that your settings need do not."
+            ),
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 

@@ -133,11 +133,16 @@ class Metrics:
     def _queues(self) -> Iterator[Family]:
         queues = [((("queue", each.queue),), each) for each in self.queue_counts.request().values()]
         ready = [(labels, each.ready) for labels, each in queues]
-        yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
+        yield "tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready
         ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in queues]
         yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
         others = [(labels, _statuses_of(each)) for labels, each in queues]
-        yield "tasks", "Tasks in the database by queue and status, up to 10000 or more.", others, ("status", STATUSES)
+        yield (
+            "tasks",
+            "Tasks in the database by queue and status. Counting stops at 10000.",
+            others,
+            ("status", STATUSES),
+        )
         paused = [(labels, int(each.is_paused)) for labels, each in queues]
         yield "queue_paused", "1 while the queue is paused, else 0.", paused
 

@@ -27,12 +27,12 @@ def test_the_archive_is_turned_on_and_off_and_its_status_is_shown(settings):
         make(status, days=TWO_HOURS)
     assert locktasks("archive", "status") == "The archive is off.\nThere is no task in it.\n"
     assert locktasks("archive", "on").splitlines() == [
-        "The archive is on: from 30 seconds from now, workers move successful tasks an hour after their end.",
+        "The archive is on. In 30 seconds workers begin to move successful tasks that ended at least an hour ago.",
         "A day is dropped when all its tasks are older than 7 days, as PRUNE_AFTER says.",
     ]
     assert locktasks("archive", "on") == "The archive is on already.\n"
     lines = locktasks("archive", "status").splitlines()
-    assert lines[0].startswith("The archive is on since ")
+    assert lines[0].startswith("The archive has been on for ")
     assert lines[1:3] == ["There is no task in it.", "2 tasks are still to be moved."]
     assert walk() == 2
     lines = locktasks("archive", "status").splitlines()
