@@ -45,7 +45,7 @@ CHECK_INTERVAL = 1.0
 class Heartbeat(ConnectedService):
     """Beats, and receives notifications.
 
-    It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
+    It starts before the first claim and stops after the last settle, because a stopping worker must not look dead. It
     does not beat before all migrations of the tables are applied.
 
     ``process``: the heartbeat process of this worker. ``rest``: when this worker leaves out beats. ``on_reply`` is
@@ -94,7 +94,7 @@ class Heartbeat(ConnectedService):
         self.process = process
         self.rest = rest
         self._self_pipe = SelfPipe()
-        self.is_draining = False
+        self.is_stopping = False
         self.first_beat = threading.Event()
         #: When the last successful beat was begun, by time.monotonic().
         self.beat_at: float | None = None
@@ -267,7 +267,7 @@ class Heartbeat(ConnectedService):
             self.process.report_beat()
 
     def _is_idle(self) -> bool:
-        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
+        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_stopping)
 
     def _must_beat_now(self) -> bool:
         """Whether this worker rests and has to beat at once."""
@@ -328,7 +328,7 @@ class Heartbeat(ConnectedService):
             pid=me.pid,
             queues=self.queues,
             threads=len(self.in_flight.threads.slots),
-            is_stopping=self.is_draining,
+            is_stopping=self.is_stopping,
             task_paths=task_paths,
         )
 

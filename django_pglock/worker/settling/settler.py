@@ -125,7 +125,7 @@ class Settler(ConnectedService):
     def wake(self) -> None:
         self.in_flight.outbox.put(None)
 
-    def drain(self, timeout: float) -> bool:
+    def wait_until_settled(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until each claim in flight is settled. Return whether this is the case."""
         deadline = time.monotonic() + timeout
         while self.in_flight.claims and time.monotonic() < deadline:
