@@ -236,7 +236,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (settler, "settle_unobserved", Table.settle_unobserved),
         (settler, "release", lambda table, ids: list(ids)[:0]),
         (settler, "admit_without_wake", Table.admit),
-        (settler, "wake_besides", lambda table, queues, worker: table.wait()),
+        (settler, "wake_except", lambda table, queues, worker: table.wait()),
         (settler, "wake", Table.wake),
         (settler, "report", lambda ended: None),
         (settler, "close_unusable_connections", lambda *, without: None),

@@ -29,7 +29,7 @@ from django_pglock.store.logs import write_logs
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
-from django_pglock.store.wake import wake, wake_besides
+from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService
@@ -297,7 +297,7 @@ class Settler(ConnectedService):
             # This worker has just ended a task of the key. Its fetcher is the first to be woken, without a NOTIFY.
             for queue in queues:
                 self.ready(queue, True)
-            wake_besides(self.using, queues, self.worker)
+            wake_except(self.using, queues, self.worker)
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
         """Notify other workers and services of tasks that will run again, now or later."""

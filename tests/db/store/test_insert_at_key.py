@@ -29,7 +29,7 @@ KEY = "order:1"
 @pytest.fixture
 def messages(monkeypatch):
     """Return the messages of a call to the server, without the query for sleeping workers."""
-    monkeypatch.setattr(wakeup, "_no_worker_sleeps", lambda using, besides=None: True)
+    monkeypatch.setattr(wakeup, "_no_worker_sleeps", lambda using, except_worker=None: True)
 
     def sent(call):
         with CaptureQueriesContext(connection) as queries:
