@@ -132,7 +132,7 @@ class ResultListener:
 
     def _run(self) -> None:
         try:
-            while not self._is_over():
+            while not self._unregister_if_idle():
                 self._run_once_or_lose_session()
         except BaseException as error:
             logger.exception("The listener for results has failed.")
@@ -142,7 +142,8 @@ class ResultListener:
             self._wake_sender.close()
             self._wake_receiver.close()
 
-    def _is_over(self) -> bool:
+    def _unregister_if_idle(self) -> bool:
+        """Unregister if there are no waiters and no rows to delete. Return whether this is the case."""
         with _guard:
             if self._waiting or self._changes:
                 return False

@@ -75,10 +75,10 @@ class SimulatedProcess:
         made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
         return made
 
-    def is_heartbeat_stale(self) -> bool:
+    def check_heartbeat(self) -> bool:
         begins, seconds = self.shape.silence
         self.was_stale = begins <= self.schedule.now - self.schedule.began_at < begins + seconds
-        return self.was_stale
+        return not self.was_stale
 
     # The threads
 
@@ -154,7 +154,7 @@ class SimulatedProcess:
 class FetcherHere(Fetcher):
     def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(
-            is_heartbeat_stale=process.is_heartbeat_stale,
+            check_heartbeat=process.check_heartbeat,
             is_listening=lambda: process.shape.is_listening,
             is_resting=lambda: False,
         )

@@ -132,22 +132,22 @@ class Heartbeat(ConnectedService):
     def longest_pause(self) -> float:
         return heartbeat_timing().longest_pause
 
-    def is_heartbeat_stale(self) -> bool:
-        """Return whether this worker may count as dead: its process was stopped, or it has no session to beat.
+    def check_heartbeat(self) -> bool:
+        """Return whether this worker counts as alive. If it rests, end the rest, and return False until the next beat.
 
-        Also true while this worker rests. A call ends the rest.
+        It may count as dead if its process was stopped, or if it has no session to beat.
         """
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
-            return False
+            return True
         if self.rest.is_on:
             # However young the last beat is: the heartbeat process believes that another one has come since.
             self.rest.request_beat()
             self.wake()
             # The beat may have been written at this moment. Then it does not wake the fetcher.
             if self.rest.is_on:
-                return True
-        return heartbeat_timing().is_stale(time.monotonic() - self.beat_at, is_connected=self.is_connected)
+                return False
+        return not heartbeat_timing().is_stale(time.monotonic() - self.beat_at, is_connected=self.is_connected)
 
     def is_resting(self) -> bool:
         """Return whether this worker may beat rarely while it is idle, because enough others beat in each interval."""
@@ -199,7 +199,7 @@ class Heartbeat(ConnectedService):
         self._beats_here = False
 
     def run_once(self) -> None:
-        if not self.first_beat.is_set() and not self._is_prepared():
+        if not self.first_beat.is_set() and not self._prepare_first_beat():
             self.stopping.wait(CHECK_INTERVAL)
             return
         began = time.monotonic()
@@ -224,7 +224,7 @@ class Heartbeat(ConnectedService):
         names = ", ".join(self.pending)
         return f"({names}). Run: manage.py migrate django_pglock --database {self.using}"
 
-    def _is_prepared(self) -> bool:
+    def _prepare_first_beat(self) -> bool:
         """Prepare the first beat. Return whether it is prepared. This may take long, because nothing is claimed yet."""
         super().open()
         if not self._has_tables():
