@@ -28,7 +28,7 @@ from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.logs import write_logs
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
-from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
+from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
@@ -183,17 +183,17 @@ class Settler(ConnectedService):
         """Return the ended claims whose rows are no longer locked."""
         if not self._locked or time.monotonic() < self._check_locked_at:
             return []
-        held, self._locked = self._locked, {}
+        set_aside, self._locked = self._locked, {}
         try:
-            return self._set_locked_aside(list(held.values()))
+            return self._set_locked_aside(list(set_aside.values()))
         except BaseException:
-            self._locked = held
+            self._locked = set_aside
             raise
 
     def _set_locked_aside(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         """Set aside the ended claims whose rows another transaction has locked. Return the others."""
         self._check_locked_at = time.monotonic() + BETWEEN_LOCK_CHECKS
-        locked = held(self.using, [ended.claim for ended in ended_claims])
+        locked = locked_by_others(self.using, [ended.claim for ended in ended_claims])
         for ended in ended_claims:
             if ended.claim.id in locked:
                 self._locked.setdefault(ended.claim, ended)
