@@ -154,7 +154,7 @@ class Worker:
         return Listener(
             ready=self.sleep.note_ready,
             scheduled=self.upkeep.wake,
-            cancelled=self.running_tasks.receive_request,
+            requested=self.running_tasks.receive_request,
             missed=self._on_missed,
         )
 

@@ -143,7 +143,7 @@ WITHOUT_PLAN = {
     ),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_MOVE", "LIMIT_RESTORE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
-        *("NOTIFY_CANCEL", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
+        *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
     "it reads the catalog of the server": (
         *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_UNFINISHED_TABLES"),
