@@ -254,8 +254,8 @@ def test_admission_at_insert_has_the_result_of_the_general_statement(world, conc
     assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
 
 
-# A bucket: the seconds until its next token, if the bucket exists, and whether its timer is off, due, or set for the
-# token.
+# A bucket: the seconds until its next token, if the bucket exists, and whether the date of its next check is
+# not set, over, or that of the token.
 BUCKETS = st.tuples(
     st.sampled_from([None, -5000, -1, 300, 700, 740, 1500]), st.sampled_from([None, "due", "at the next token"])
 )
