@@ -171,7 +171,7 @@ class ResultListener:
         if self._connection is None:
             return
         with _limited(self._connection):
-            self._tell_ended(self._leave_rows())
+            self._tell_ended(self._sync_rows())
         self._lost_at, self._failures = None, 0
         self._before_loss.clear()
         if self._waiting:
@@ -197,7 +197,7 @@ class ResultListener:
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {DONE_CHANNEL}")
 
-    def _leave_rows(self) -> list[int]:
+    def _sync_rows(self) -> list[int]:
         """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
         new = [id_ for id_ in self._waiting if id_ not in self._row_ids]
         left = [id_ for id_ in self._row_ids if id_ not in self._waiting]
