@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.postgres.sessions import unreadable_styles
-from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
+from django_pglock.store.prerelease_tables import LAST_BEFORE_RELEASE, has_prerelease_tables
 from django_pglock.tasks import registry
 
 #: The oldest major version that is supported. The version before it works, but is not tested.
@@ -131,9 +131,9 @@ def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
 
 
 @register(Tags.database)
-def check_unfinished_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+def check_prerelease_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E011: the tables were made before the first release, and lack what its migrations added after the first one."""
-    return _check_each(databases, _check_unfinished_tables)
+    return _check_each(databases, _check_prerelease_tables)
 
 
 @register(Tags.database)
@@ -221,8 +221,8 @@ def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: st
         )
 
 
-def _check_unfinished_tables(alias: str, source: str) -> Iterable[CheckMessage]:
-    if has_unfinished_tables(connections[alias]):
+def _check_prerelease_tables(alias: str, source: str) -> Iterable[CheckMessage]:
+    if has_prerelease_tables(connections[alias]):
         yield Error(
             f"Database {alias!r} has tables that a version of django_pglock before its first release has made, and "
             "the migrations of that time were not all applied. This version no longer has them.",

@@ -123,7 +123,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "media": model_admin.media,
         "title": verb.label,
         "question": verb.message(verb.question, count),
-        "is_across_pages": count > WINDOW,
+        "exceeds_window": count > WINDOW,
         "value_label": verb.value_label,
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }

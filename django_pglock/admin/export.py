@@ -53,7 +53,7 @@ def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpRespon
         found: TaskChangeList = model_admin.get_changelist_instance(request)
     except IncorrectLookupParameters:
         return HttpResponseRedirect(there)
-    rows = found.everything(request, most=MOST_EXPORTED)
+    rows = found.rows_for_export(request, most=MOST_EXPORTED)
     if rows.values("pk")[: MOST_EXPORTED + 1].count() > MOST_EXPORTED:
         text = gettext("More than %(count)d tasks match. Narrow the filters, such as by time, and export again.")
         messages.error(request, text % {"count": MOST_EXPORTED})

@@ -158,7 +158,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             "title": TASK_VERBS[verb].button,
             "group": group,
             "question": TASK_VERBS[verb].message(TASK_VERBS[verb].question, count),
-            "is_crowd": count > WINDOW,
+            "exceeds_window": count > WINDOW,
             "takes_rate": verb == "retry",
             "list_url": self._address("changelist"),
         }

@@ -112,7 +112,7 @@ class TaskChangeList(CappedChangeList):
             if end is None or each == MOST_SEARCHED:
                 return
 
-    def everything(self, request: HttpRequest, *, most: int) -> Any:
+    def rows_for_export(self, request: HttpRequest, *, most: int) -> Any:
         """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
         if not is_search(request, self.query):
             return self.matching

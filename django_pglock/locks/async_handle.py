@@ -26,7 +26,7 @@ from django_pglock.locks.coroutine_sessions import (
 )
 from django_pglock.locks.options import Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
-from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_statement
 from django_pglock.locks.statements.steps import Busy, Row, Steps, run_steps_async
 from django_pglock.locks.statements.transaction_scope import BEGIN, acquire_transaction_locks
 from django_pglock.postgres.connections import shut
@@ -257,7 +257,7 @@ class AsyncHandle(BaseHandle):
         try:
             if self.scope == "session":
                 limits = record.locks.limits_without(record)
-                row = await session.send(record, free_session_locks(record.request, limits))
+                row = await session.send(record, free_statement(record.request, limits))
                 return None if row and row[0] else NOT_HELD_BY_SESSION
             if session.lock_count == 1:
                 await session.send(record, "COMMIT")

@@ -31,7 +31,7 @@ from django_pglock.locks.connection_hooks import keep_out_of_pool, session_locks
 from django_pglock.locks.options import Options
 from django_pglock.locks.own_transaction import OwnTransaction
 from django_pglock.locks.session_locks import LockRecord, RecordState, SessionLocks
-from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_statement
 from django_pglock.locks.statements.steps import END_SESSION, Busy, Row, StaleSnapshot, Steps, run_steps
 from django_pglock.locks.statements.timeouts import BACK_TO_SAVEPOINT
 from django_pglock.locks.statements.transaction_scope import acquire_transaction_locks
@@ -237,7 +237,7 @@ class Handle(BaseHandle):
             locks.free_from_any_thread(record)
             return "its connection was closed"
         try:
-            row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
+            row = _send(connection, record, free_statement(record.request, locks.limits_without(record)))
         except DatabaseFailure as error:
             if not has_session_ended(connection):
                 # The caller's transaction is broken. After its rollback the lock can be freed.

@@ -22,7 +22,7 @@ from psycopg.pq import TransactionStatus
 from django_pglock.keys import Key
 from django_pglock.locks.options import Request
 from django_pglock.locks.statements.fragments import MOST_NAMES, comment
-from django_pglock.locks.statements.session_scope import free_if_held, free_session_locks
+from django_pglock.locks.statements.session_scope import free_if_held_statement, free_statement
 from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
@@ -258,13 +258,13 @@ class SessionLocks:
         if record.state is RecordState.ENDED:
             return None
         if record.state is RecordState.HELD and record.scope == "session":
-            return free_session_locks(record.request, self.limits_without(record))
+            return free_statement(record.request, self.limits_without(record))
         left = record.left_after_error
         if left is not None:
             # PostgreSQL does not report how often the session holds a lock that other records have as well.
             others = [each for each in self._records() if each is not record]
             left = left.without({number for each in others for number in each.numbers})
-        return free_if_held(left) if left is not None and left.keys else None
+        return free_if_held_statement(left) if left is not None and left.keys else None
 
 
 def _is_of_transaction(record: LockRecord) -> bool:

@@ -67,11 +67,11 @@ def run_watched(build: dict[str, Any]) -> None:
         log_banner(worker, build)
         worker.run()
 
-    def drain(**kwargs: Any) -> None:
+    def shut_down(**kwargs: Any) -> None:
         for worker in workers:
             worker.shutdown()
 
-    autoreload.file_changed.connect(drain, weak=False)
+    autoreload.file_changed.connect(shut_down, weak=False)
     try:
         autoreload.run_with_reloader(work)
     finally:

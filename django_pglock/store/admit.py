@@ -290,10 +290,10 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
     interval, (most, last) = rate.interval, capacity_at_rate(rate, is_alone=is_alone)
     tokens = (rate.portion - 1) * interval
     values = (id_, most, key, key, last, most + 1, tokens, key, key, interval, interval, key)
-    admitted, has_alarm = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
+    admitted, is_token_scheduled = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
     if admitted is not None:
         wake(using, [queue])
-    elif not has_alarm and rows_of("Task", using).filter(pk=id_, status=TaskStatus.BLOCKED).exists():
+    elif not is_token_scheduled and rows_of("Task", using).filter(pk=id_, status=TaskStatus.BLOCKED).exists():
         admit(using, [key])
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
         wake(using, [queue], SCHEDULED_CHANNEL)

@@ -12,12 +12,12 @@ from django.db.models.functions import Now
 from django_pglock.store.after_commit import notify_after_commit
 from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS, move
 from django_pglock.store.statements import EXPIRES_AT
-from django_pglock.store.wake import CANCEL_CHANNEL
+from django_pglock.store.wake import REQUEST_CHANNEL
 from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import WAITING, TaskStatus
 
 # Notifies all workers of requests about these tasks (requests_to_worker.py).
-NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
+NOTIFY_REQUEST = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 _RUNNING = Q(status=TaskStatus.RUNNING)
 _CANCEL_NOT_REQUESTED = _RUNNING & Q(cancel_requested_at__isnull=True)
@@ -56,5 +56,5 @@ def _cancel_free(tasks: Any) -> int:
     moved = move(tasks.filter(_CANCEL_NOT_REQUESTED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
-        notify_after_commit(tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
+        notify_after_commit(tasks.db, NOTIFY_REQUEST, REQUEST_CHANNEL, asked)
     return len(moved)

@@ -36,34 +36,34 @@ class ClaimStatement:
 
     Nearly all values are known when the statement is compiled, so psycopg writes them into the text once. The server
     sees only literals. So it can use a partial index in every plan mode, and Python binds no values for a claim.
-    ``HOLES`` in the queryset are placeholders for the other values, which are filled in at each execution.
+    ``PLACEHOLDERS`` in the queryset stand for the other values, which are filled in at each execution.
     """
 
     #: The placeholders: a name that no queue can have, and numbers. The last number is that of the limit.
-    HOLES = ("\0name", 30_313, 918_273_646, _ANY_LIMIT)
+    PLACEHOLDERS = ("\0name", 30_313, 918_273_646, _ANY_LIMIT)
 
     def __init__(self, rows: models.QuerySet[Any, Any], changes: dict[str, Any], returning: str) -> None:
         """Compile it. ``returning`` is SQL."""
         # FOR NO KEY UPDATE: a transaction that enqueues a task with ``after=`` has locked the key of the awaited task.
         sql, values = marking_sql(first_free(rows, _ANY_LIMIT, no_key=True), changes, returning)
         self._using = rows.db
-        # Texts, and holes. A bound value that equals one of the placeholders is a text here.
+        # Texts, and placeholders. A bound value that equals one of these is a text here.
         first, *others = sql.split("%s")
         self._pieces: list[str | int] = _cut_limit(first)
         with connections[rows.db].cursor() as cursor:
             bind = ClientCursor(cursor.connection).mogrify
             for value, text in zip(values, others, strict=True):
-                self._pieces.append(value if value in self.HOLES else bind("%s", [value]))
+                self._pieces.append(value if value in self.PLACEHOLDERS else bind("%s", [value]))
                 self._pieces += _cut_limit(text)
-        self._holes = [hole for hole in self.HOLES if hole in self._pieces]
-        self._preparable = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
+        self._placeholders = [each for each in self.PLACEHOLDERS if each in self._pieces]
+        self._preparable = self._filled([f"${place}" for place in range(1, len(self._placeholders) + 1)])
 
     def _filled(self, values: Sequence[str]) -> str:
-        known: dict[str | int, str] = dict(zip(self._holes, values, strict=True))
+        known: dict[str | int, str] = dict(zip(self._placeholders, values, strict=True))
         return "".join(known.get(piece, str(piece)) for piece in self._pieces)
 
     def sql(self, limit: int, *values: str | int) -> str:
-        """Return the statement with its holes filled in. The connection has to be open."""
+        """Return the statement with its placeholders filled in. The connection has to be open."""
         return self._filled(literals(connection_for(self._using), (*values, limit)))
 
     def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
@@ -85,7 +85,7 @@ def claim_statement(
 
     ``execute()`` fills in the name of the queue and, with ``behind``, the priority and the id.
     """
-    queue, priority, id_, _ = ClaimStatement.HOLES
+    queue, priority, id_, _ = ClaimStatement.PLACEHOLDERS
     # Django has no SQL for an empty list. No function has an empty path.
     claimable = ready(rows_of("Task", using)).filter(queue=queue, task_path__in=paths or [""], fair_key__isnull=True)
     if behind:

@@ -82,7 +82,7 @@ class ClaimedRows(Sequence[Row]):
         return self._rows()[index]
 
 
-class HoldingQuerySet(models.QuerySet[Row]):
+class LockingQuerySet(models.QuerySet[Row]):
     """A queryset whose rows a process can lock to the end of a transaction. It changes no row."""
 
     def claim(self, limit: int) -> ClaimedRows[Row]:
@@ -100,7 +100,7 @@ class HoldingQuerySet(models.QuerySet[Row]):
         return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[: checked_limit(limit)])
 
 
-class ClaimQuerySet(HoldingQuerySet[Row]):
+class ClaimQuerySet(LockingQuerySet[Row]):
     """A queryset from which many processes can claim rows at the same time. Each row is claimed by one of them."""
 
     def claim_each(

@@ -82,8 +82,8 @@ def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple
         *(key, interval, key, key, last, most, most, interval, (task.rate.portion - 1) * interval),
         *(*row_of(task, call, meta), key, call.fair, task.concurrency, seconds_kept(task), key),
     )
-    enqueued, has_alarm = _insert(using, key, ENQUEUE_AT_RATE, values)
-    return enqueued, enqueued.status == TaskStatus.BLOCKED and has_alarm is True
+    enqueued, is_token_scheduled = _insert(using, key, ENQUEUE_AT_RATE, values)
+    return enqueued, enqueued.status == TaskStatus.BLOCKED and is_token_scheduled is True
 
 
 def _insert(using: str, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:

@@ -14,11 +14,11 @@ from django_pglock.tasks.claim import Claim
 # Also written if an attempt has logged nothing. Otherwise the log of the previous attempt would stay. The status is not
 # compared, because an atomic task has already ended. Locked rows are skipped, because other outcomes wait.
 WRITE_LOGS = """
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS said (id, attempt, log)
+WITH reported AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS reported (id, attempt, log)
 ), free AS MATERIALIZED (
-    SELECT task.id, said.log FROM {task} AS task JOIN said ON said.id = task.id
-    WHERE task.id = ANY (ARRAY(SELECT id FROM said)) AND task.attempts = said.attempt
+    SELECT task.id, reported.log FROM {task} AS task JOIN reported ON reported.id = task.id
+    WHERE task.id = ANY (ARRAY(SELECT id FROM reported)) AND task.attempts = reported.attempt
     FOR NO KEY UPDATE OF task SKIP LOCKED
 )
 UPDATE {task} AS task SET log = NULLIF(free.log, '') FROM free

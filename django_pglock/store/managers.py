@@ -15,7 +15,7 @@ from django.db import models
 
 from django_pglock.store import liveness, schedule_run_now, schedule_switch
 from django_pglock.store.cancel import cancel
-from django_pglock.store.claim_manager import HoldingQuerySet
+from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.delete import delete
 from django_pglock.store.discard import discard
@@ -42,7 +42,7 @@ def for_writing(rows: Any) -> Any:
     return rows.using(rows.select_for_update().db)
 
 
-class TaskQuerySet(HoldingQuerySet[Any]):
+class TaskQuerySet(LockingQuerySet[Any]):
     """Tasks, and the operations on tasks.
 
     It has only ``claim`` of the methods of ``ClaimQuerySet``. The others would change the status of a task without the

@@ -14,27 +14,28 @@ COMPARED_AT_ONCE = 200
 # Writes the progress of running tasks, guarded by their claims. No index has the progress, so this is a HOT update.
 # Locked rows are skipped, because the caller must not wait: it has requests to pass on, or other tasks to settle.
 WRITE_PROGRESS = """
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
-), told AS MATERIALIZED (
-    SELECT task.id, said.progress FROM {task} AS task JOIN said ON said.id = task.id
-    WHERE task.id = ANY (ARRAY(SELECT id FROM said)) AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
+WITH reported AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS reported (id, attempt, progress)
+), free AS MATERIALIZED (
+    SELECT task.id, reported.progress FROM {task} AS task JOIN reported ON reported.id = task.id
+    WHERE task.id = ANY (ARRAY(SELECT id FROM reported))
+      AND task.attempts = reported.attempt AND task.status || '' = 'RUNNING'
     FOR NO KEY UPDATE OF task SKIP LOCKED
 )
-UPDATE {task} AS task SET progress = told.progress
-FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told)) RETURNING task.id
+UPDATE {task} AS task SET progress = free.progress
+FROM free WHERE task.id = free.id AND task.id = ANY (ARRAY(SELECT id FROM free)) RETURNING task.id
 """
 
 # Writes the last progress of a task in the task's own transaction, right before its end. It waits for locked rows, as
 # the statement that ends the task does.
 WRITE_LAST_PROGRESS = """
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
+WITH reported AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS reported (id, attempt, progress)
 )
-UPDATE {task} AS task SET progress = said.progress
-FROM said
-WHERE task.id = said.id AND task.id = ANY (ARRAY(SELECT id FROM said))
-  AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
+UPDATE {task} AS task SET progress = reported.progress
+FROM reported
+WHERE task.id = reported.id AND task.id = ANY (ARRAY(SELECT id FROM reported))
+  AND task.attempts = reported.attempt AND task.status || '' = 'RUNNING'
 RETURNING task.id
 """
 

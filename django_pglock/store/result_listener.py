@@ -132,7 +132,7 @@ class ResultListener:
 
     def _run(self) -> None:
         try:
-            while not self._is_over():
+            while not self._unregister_if_idle():
                 self._run_once_or_lose_session()
         except BaseException as error:
             logger.exception("The listener for results has failed.")
@@ -142,7 +142,8 @@ class ResultListener:
             self._wake_sender.close()
             self._wake_receiver.close()
 
-    def _is_over(self) -> bool:
+    def _unregister_if_idle(self) -> bool:
+        """Unregister if there are no waiters and no rows to delete. Return whether this is the case."""
         with _guard:
             if self._waiting or self._changes:
                 return False
@@ -170,7 +171,7 @@ class ResultListener:
         if self._connection is None:
             return
         with _limited(self._connection):
-            self._tell_ended(self._leave_rows())
+            self._tell_ended(self._sync_rows())
         self._lost_at, self._failures = None, 0
         self._before_loss.clear()
         if self._waiting:
@@ -196,7 +197,7 @@ class ResultListener:
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {DONE_CHANNEL}")
 
-    def _leave_rows(self) -> list[int]:
+    def _sync_rows(self) -> list[int]:
         """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
         new = [id_ for id_ in self._waiting if id_ not in self._row_ids]
         left = [id_ for id_ in self._row_ids if id_ not in self._waiting]

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from django_pglock.store.after_commit import notify_after_commit
-from django_pglock.store.cancel import NOTIFY_CANCEL
+from django_pglock.store.cancel import NOTIFY_REQUEST
 from django_pglock.store.statements import rows_of, run
-from django_pglock.store.wake import CANCEL_CHANNEL
+from django_pglock.store.wake import REQUEST_CHANNEL
 
 #: Seconds after which a stack is deleted by the next request for any task.
 KEPT_FOR = 600.0
@@ -47,7 +47,7 @@ def request_stack(using: str, task: int) -> bool:
     """
     if not run(using, REQUEST_STACK, task, KEPT_FOR, task):
         return False
-    notify_after_commit(using, NOTIFY_CANCEL, CANCEL_CHANNEL, [task])
+    notify_after_commit(using, NOTIFY_REQUEST, REQUEST_CHANNEL, [task])
     return True
 
 

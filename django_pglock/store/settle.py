@@ -42,8 +42,9 @@ ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 # workers.
 #
 # If another open transaction has locked one of the rows, all other outcomes would wait for it. So the statement waits
-# for a moment only, and then fails. ``HELD`` then returns the locked rows. To skip locked rows, SKIP LOCKED, would
-# write each row twice. The statement itself sets the limit before it locks a row, so this works behind a pooler, too.
+# for a moment only, and then fails. ``LOCKED_BY_OTHERS`` then returns the locked rows. To skip locked rows, SKIP
+# LOCKED, would write each row twice. The statement itself sets the limit before it locks a row, so this works behind a
+# pooler, too.
 SETTLE_SUCCESSES = """
 WITH ended AS MATERIALIZED (SELECT %s::bigint[] AS ids, %s::int[] AS attempts, %s::jsonb AS results)
 UPDATE {task} AS task
@@ -115,7 +116,7 @@ SELECT id, date_part('epoch', finished_at) FROM settled
 
 # The claims of these that cannot be settled now because another transaction has locked their rows. Lost claims are not
 # returned: their rows are not locked, or have another attempt number.
-HELD = """
+LOCKED_BY_OTHERS = """
 WITH claim AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[]) AS claim (id, attempt)
 ), free AS MATERIALIZED (
@@ -176,10 +177,10 @@ def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str
     return cast("list[int] | None", accepted)
 
 
-def held(using: str, claims: Sequence[Claim]) -> set[int]:
+def locked_by_others(using: str, claims: Sequence[Claim]) -> set[int]:
     """Return the ids of the claims that cannot be settled now, because another transaction has locked their rows."""
     ids, attempts = [claim.id for claim in claims], [claim.attempt for claim in claims]
-    return {id_ for (id_,) in run(using, HELD, ids, attempts)}
+    return {id_ for (id_,) in run(using, LOCKED_BY_OTHERS, ids, attempts)}
 
 
 def finish_dates(using: str, ids: Sequence[int]) -> dict[int, float]:

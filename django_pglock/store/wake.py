@@ -13,7 +13,7 @@ worker has the flag ``is_sleeping``, and the flag is read only after the commit.
 One check of the flag after a commit is enough for all tasks that the transaction has added to a queue.
 
 A worker that ends a task of a lock key, and so makes the next one ready, wakes its own fetcher in its process
-(``wake_besides``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
+(``wake_except``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
 so the others claim the task.
 
 If many workers sleep, only the ``WOKEN_FIRST`` oldest workers that serve the same queues poll at once. If one of them
@@ -41,8 +41,9 @@ from django_pglock.store.statements import filled, rows_of, run
 READY_CHANNEL = "django_pglock_ready"
 #: The channel for scheduled tasks, so that workers promote them in time. The payload is the queue's name.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
-#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id.
-CANCEL_CHANNEL = "django_pglock_cancel"
+#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id. The channel has
+#: the name that workers of older versions listen to.
+REQUEST_CHANNEL = "django_pglock_cancel"
 #: The channel for tasks that the workers woken first have not claimed. The payload is the queue's name.
 OTHERS_CHANNEL = "django_pglock_others"
 #: The number of sleeping workers that poll at once, the oldest ones. More than one, because one may be frozen.
@@ -60,7 +61,7 @@ WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
 # Wakes sleeping workers other than the one that sends it.
-WAKE_BESIDES = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
+WAKE_EXCEPT = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
 
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
 NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
@@ -96,13 +97,13 @@ def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> Non
         _wake_on_commit(using, channel, queue)
 
 
-def wake_besides(using: str, queues: Iterable[str], worker: UUID) -> None:
+def wake_except(using: str, queues: Iterable[str], worker: UUID) -> None:
     """Wake sleeping workers for these queues, but not ``worker``, whose own fetcher the caller wakes.
 
     Call it outside of a transaction, after the commit.
     """
     if names := set(queues):
-        _notify(using, [(READY_CHANNEL, queue) for queue in sorted(names)], besides=worker)
+        _notify(using, [(READY_CHANNEL, queue) for queue in sorted(names)], except_worker=worker)
 
 
 def wake_others(using: str, queues: Iterable[str]) -> bool:
@@ -133,19 +134,19 @@ def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
         pending.clear()
 
 
-def _notify(using: str, pending: list[tuple[str, str]], *, besides: UUID | None = None) -> None:
-    if _no_worker_sleeps(using, besides):
+def _notify(using: str, pending: list[tuple[str, str]], *, except_worker: UUID | None = None) -> None:
+    if _no_worker_sleeps(using, except_worker):
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
     values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
     statement = filled(WAKE) % values
-    if besides is not None:
-        statement = filled(WAKE_BESIDES) % (values, *literals(connection, [str(besides)]))
+    if except_worker is not None:
+        statement = filled(WAKE_EXCEPT) % (values, *literals(connection, [str(except_worker)]))
     if send(connection, statement) is None:
-        _no_worker_slept_at[using, besides] = now
+        _no_worker_slept_at[using, except_worker] = now
 
 
-def _no_worker_sleeps(using: str, besides: UUID | None = None) -> bool:
-    return time.monotonic() - _no_worker_slept_at.get((using, besides), -NEGATIVE_TTL) < NEGATIVE_TTL
+def _no_worker_sleeps(using: str, except_worker: UUID | None = None) -> bool:
+    return time.monotonic() - _no_worker_slept_at.get((using, except_worker), -NEGATIVE_TTL) < NEGATIVE_TTL

@@ -154,7 +154,7 @@ class Worker:
         return Listener(
             ready=self.sleep.note_ready,
             scheduled=self.upkeep.wake,
-            cancelled=self.running_tasks.receive_request,
+            requested=self.running_tasks.receive_request,
             missed=self._on_missed,
         )
 
@@ -351,7 +351,7 @@ class Worker:
         if self.channel is not None:
             self.channel.tell(ENDING)
         self.probes.systemd.tell_stopping()
-        self.heartbeat.is_draining = True
+        self.heartbeat.is_stopping = True
         self.fetcher.stop()
         self.fetcher.wait(LAST_WRITES)
         self.in_flight.give_back_waiting()
@@ -363,7 +363,7 @@ class Worker:
             # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
             self.executor.abandon_running(HANDOVER_DELAY, except_for=stuck)
         self.executor.loop.stop()
-        self.settler.drain(LAST_WRITES)
+        self.settler.wait_until_settled(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.sessions.close()
         self.probes.stop()

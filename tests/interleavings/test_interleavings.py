@@ -128,9 +128,9 @@ NO_VERB = {
     # restore.py: the archive is off and holds tasks, which is so in none of the worlds.
     *("after_commit", "archive_state", "archived", "argument_index", "attempts", "await_end", "call"),
     *("claim_columns", "count", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
-    *("marking", "move_to_status", "newest", "outcome", "plans", "ready", "references", "refusals"),
-    *("requests_to_worker", "restore", "result", "result_listener", "running_stack", "schedule_rows", "schedule_runs"),
-    *("schedule_status", "statements", "unfinished_tables", "unknown", "unreadable", "upkeep_lock", "wake"),
+    *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
+    *("refusals", "requests_to_worker", "restore", "result", "result_listener", "running_stack", "schedule_rows"),
+    *("schedule_runs", "schedule_status", "statements", "unknown", "unreadable", "upkeep_lock", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }
 

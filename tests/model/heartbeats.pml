@@ -94,7 +94,7 @@ inline beat(me) {
     rests[me] = has_older_worker(me) || REST_ALONE
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_heartbeat_stale `if self.rest.is_on` */
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, check_heartbeat `if self.rest.is_on` */
 inline claim(me) {
     reaches(me) && !owns[me] && has_begun[me] && (!rests[me] || age[me] <= LATE || CLAIM_UNHEARD);
     owns[me] = true

@@ -29,8 +29,8 @@ def main(number: int, pauses: list[float]) -> None:
         with session.cursor() as cursor:
             cursor.execute(TELL, (kind, number))
 
-    def rely_on_memory(using: str, besides: Any = None) -> bool:
-        answer = no_worker_sleeps(using, besides)
+    def rely_on_memory(using: str, except_worker: Any = None) -> bool:
+        answer = no_worker_sleeps(using, except_worker)
         if answer:
             tell("RELIED")
         return answer

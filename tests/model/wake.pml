@@ -287,7 +287,7 @@ inline read_rows(me) {
     ready = ready + (NOTIFY_FIRST && produces[me] == WRITES)
 }
 
-/* store/wake.py: _notify `_no_worker_slept_at[using, besides] = now` */
+/* store/wake.py: _notify `_no_worker_slept_at[using, except_worker] = now` */
 inline remember(me) {
     produces[me] == SILENCE && goes_on(me);
     saw_nobody[me] = !is_over[me] || COUNTED_LATE;

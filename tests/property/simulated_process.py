@@ -75,10 +75,10 @@ class SimulatedProcess:
         made._counting, made.coroutines._counting = Lock(self.schedule), Lock(self.schedule)
         return made
 
-    def is_heartbeat_stale(self) -> bool:
+    def check_heartbeat(self) -> bool:
         begins, seconds = self.shape.silence
         self.was_stale = begins <= self.schedule.now - self.schedule.began_at < begins + seconds
-        return self.was_stale
+        return not self.was_stale
 
     # The threads
 
@@ -154,7 +154,7 @@ class SimulatedProcess:
 class FetcherHere(Fetcher):
     def __init__(self, process: SimulatedProcess) -> None:
         awake: Any = SimpleNamespace(
-            is_heartbeat_stale=process.is_heartbeat_stale,
+            check_heartbeat=process.check_heartbeat,
             is_listening=lambda: process.shape.is_listening,
             is_resting=lambda: False,
         )
@@ -236,7 +236,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (settler, "settle_unobserved", Table.settle_unobserved),
         (settler, "release", lambda table, ids: list(ids)[:0]),
         (settler, "admit_without_wake", Table.admit),
-        (settler, "wake_besides", lambda table, queues, worker: table.wait()),
+        (settler, "wake_except", lambda table, queues, worker: table.wait()),
         (settler, "wake", Table.wake),
         (settler, "report", lambda ended: None),
         (settler, "close_unusable_connections", lambda *, without: None),

@@ -119,14 +119,14 @@ def back_to_savepoint_without(request: Request) -> Steps:
     """Roll back to the savepoint before the wait, so that the transaction is usable, and free locks that were taken."""
     try:
         yield BACK_TO_SAVEPOINT
-        yield free_if_held(request)
+        yield free_if_held_statement(request)
     except BaseException:  # noqa: BLE001 - the first error is raised
         yield END_SESSION
     return None
 
 
-def free_session_locks(request: Request, limits: Sequence[str] = ()) -> str:
-    """Free each session lock once. The first column of the answer says whether the session held all of them.
+def free_statement(request: Request, limits: Sequence[str] = ()) -> str:
+    """Return the statement that frees each session lock once. Its first column says whether the session held all.
 
     ``limits`` are the idle limits to restore, from the answer of the acquire.
     """
@@ -141,8 +141,8 @@ def free_session_locks(request: Request, limits: Sequence[str] = ()) -> str:
     return f"SELECT {freed}{source}"
 
 
-def free_if_held(request: Request) -> str:
-    """Free session locks if this session holds them after an error.
+def free_if_held_statement(request: Request) -> str:
+    """Return the statement that frees session locks if this session holds them after an error.
 
     A session that already held a lock does not wait for it. So a lock that is found here was taken by this request.
     """
@@ -159,7 +159,7 @@ def free_after_error(request: Request, *, others: AbstractSet[int]) -> Steps:
         yield END_SESSION
         return None
     try:
-        yield free_if_held(request)
+        yield free_if_held_statement(request)
     except BaseException:  # noqa: BLE001 - the first error is raised
         yield END_SESSION
     return None

@@ -46,8 +46,12 @@ class ExclusiveRun:
         self._waits_since = 0.0
         self._none_before = 0.0
 
-    def startable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Return the claims that may begin now: all, unless one of them is a suspect."""
+    def hold_back_suspects(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Return the claims that may begin now: all, unless one of them is a suspect.
+
+        While suspects are postponed, postpone these as well, and return the others. Otherwise return none: the first
+        suspect waits for its exclusive run, and all other claims are given back.
+        """
         most = max(1, get_settings().MAX_RESCUES)
         suspects = [claim for claim in claims if claim.rescues >= most]
         if not suspects:
@@ -68,8 +72,8 @@ class ExclusiveRun:
         self.in_flight.give_back_waiting()
         return ()
 
-    def is_on(self) -> bool:
-        """Return whether a suspect waits or runs. Begin it if no other task runs. Postpone it if it waits too long."""
+    def advance(self) -> bool:
+        """Begin the suspect if no other task runs, postpone it if it waits too long. Return whether there is one."""
         suspect = self._suspect
         if suspect is None:
             return False

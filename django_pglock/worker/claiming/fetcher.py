@@ -50,8 +50,11 @@ RESTING_FACTOR = 3
 class Liveness(Protocol):
     """What the heartbeat knows about this worker."""
 
-    def is_heartbeat_stale(self) -> bool:
-        """Return whether others may count this worker as dead, because its heartbeats do not reach the database."""
+    def check_heartbeat(self) -> bool:
+        """Return whether others count this worker as alive, because its heartbeats reach the database.
+
+        If this worker rests, end the rest, and return False until the next beat.
+        """
 
     def is_listening(self) -> bool:
         """Return whether notifications are sure to reach this worker."""
@@ -144,7 +147,7 @@ class Fetcher(ConnectedService):
         self.in_flight.fetcher_wakeup.clear()
         self.sleep.check_flag()
         self._give_back_late()
-        if self._exclusive_run.is_on():
+        if self._exclusive_run.advance():
             self._wait(CHECK_INTERVAL)
             return
         if not self._may_claim():
@@ -152,7 +155,7 @@ class Fetcher(ConnectedService):
             self._wait(LONGEST_WAIT)
             return
         # Before the claim, because a task that becomes ready after this check does not belong to the drain.
-        is_last_poll = self.drain is not None and self._is_drained()
+        is_last_poll = self.drain is not None and self._promote_for_drain()
         capacities = self._prepare_poll(is_last_poll=is_last_poll)
         if not capacities:
             self._wake_others_without_capacity()
@@ -181,7 +184,7 @@ class Fetcher(ConnectedService):
     def _may_claim(self) -> bool:
         """Return whether the worker may claim tasks now, regardless of free threads."""
         # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
-        return self.in_flight.may_claim() and not self.liveness.is_heartbeat_stale()
+        return self.in_flight.may_claim() and self.liveness.check_heartbeat()
 
     def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
         """Note new functions and new tasks. Return the kinds of functions to claim, and how many tasks of each."""
@@ -204,7 +207,7 @@ class Fetcher(ConnectedService):
             if claims := self._claim(capacities):
                 # This counts as progress. If the answer was slow, the threads have waited for these claims.
                 self._progressed_at = self._found_at = time.monotonic()
-                self.in_flight.begin_all(self._exclusive_run.startable(claims))
+                self.in_flight.begin_all(self._exclusive_run.hold_back_suspects(claims))
                 if self._busy_since is None:
                     time.sleep(PAUSE_AFTER_CLAIM)
         finally:
@@ -263,8 +266,8 @@ class Fetcher(ConnectedService):
             # Short tasks came before long ones, and the first long ones have ended.
             self.in_flight.give_back_waiting()
 
-    def _is_drained(self) -> bool:
-        """Return whether nothing is in flight and no task is due. Promote due tasks. For a draining worker only."""
+    def _promote_for_drain(self) -> bool:
+        """Promote due tasks, and admit to lock keys. Return whether nothing is in flight and no task was due."""
         assert self.drain is not None  # noqa: S101 - for the type checker
         if self.in_flight.claims or self.drain.waits_for_rescue():
             return False

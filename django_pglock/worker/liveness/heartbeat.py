@@ -46,7 +46,7 @@ CHECK_INTERVAL = 1.0
 class Heartbeat(ConnectedService):
     """Beats, and receives notifications.
 
-    It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
+    It starts before the first claim and stops after the last settle, because a stopping worker must not look dead. It
     does not beat before all migrations of the tables are applied.
 
     ``process``: the heartbeat process of this worker. ``rest``: when this worker leaves out beats. ``on_reply`` is
@@ -95,7 +95,7 @@ class Heartbeat(ConnectedService):
         self.process = process
         self.rest = rest
         self._self_pipe = SelfPipe()
-        self.is_draining = False
+        self.is_stopping = False
         self.first_beat = threading.Event()
         #: When the last successful beat was begun, by time.monotonic().
         self.beat_at: float | None = None
@@ -133,14 +133,14 @@ class Heartbeat(ConnectedService):
     def longest_pause(self) -> float:
         return heartbeat_timing().longest_pause
 
-    def is_heartbeat_stale(self) -> bool:
-        """Return whether this worker may count as dead: its process was stopped, or it has no session to beat.
+    def check_heartbeat(self) -> bool:
+        """Return whether this worker counts as alive. If it rests, end the rest, and return False until the next beat.
 
-        Also true while this worker rests. A call ends the rest.
+        It may count as dead if its process was stopped, or if it has no session to beat.
         """
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
-            return False
+            return True
         if self.rest.is_on:
             # Also if the last beat is young. While the worker rests, the heartbeat process gets reports of beats that
             # were not written, so it would not beat for the worker.
@@ -148,8 +148,8 @@ class Heartbeat(ConnectedService):
             self.wake()
             # The beat may have been written at this moment. Then it does not wake the fetcher.
             if self.rest.is_on:
-                return True
-        return heartbeat_timing().is_stale(time.monotonic() - self.beat_at, is_connected=self.is_connected)
+                return False
+        return not heartbeat_timing().is_stale(time.monotonic() - self.beat_at, is_connected=self.is_connected)
 
     def is_resting(self) -> bool:
         """Return whether this worker may beat rarely while it is idle, because enough others beat in each interval."""
@@ -201,7 +201,7 @@ class Heartbeat(ConnectedService):
         self._beats_here = False
 
     def run_once(self) -> None:
-        if not self.first_beat.is_set() and not self._is_prepared():
+        if not self.first_beat.is_set() and not self._prepare_first_beat():
             self.stopping.wait(CHECK_INTERVAL)
             return
         began = time.monotonic()
@@ -226,7 +226,7 @@ class Heartbeat(ConnectedService):
         names = ", ".join(self.pending)
         return f"({names}). Run: manage.py migrate django_pglock --database {self.using}"
 
-    def _is_prepared(self) -> bool:
+    def _prepare_first_beat(self) -> bool:
         """Prepare the first beat. Return whether it is prepared. This may take long, because nothing is claimed yet."""
         super().open()
         if not self._has_tables():
@@ -269,7 +269,7 @@ class Heartbeat(ConnectedService):
             self.process.report_beat()
 
     def _is_idle(self) -> bool:
-        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
+        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_stopping)
 
     def _must_beat_now(self) -> bool:
         """Whether this worker rests and has to beat at once."""
@@ -330,7 +330,7 @@ class Heartbeat(ConnectedService):
             pid=me.pid,
             queues=self.queues,
             threads=len(self.in_flight.threads.slots),
-            is_stopping=self.is_draining,
+            is_stopping=self.is_stopping,
             task_paths=task_paths,
         )
 

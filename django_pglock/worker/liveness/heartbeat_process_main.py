@@ -54,7 +54,7 @@ CHECK_INTERVAL = 0.01
 #: This process beats because a beat is late, perhaps after an outage. So ``beating_since`` restarts, and the worker is
 #: not a witness.
 BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
-DEPART = "DELETE FROM {table} WHERE id = %s"
+DELETE_ROW = "DELETE FROM {table} WHERE id = %s"
 
 
 def is_running(pid: int) -> bool:
@@ -116,7 +116,7 @@ class SubstituteHeartbeat:
     def report_death(self) -> None:
         """Delete the worker's row. Try for ``limit`` seconds: then the missing heartbeat has the same effect."""
         deadline = time.monotonic() + self._given()["limit"]
-        while not self._has_written(DEPART) and time.monotonic() < deadline:
+        while not self._has_written(DELETE_ROW) and time.monotonic() < deadline:
             time.sleep(min(1.0, self.interval))
 
     def _given(self) -> dict[str, Any]:

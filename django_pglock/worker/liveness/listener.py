@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django_pglock.store.wake import CANCEL_CHANNEL, OTHERS_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.store.wake import OTHERS_CHANNEL, READY_CHANNEL, REQUEST_CHANNEL, SCHEDULED_CHANNEL
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -28,7 +28,7 @@ POSTPONED_FOR = 1.0
 PAUSE_AFTER_WAKEUP = 0.00005
 
 
-CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
+CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, REQUEST_CHANNEL)
 
 
 class NotificationSession:
@@ -61,7 +61,7 @@ class Listener:
 
     - ``ready``: with the name of a queue with ready tasks, and with whether this worker is one of those woken first.
     - ``scheduled``: a task was scheduled.
-    - ``cancelled``: with the id of a task for which there is a request.
+    - ``requested``: with the id of a task for which there is a request.
     - ``missed``: notifications may have been missed. The owner of the session calls it when a session begins to listen.
 
     If this worker is not ``is_woken_first``, ``ready`` is called a moment later, or when the workers woken first wake
@@ -73,12 +73,12 @@ class Listener:
         *,
         ready: Callable[[str, bool], None],
         scheduled: Callable[[], None],
-        cancelled: Callable[[str], None],
+        requested: Callable[[str], None],
         missed: Callable[[], None],
     ) -> None:
         self.ready = ready
         self.scheduled = scheduled
-        self.cancelled = cancelled
+        self.requested = requested
         self.missed = missed
         #: Whether this worker polls at once, because few older workers sleep. ``store/wake.py`` says why not all do.
         self.is_woken_first = True
@@ -108,8 +108,8 @@ class Listener:
             self._postponed.add(payload)
             moment = random.uniform(0.8, 1.2) * POSTPONED_FOR  # noqa: S311
             self._pass_on_at = min(self._pass_on_at, time.monotonic() + moment)
-        elif channel == CANCEL_CHANNEL:
-            self.cancelled(payload)
+        elif channel == REQUEST_CHANNEL:
+            self.requested(payload)
         else:
             self.scheduled()
 

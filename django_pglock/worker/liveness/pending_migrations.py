@@ -12,7 +12,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.errors import InsufficientPrivilege
 
-from django_pglock.store.unfinished_tables import LAST_BEFORE_RELEASE, has_unfinished_tables
+from django_pglock.store.prerelease_tables import LAST_BEFORE_RELEASE, has_prerelease_tables
 
 APP = "django_pglock"
 # Those of the names of tables that exist. Django's introspection would describe all tables and views of the project.
@@ -49,7 +49,7 @@ def pending_migrations(using: str) -> list[str]:
     if not applied and tables <= existing:
         return []
     pending = sorted(names - applied)
-    if not pending and has_unfinished_tables(connection):
+    if not pending and has_prerelease_tables(connection):
         return [LAST_BEFORE_RELEASE]
     return pending
 

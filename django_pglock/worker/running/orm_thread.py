@@ -22,7 +22,7 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_idle
+from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_reusable
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -110,7 +110,7 @@ class OrmThread(ThreadPoolExecutor):
 
     def _note_transactions(self, attempt: Attempt | None) -> None:
         all_: Sequence[Any] = connections.all(initialized_only=True)
-        open_ = [each.alias for each in all_ if not is_idle(each) or in_manual_transaction(each)]
+        open_ = [each.alias for each in all_ if not is_reusable(each) or in_manual_transaction(each)]
         if open_ or self._open:
             self._open = {alias: self._open.get(alias, attempt) for alias in open_}
 

@@ -54,7 +54,7 @@ def renew_connections(using: str) -> None:
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
-        elif connection.alias == using and is_idle(connection) and is_on_standby(connection):
+        elif connection.alias == using and is_reusable(connection) and is_on_standby(connection):
             end_session(connection)
         else:
             _close_if_unusable_or_old(connection)
@@ -84,7 +84,7 @@ def leave_read_only_sessions(using: str) -> bool:
             access = access_of(session)
             if session.alias == using:
                 was_on_standby = access.is_standby
-            if access.is_read_only and is_idle(session):
+            if access.is_read_only and is_reusable(session):
                 # Not by close(), which would give the session of a pool to the next task.
                 end_session(session)
     return was_on_standby
@@ -141,7 +141,7 @@ def close_unkept_connections() -> None:
             connection.close()
 
 
-def is_idle(session: DatabaseWrapper) -> bool:
+def is_reusable(session: DatabaseWrapper) -> bool:
     """Return whether the next task may use a session as it is. The session may belong to any kind of database."""
     raw: Any = session.connection
     if raw is None:

@@ -31,7 +31,7 @@ from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_connections import is_closed, is_idle
+from django_pglock.worker.running.task_connections import is_closed, is_reusable
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -192,7 +192,7 @@ class TaskThread:
         """
         for each in self._sessions:
             session = each()
-            if session is not None and not is_idle(session):
+            if session is not None and not is_reusable(session):
                 self._close(session, claim)
 
     def _close(self, session: DatabaseWrapper, claim: Claim) -> None:

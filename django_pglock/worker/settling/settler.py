@@ -28,8 +28,8 @@ from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.logs import write_logs
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
 from django_pglock.store.release import release
-from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
-from django_pglock.store.wake import wake, wake_besides
+from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
+from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService
@@ -125,7 +125,7 @@ class Settler(ConnectedService):
     def wake(self) -> None:
         self.in_flight.outbox.put(None)
 
-    def drain(self, timeout: float) -> bool:
+    def wait_until_settled(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until each claim in flight is settled. Return whether this is the case."""
         deadline = time.monotonic() + timeout
         while self.in_flight.claims and time.monotonic() < deadline:
@@ -183,17 +183,17 @@ class Settler(ConnectedService):
         """Return the ended claims whose rows are no longer locked."""
         if not self._locked or time.monotonic() < self._check_locked_at:
             return []
-        held, self._locked = self._locked, {}
+        set_aside, self._locked = self._locked, {}
         try:
-            return self._set_locked_aside(list(held.values()))
+            return self._set_locked_aside(list(set_aside.values()))
         except BaseException:
-            self._locked = held
+            self._locked = set_aside
             raise
 
     def _set_locked_aside(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         """Set aside the ended claims whose rows another transaction has locked. Return the others."""
         self._check_locked_at = time.monotonic() + BETWEEN_LOCK_CHECKS
-        locked = held(self.using, [ended.claim for ended in ended_claims])
+        locked = locked_by_others(self.using, [ended.claim for ended in ended_claims])
         for ended in ended_claims:
             if ended.claim.id in locked:
                 self._locked.setdefault(ended.claim, ended)
@@ -297,7 +297,7 @@ class Settler(ConnectedService):
             # This worker has just ended a task of the key. Its fetcher is the first to be woken, without a NOTIFY.
             for queue in queues:
                 self.ready(queue, True)
-            wake_besides(self.using, queues, self.worker)
+            wake_except(self.using, queues, self.worker)
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
         """Notify other workers and services of tasks that will run again, now or later."""

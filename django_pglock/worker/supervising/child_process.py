@@ -73,7 +73,7 @@ class ChildProcess:
         return messages
 
     def end(self, *, within: float) -> None:
-        """Request that the process drains and ends ``within`` this number of seconds."""
+        """Request that the process finishes its tasks and ends ``within`` this number of seconds."""
         self.process.send_signal(signal.SIGTERM)
         self.kill_at = time.monotonic() + within
 

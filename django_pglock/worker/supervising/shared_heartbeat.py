@@ -218,7 +218,10 @@ class HeartbeatClient:
             self._has_missed = True
 
     def tell_missed(self) -> None:
-        """If messages were dropped, tell the process so as soon as it reads again."""
+        """If messages were dropped, tell the process so as soon as it reads again.
+
+        ``can_beat: True`` also tells the process that it may have missed notifications.
+        """
         if self._has_missed and self._lines.offer({"can_beat": True}):
             self._has_missed = False
 

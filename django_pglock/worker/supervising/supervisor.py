@@ -48,12 +48,13 @@ def pause_after(failures: int) -> float:
 
 
 class Supervisor:
-    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT. The first drains them, the second ends them.
+    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT.
 
-    A process that ends unexpectedly is started again, after a pause that grows with each failure in a row. A process
-    that asks for its replacement is replaced at once. ``grace`` is the number of seconds that running tasks get to
-    finish. ``silence`` is the number of seconds for which a process may send no messages. After that, it counts as
-    frozen if it is stopped. If it runs, a task keeps its threads from running. This is allowed for as long as the
+    At the first signal the processes finish their tasks, at the second they give them back. A process that ends
+    unexpectedly is started again, after a pause that grows with each failure in a row. A process that asks for its
+    replacement is replaced at once. ``grace`` is the number of seconds that running tasks get to finish.
+    ``silence`` is the number of seconds for which a process may send no messages. After that, it counts as frozen
+    if it is stopped. If it runs, a task keeps its threads from running. This is allowed for as long as the
     heartbeat process beats for it. With ``drain``, a process that ends with exit code 0 has done all its work. A
     process that ends with ``LEFT_BEHIND`` has done all work that it could. ``heartbeats`` are distributed among the
     processes; empty: each process beats by itself.

@@ -73,7 +73,7 @@ class ArchiveKeeping:
         self._check_at = time.monotonic() + BETWEEN_BATCHES
         return BETWEEN_BATCHES
 
-    def _is_free(self) -> bool:
+    def _has_no_references(self) -> bool:
         """Return whether no table of the project refers to tasks. A foreign key could refuse or cascade a deletion."""
         tables = references_to_tasks(self.using)
         if tables:
@@ -86,7 +86,7 @@ class ArchiveKeeping:
     def _move(self, days: float | None) -> None:
         # Not if pruning deletes tasks before they are old enough for the archive.
         is_kept = days is None or days * DAY > AGE
-        if not (is_kept and self._is_free()):
+        if not (is_kept and self._has_no_references()):
             self._moved_to = 0
             return
         end = time.monotonic() + TIME_TO_MOVE

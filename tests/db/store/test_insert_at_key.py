@@ -29,7 +29,7 @@ KEY = "order:1"
 @pytest.fixture
 def messages(monkeypatch):
     """Return the messages of a call to the server, without the query for sleeping workers."""
-    monkeypatch.setattr(wakeup, "_no_worker_sleeps", lambda using, besides=None: True)
+    monkeypatch.setattr(wakeup, "_no_worker_sleeps", lambda using, except_worker=None: True)
 
     def sent(call):
         with CaptureQueriesContext(connection) as queries:
@@ -116,15 +116,15 @@ def test_a_task_with_a_rate_and_a_lock_is_as_few_messages_as_one_with_a_rate(mes
 
 
 def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
-    """The first of them has set the timer of the table."""
+    """The first of them has set the date of the next token."""
     for _ in range(3):
         keyed.trickle.enqueue(1)
-    alarm = RateLimit.objects.get()
+    before = RateLimit.objects.get()
     for _ in range(3):
         assert len(messages(lambda: keyed.trickle.enqueue(1))) == 1
     assert statuses() == ["READY"] * 2 + ["BLOCKED"] * 4
     bucket = RateLimit.objects.get()
-    assert (bucket.arrives_at, bucket.opens_at) == (alarm.arrives_at, alarm.opens_at)
+    assert (bucket.arrives_at, bucket.opens_at) == (before.arrives_at, before.opens_at)
     assert bucket.opens_at is not None
 
 
@@ -254,8 +254,8 @@ def test_admission_at_insert_has_the_result_of_the_general_statement(world, conc
     assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
 
 
-# A bucket: the seconds until its next token, if the bucket exists, and whether its timer is off, due, or set for the
-# token.
+# A bucket: the seconds until its next token, if the bucket exists, and whether the date of its next check is
+# not set, over, or that of the token.
 BUCKETS = st.tuples(
     st.sampled_from([None, -5000, -1, 300, 700, 740, 1500]), st.sampled_from([None, "due", "at the next token"])
 )
@@ -288,11 +288,11 @@ def check_admission_at_rate(task, key, bucket, world):
     call, meta, is_alone = _call_of(task, [1], {}), meta_of(task), task.lock is not None
 
     def fill():
-        arrives_in, alarm = bucket
+        arrives_in, opens_in = bucket
         make(world, key=key, meta=meta)
         if arrives_in is not None:
             with connection.cursor() as cursor:
-                cursor.execute(FILL, [key, arrives_in, alarm, arrives_in])
+                cursor.execute(FILL, [key, arrives_in, opens_in, arrives_in])
 
     def admit():
         admit_by_the_general_statement(key)

@@ -61,7 +61,7 @@ def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
 
 
 def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token():
-    """The worker then sets a timer. Without it, the next round of upkeep would find the token."""
+    """The worker then schedules a check. Without it, the next round of upkeep would find the token."""
     Worker.objects.create(id=uuid4(), pid=7, queues=[], threads=1, is_sleeping=True)
     told = []
     with closing(dedicated_connection("default")) as listener, listener.cursor() as cursor:

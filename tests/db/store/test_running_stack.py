@@ -13,7 +13,7 @@ from django_pglock.models import RunningStack, Task
 from django_pglock.store import running_stack
 from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.running_stack import KEPT_FOR, answer_stack, request_stack, stack_of, wait_for_stack
-from django_pglock.store.wake import CANCEL_CHANNEL
+from django_pglock.store.wake import REQUEST_CHANNEL
 from tests.conftest import NEVER
 from tests.sample import tasks
 
@@ -25,7 +25,7 @@ def test_only_the_worker_of_a_running_task_is_asked(mine, session):
     assert request_stack("default", waiting.id) is False
     assert request_stack("default", 10**12) is False
     session.ensure_connection()
-    session.connection.execute(f"LISTEN {CANCEL_CHANNEL}")
+    session.connection.execute(f"LISTEN {REQUEST_CHANNEL}")
     assert request_stack("default", mine.id) is True
     [note] = session.connection.notifies(timeout=NEVER, stop_after=1)
     assert note.payload == str(mine.id)

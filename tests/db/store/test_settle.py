@@ -27,7 +27,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.settle import finish_dates, held, settle, settle_and_commit, settle_unobserved
+from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -313,15 +313,15 @@ def test_held_returns_only_claims_with_locked_rows(claim, locked):
         tasks.nothing.enqueue()
     free, mine, lost = claim(3)
     with locked(mine.id), locked(lost.id):
-        assert held("default", [free, mine]) == {mine.id}
-        assert held("default", [replace(mine, attempt=2)]) == set(), "another attempt has the row"
+        assert locked_by_others("default", [free, mine]) == {mine.id}
+        assert locked_by_others("default", [replace(mine, attempt=2)]) == set(), "another attempt has the row"
     Task.objects.filter(pk=lost.id).update(status=TaskStatus.FAILED, finished_at=Now())
     with locked(lost.id):
-        assert held("default", [lost]) == set(), "it runs no more"
-    assert held("default", [free, mine, lost]) == set()
-    assert held("default", [free]) == set()
+        assert locked_by_others("default", [lost]) == set(), "it runs no more"
+    assert locked_by_others("default", [free, mine, lost]) == set()
+    assert locked_by_others("default", [free]) == set()
     with locked(free.id):
-        assert held("default", [free]) == {free.id}
+        assert locked_by_others("default", [free]) == {free.id}
     assert settle_one(mine, Succeeded()), "nothing stays locked"
 
 
@@ -333,7 +333,7 @@ def test_each_claim_that_is_held_is_compared_with_its_own_row(claim, locked):
     mine = claim(2)
     assert {each.attempt for each in mine} == {1, 2}
     with locked(mine[0].id), locked(mine[1].id):
-        assert held("default", mine) == {each.id for each in mine}
+        assert locked_by_others("default", mine) == {each.id for each in mine}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -17,7 +17,7 @@ from django_pglock.store.wake import (
     READY_CHANNEL,
     SCHEDULED_CHANNEL,
     wake,
-    wake_besides,
+    wake_except,
     wake_others,
     write_sleep_flag,
 )
@@ -132,13 +132,13 @@ def test_a_worker_that_falls_asleep_before_the_commit_is_woken(clock):
 def test_a_worker_that_wakes_itself_notifies_only_other_sleeping_workers(clock):
     me = add_sleeping_worker()
     listen()
-    wake_besides("default", ["default"], me)
+    wake_except("default", ["default"], me)
     assert notifications() == [], "only this worker sleeps"
     clock[0] = 0.05
     add_sleeping_worker()
-    wake_besides("default", ["mail", "default", "mail"], me)
+    wake_except("default", ["mail", "default", "mail"], me)
     assert notifications() == [(READY_CHANNEL, "default"), (READY_CHANNEL, "mail")]
-    wake_besides("default", [], me)
+    wake_except("default", [], me)
     assert notifications() == []
 
 
@@ -146,9 +146,9 @@ def test_that_no_other_worker_sleeps_is_cached_apart_from_that_no_worker_sleeps(
     """Tasks that a task enqueues in the process of a sleeping worker must wake this worker."""
     me = add_sleeping_worker()
     listen()
-    wake_besides("default", ["default"], me)
+    wake_except("default", ["default"], me)
     with CaptureQueriesContext(connection) as queries:
-        wake_besides("default", ["default"], me)
+        wake_except("default", ["default"], me)
     assert len(queries) == 0, "that no other worker sleeps is known"
     wake("default", ["default"])
     assert notifications() == [(READY_CHANNEL, "default")]

@@ -140,7 +140,7 @@ def test_a_kept_plan_is_executed(keeps_plans):
 
 
 def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
-    worker, names = uuid4(), [*map(str, ClaimStatement.HOLES[1:]), "name", "$1", "a $2 'b' %s \\"]
+    worker, names = uuid4(), [*map(str, ClaimStatement.PLACEHOLDERS[1:]), "name", "$1", "a $2 'b' %s \\"]
     for name in names:
         Task.objects.create(queue=name, backend="default", task_path=PATH)
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_pglock.store.settle import (
     FINISH_DATES,
-    HELD,
+    LOCKED_BY_OTHERS,
     SETTLE_OTHERS,
     SETTLE_OWN_SUCCESS,
     SETTLE_SUCCESSES,
@@ -27,7 +27,7 @@ def calls(backlog):
         "SETTLE_UNOBSERVED, many": Call(filled(SETTLE_UNOBSERVED), (many, [1] * len(many), "[]", len(many))),
         "SETTLE_OWN_SUCCESS": Call(filled(SETTLE_OWN_SUCCESS), ("null", ids[0], 1)),
         "SETTLE_OTHERS": Call(filled(SETTLE_OTHERS), (*others, backlog.worker)),
-        "HELD": Call(filled(HELD), (ids, ones)),
+        "LOCKED_BY_OTHERS": Call(filled(LOCKED_BY_OTHERS), (ids, ones)),
         "FINISH_DATES": Call(filled(FINISH_DATES), [backlog.array]),
     }
 

@@ -63,7 +63,7 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     allowed = threading.Event()
     connect = here.heartbeat.open
     monkeypatch.setattr(here.heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
-    eventually(here.heartbeat.is_heartbeat_stale, why="the heartbeat has a session all the time")
+    eventually(lambda: not here.heartbeat.check_heartbeat(), why="the heartbeat has a session all the time")
     result = tasks.nothing.enqueue()
     time.sleep(0.5)
     with connection.cursor() as cursor:
@@ -133,12 +133,12 @@ def hold_back(fetcher):
 
 
 def silence(fetcher):
-    fetcher.liveness = SimpleNamespace(is_heartbeat_stale=lambda: True)
+    fetcher.liveness = SimpleNamespace(check_heartbeat=lambda: False)
 
 
 def run_exclusively(fetcher):
     suspect = SimpleNamespace(id=1, attempt=1, task_path="suspect", rescues=get_settings().MAX_RESCUES)
-    fetcher._exclusive_run.startable([suspect])
+    fetcher._exclusive_run.hold_back_suspects([suspect])
 
 
 @pytest.mark.parametrize("prevent", [hold_back, silence, run_exclusively])

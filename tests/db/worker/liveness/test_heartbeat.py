@@ -65,7 +65,7 @@ def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worke
     assert running.heartbeat.wait(NEVER)
     running.heartbeat._answer, running.heartbeat.supervisor = object(), SimpleNamespace(is_up=True)
     now = time.monotonic()
-    for age, is_heartbeat_stale in ((seconds - 1, False), (seconds + 1, True)):
+    for age, counts_as_alive in ((seconds - 1, True), (seconds + 1, False)):
         running.heartbeat.beat_at = now - age
-        assert running.heartbeat.is_heartbeat_stale() is is_heartbeat_stale
+        assert running.heartbeat.check_heartbeat() is counts_as_alive
     running.heartbeat.supervisor = None

@@ -29,17 +29,17 @@ PARTS = ("heartbeat", "settler", "upkeep", "fetcher")
 ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def test_a_worker_that_drains_lives_and_is_not_ready(probed, eventually):
+def test_a_worker_that_stops_lives_and_is_not_ready(probed, eventually):
     worker = probed()
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
-    draining = threading.Thread(target=worker.shutdown)
-    draining.start()
-    eventually(lambda: worker.heartbeat.is_draining)
+    stopping = threading.Thread(target=worker.shutdown)
+    stopping.start()
+    eventually(lambda: worker.heartbeat.is_stopping)
     assert ask(worker, "/readyz")[:2] == (503, "The worker is stopping.\n")
     assert ask(worker, "/livez")[0] == 200
     running_tasks.note("go on")
-    draining.join(60)
+    stopping.join(60)
     assert Task.objects.get().status == "SUCCESSFUL"
     with pytest.raises(ConnectionRefusedError):
         ask(worker, "/livez")

@@ -22,7 +22,7 @@ def channel(closing):
 
 
 def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, channel):
-    """They overlap: the old one drains while the new one starts."""
+    """They overlap: the old one finishes its tasks while the new one starts."""
     worker = probed(supervisor=channel[0])
     worker.retire()
     heard = channel[1].recv(100)

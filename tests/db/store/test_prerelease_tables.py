@@ -8,7 +8,7 @@ import sys
 import pytest
 from django.db import connection
 
-from django_pglock.store.unfinished_tables import has_unfinished_tables
+from django_pglock.store.prerelease_tables import has_prerelease_tables
 from tests.conftest import ROOT
 
 
@@ -21,11 +21,11 @@ from tests.conftest import ROOT
         ("RENAME TO elsewhere", False),
     ],
 )
-def test_tables_are_unfinished_if_the_last_constraint_is_missing(change, expected):
+def test_tables_are_of_before_the_release_if_the_last_constraint_is_missing(change, expected):
     if change is not None:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER TABLE django_pglock_task {change}")
-    assert has_unfinished_tables(connection) is expected
+    assert has_prerelease_tables(connection) is expected
 
 
 def test_a_worker_can_be_imported_before_the_apps_are_loaded():
