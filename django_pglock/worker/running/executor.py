@@ -37,7 +37,7 @@ from django_pglock.worker.running.task_connections import (
 from django_pglock.worker.running.task_stack import stack_text
 from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
-from django_pglock.worker.signals import send
+from django_pglock.worker.task_signals import send
 
 logger = get_logger(WORKER)
 
