@@ -5,7 +5,7 @@ logs this once, closes the connection, backs off with jitter, and continues. A s
 event, so that a stop ends the sleep at once.
 
 A service reports that it is alive, and when it will report next, so that ``probes/health.py`` can find out whether it
-is stuck.
+hangs.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Service:
         #: The error of the last pass; None if it had none.
         self.last_error: BaseException | None = None
         self._has_named_pooler = False
-        #: The moment, of time.monotonic(), until which the service reports again if it is not stuck.
+        #: The moment, of time.monotonic(), until which the service reports again if it does not hang.
         self.next_report_by = math.inf
 
     @property

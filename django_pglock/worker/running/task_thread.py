@@ -58,7 +58,7 @@ class Watcher(Protocol):
 
     grace_period: float
     #: Called with an attempt that still runs ``grace_period`` seconds after its timeout, and its stack as text.
-    stuck: Callable[[StoppableAttempt, str], None]
+    long_overdue: Callable[[StoppableAttempt, str], None]
 
     def ensure_started(self) -> None:
         """Start the watchdog, unless it has been started."""
@@ -146,9 +146,9 @@ class TaskThread:
                 attempt.is_stop_sent = attempt.is_disturbed = True
                 _send(self.ident, TaskTimeout)
         _report(attempt)
-        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
-            attempt.is_stuck = True
-            self.watchdog.stuck(attempt, self._where())
+        if not attempt.is_long_overdue and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
+            attempt.is_long_overdue = True
+            self.watchdog.long_overdue(attempt, self._where())
 
     def _where(self) -> str:
         with stacks() as innermost:
