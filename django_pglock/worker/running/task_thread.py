@@ -14,7 +14,6 @@ import math
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +31,7 @@ from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_closed, is_idle
+from django_pglock.worker.running.task_stack import stack_text
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -152,7 +152,7 @@ class TaskThread:
 
     def _where(self) -> str:
         with stacks() as innermost:
-            return "".join(traceback.format_stack(innermost.get(self.ident)))
+            return stack_text(innermost.get(self.ident))
 
     def _cancel_statements(self, attempt: StoppableAttempt) -> bool:
         """Cancel the statements that the thread's sessions execute. Return whether there was one."""

@@ -75,7 +75,11 @@ def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, even
     result = running.block_in_c.enqueue()
     eventually(lambda: "thread is lost" in caplog.text)
     assert "--processes" in caplog.text
-    assert "in block_in_c\n    gate.wait(FOREVER)" in caplog.text
+    [said] = [text for text in caplog.messages if "thread is lost" in text]
+    stack = said.partition("Its code is at:\n")[2].splitlines()
+    assert "running_tasks.py" in stack[0], "the frames of the worker are left out"
+    assert stack[0].endswith("in block_in_c")
+    assert stack[1] == "    gate.wait(FOREVER)"
     assert tasks.echo.enqueue("the other thread").wait(60)
     assert Task.objects.get(pk=result.id).status == "RUNNING"
     gate.set()
