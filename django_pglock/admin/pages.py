@@ -70,6 +70,11 @@ class AtLeast(int):
         return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self)}+"
 
 
+def capped(count: int, most: int) -> int:
+    """Return a count, for which up to ``most`` + 1 rows were counted; if there are more than ``most``, ``AtLeast``."""
+    return AtLeast(most) if count > most else count
+
+
 class CappedPaginator(AnyPaginator):
     """Counts up to ``MOST_COUNTED`` rows and stops."""
 
@@ -79,7 +84,7 @@ class CappedPaginator(AnyPaginator):
         rows: Any = self.object_list
         # In the order of the list, so that the count reads the same index and rows as the list.
         found: int = rows.values("pk")[: MOST_COUNTED + 1].count()
-        return AtLeast(MOST_COUNTED) if found > MOST_COUNTED else found
+        return capped(found, MOST_COUNTED)
 
 
 class CappedChangeList(ChangeList):
