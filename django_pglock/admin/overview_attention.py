@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.overview_facts import Facts
-from django_pglock.admin.pages import MOST_COUNTED, AtLeast, capped, elapsed
+from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Task, Worker
-from django_pglock.store.count import in_status
+from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks.backends import our_backends

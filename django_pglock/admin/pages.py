@@ -20,6 +20,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
 from django_pglock.admin.lookups import is_choice_of_foreign_key, lookups_of
+from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.unreadable import first_row
 
 # Django's classes are generic only for type checkers.
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
-
-#: Counts stop at this number of rows, because to count ten million rows takes seconds.
-MOST_COUNTED = 10_000
 
 
 def elapsed(since: datetime, now: datetime | None = None) -> str:
