@@ -335,7 +335,7 @@ class Worker:
         """Stop in order. Return whether each running task has finished.
 
         The worker stops claiming, gives back claims that have not begun, lets the running tasks finish within the grace
-        period, and settles the outcomes. The heartbeat stops last. May be called twice, also by two threads.
+        period, and settles the outcomes. The heartbeat continues until then. May be called twice, also by two threads.
         """
         with self._ended:
             if not self._has_ended:
