@@ -12,10 +12,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.overview_facts import Facts
-from django_pglock.admin.pages import MOST_COUNTED, AtLeast, elapsed
+from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Task, Worker
-from django_pglock.store.count import in_status
+from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks.backends import our_backends
@@ -25,8 +25,8 @@ from django_pglock.tasks.states import TaskStatus
 FEW = 3
 #: A task that has been ready or blocked for longer than this, and a lock that a session has waited for.
 LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
-#: Lock keys, sessions and rows of other kinds that are read.
-MOST_KEYS = MOST_ROWS = 100
+#: Lock keys that are counted, and sessions and rows of other kinds that are read.
+MOST_KEYS, MOST_ROWS = 99, 100
 #: Kinds of failures that are compared.
 MOST_GROUPS = 20
 #: Tasks of each queue that are compared with the functions that workers know.
@@ -85,7 +85,7 @@ def stuck_tasks(facts: Facts) -> Iterator[Sentence]:
             count,
         )
         url = facts.address("task_changelist", attention="stuck")
-        yield Sentence("stuck", text % {"count": _capped(count, MOST_COUNTED)}, url)
+        yield Sentence("stuck", text % {"count": capped(count, MOST_COUNTED)}, url)
 
 
 def paused_queues(facts: Facts) -> Iterator[Sentence]:
@@ -135,7 +135,7 @@ def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
     """The lock keys for which tasks wait, if the oldest of these tasks has waited for long."""
     blocked = in_status(Task.objects.using(facts.using), TaskStatus.BLOCKED).order_by("status", "pk")
     for key, since in blocked.values_list("pk", "enqueued_at")[:1]:
-        keys = len(blocked_keys(facts.using, "", limit=MOST_KEYS))
+        keys = len(blocked_keys(facts.using, "", limit=MOST_KEYS + 1))
         if timezone.now() - since < LONG or not keys:
             return
         text = ngettext(
@@ -143,7 +143,7 @@ def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
             "Tasks wait for %(count)s lock keys; the oldest blocked task, #%(id)s, has waited for %(time)s.",
             keys,
         )
-        about = {"count": _capped(keys, MOST_KEYS - 1), "id": key, "time": elapsed(since)}
+        about = {"count": capped(keys, MOST_KEYS), "id": key, "time": elapsed(since)}
         yield Sentence("blocked", text % about, facts.address("task_changelist", status__exact="BLOCKED"))
 
 
@@ -207,10 +207,6 @@ SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Task, blocked_tasks),
     (AdvisoryLock, awaited_locks),
 )
-
-
-def _capped(count: int, most: int) -> int:
-    return AtLeast(most) if count > most else count
 
 
 def _moment(at: Any) -> str:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
 
-from django_pglock.admin.pages import AtLeast
+from django_pglock.admin.pages import capped
 from django_pglock.models import Queue, Task, TaskHistory, Worker
 from django_pglock.store.count import failed_counts, ready_counts
 from django_pglock.store.history import ALL, MINUTE
@@ -87,13 +87,13 @@ class Facts:
 
     def depths(self, queues: list[str]) -> dict[str, int]:
         """Return how many tasks of these queues are ready."""
-        found = ready_counts(self.using, queues, most=MOST_IN_QUEUE)
-        return {queue: _capped(count, MOST_IN_QUEUE) for queue, (count, _) in found.items()}
+        found = ready_counts(self.using, queues, most=MOST_IN_QUEUE + 1)
+        return {queue: capped(count, MOST_IN_QUEUE) for queue, (count, _) in found.items()}
 
     def failed(self, queues: list[str]) -> dict[str, int]:
         """Return how many tasks of these queues have failed."""
-        found = failed_counts(self.using, queues, most=MOST_IN_QUEUE)
-        return {queue: _capped(count, MOST_IN_QUEUE) for queue, count in found.items()}
+        found = failed_counts(self.using, queues, most=MOST_IN_QUEUE + 1)
+        return {queue: capped(count, MOST_IN_QUEUE) for queue, count in found.items()}
 
     def rates(self, queues: list[str]) -> dict[str, float]:
         """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
@@ -108,7 +108,3 @@ class Facts:
     def running_by_queue(self) -> Mapping[str, int]:
         """How many tasks of each queue run."""
         return Counter(task.queue for task in self.running)
-
-
-def _capped(count: int, most: int) -> int:
-    return AtLeast(most) if count >= most else count

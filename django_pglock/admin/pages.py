@@ -20,6 +20,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
 from django_pglock.admin.lookups import is_choice_of_foreign_key, lookups_of
+from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.unreadable import first_row
 
 # Django's classes are generic only for type checkers.
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
-
-#: Counts stop at this number of rows, because to count ten million rows takes seconds.
-MOST_COUNTED = 10_000
 
 
 def elapsed(since: datetime, now: datetime | None = None) -> str:
@@ -70,6 +68,11 @@ class AtLeast(int):
         return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self)}+"
 
 
+def capped(count: int, most: int) -> int:
+    """Return a count, for which up to ``most`` + 1 rows were counted; if there are more than ``most``, ``AtLeast``."""
+    return AtLeast(most) if count > most else count
+
+
 class CappedPaginator(AnyPaginator):
     """Counts up to ``MOST_COUNTED`` rows and stops."""
 
@@ -79,7 +82,7 @@ class CappedPaginator(AnyPaginator):
         rows: Any = self.object_list
         # In the order of the list, so that the count reads the same index and rows as the list.
         found: int = rows.values("pk")[: MOST_COUNTED + 1].count()
-        return AtLeast(MOST_COUNTED) if found > MOST_COUNTED else found
+        return capped(found, MOST_COUNTED)
 
 
 class CappedChangeList(ChangeList):

@@ -16,7 +16,7 @@ from django_pglock.store.schedule_runs import last_runs
 from django_pglock.tasks.schedules import Timing
 
 #: The most ticks without a task that are counted between two runs.
-MOST_COUNTED = 50
+MOST_TICKS = 50
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def skipped_between(schedule: Schedule, tick: datetime | None, later: datetime |
     if tick is None or later is None:
         return ""
     try:
-        count = Timing(schedule.expression, schedule.timezone).count_between(tick, later, most=MOST_COUNTED + 1)
+        count = Timing(schedule.expression, schedule.timezone).count_between(tick, later, most=MOST_TICKS + 1)
     except Exception:  # noqa: BLE001 - cronsim is missing here, or another version of the code has written the row
         return ""
-    return f"{MOST_COUNTED}+" if count > MOST_COUNTED else str(count or "")
+    return f"{MOST_TICKS}+" if count > MOST_TICKS else str(count or "")
 
 
 def _tick(task: Task) -> datetime | None:

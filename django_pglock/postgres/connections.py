@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import Error as PsycopgError
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
@@ -21,6 +21,9 @@ from django_pglock.postgres.libpq import CANCEL_WITHIN
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: The errors that a statement, or an attempt to connect, may raise without a defect of the code.
+CONNECTION_ERRORS = (DatabaseError, InterfaceError, PsycopgError, OSError)
 
 # RDHUP (Linux) reports that the peer has closed the connection, also while its last message is still unread.
 _CLOSED_EVENTS = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from django.db import DatabaseError, InterfaceError, close_old_connections
+from django.db import close_old_connections
 from psycopg import sql
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 #: Bytes of the name of a channel, and of a payload. PostgreSQL cuts a longer name of LISTEN.
 MOST_CHANNEL, MOST_PAYLOAD = 63, 7999
-
-CONNECTION_ERRORS = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 def notify(channel: str, payload: str = "", *, using: str | None = None) -> None:

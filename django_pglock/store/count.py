@@ -14,7 +14,7 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.states import TaskStatus
 
-#: The largest number of tasks of one status that are counted.
+#: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
 MOST_COUNTED = 10_000
 #: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
 #: enough: the task with the lowest id may have become due just now.

@@ -20,8 +20,7 @@ from operator import add
 from typing import Any, cast
 
 from django_pglock.store.histogram import BUCKETS, quantile
-from django_pglock.store.retry import LIMIT_WAITS
-from django_pglock.store.statements import run, run_together
+from django_pglock.store.statements import LIMIT_WAITS, run, run_together
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.claim import date_of
 

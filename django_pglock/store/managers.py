@@ -1,7 +1,7 @@
 """The managers of tasks, schedules, queues, workers and the history, such as ``Task.objects``.
 
-Each method calls one function of this folder. They are for people. The worker, the admin and the commands call the
-functions directly.
+Each method calls one function of this folder. Projects, the admin and the commands call the methods. The admin and the
+commands also call some functions directly. The worker calls only functions.
 """
 
 from __future__ import annotations

@@ -26,13 +26,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import connections
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.postgres.connections import has_session_ended, shut_down_socket
+from django_pglock.postgres.connections import CONNECTION_ERRORS, has_session_ended, shut_down_socket
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
@@ -49,8 +48,6 @@ STATEMENT_TIMEOUT = 15.0
 LONGEST_OUTAGE = 60.0
 #: Seconds before the first new connection after a lost session; doubled each time up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-
-CONNECTION_ERRORS = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 class WaitingCaller:

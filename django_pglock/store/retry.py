@@ -16,14 +16,13 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.after import wait_again
 from django_pglock.store.move_to_status import BETWEEN_REPEATS, DUE_STATUS, REPEATS, movable, move
-from django_pglock.store.statements import rows_of, run
+from django_pglock.store.statements import LIMIT_WAITS, rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: The longest wait for a unique key if one statement takes many. The server searches for deadlocks after a second.
 SHORT_WAIT = "10ms"
-LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
 # Restores the limit that the caller's transaction had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 

@@ -1,7 +1,8 @@
 """Settles claims: one guarded UPDATE writes a batch of outcomes.
 
 The guard is the fence: the row must still have the id and the attempt number of the claim, and the status RUNNING. If
-the task was rescued, cancelled or reset meanwhile, it has not, and the outcome has no effect.
+the task was rescued, given back or reset meanwhile, it has not, and the outcome has no effect. A cancel request changes
+neither the status nor the attempt of a running task, so its outcome is written.
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 #: other are close to each other in the indexes.
 IN_ORDER_OF_KEYS = 'length(unique_key), unique_key COLLATE "C"'
 
+#: Limits how long the following statements of a transaction wait for a lock. Returns the limit that there was before.
+LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
     *("archived_task", "attempt", "failure_group", "queue", "queue_count", "rate_limit", "running_stack"),

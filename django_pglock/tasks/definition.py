@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 #: Options of one call that are stored in the row's ``meta``. The others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
-#: PostgreSQL's largest smallint. The column stores ``max_attempts - 1``.
-MOST_ATTEMPTS = 32_767
+#: The largest smallint of PostgreSQL. The column has the number of retries: ``max_attempts - 1``.
+LARGEST_MAX_ATTEMPTS = 32_767
 #: Digits of a bigint, and one more.
 MOST_DIGITS = 20
 
@@ -93,8 +93,9 @@ class PostgresTask(TaskFields):
 
     def _check_options(self, where: str) -> None:
         attempts = self.max_attempts
-        if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
-            raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {MOST_ATTEMPTS:,}.")
+        if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= LARGEST_MAX_ATTEMPTS:
+            most = f"{LARGEST_MAX_ATTEMPTS:,}"
+            raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {most}.")
         snoozes = self.max_snoozes
         if snoozes is not None and (not isinstance(snoozes, int) or isinstance(snoozes, bool) or snoozes < 0):
             raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give 0 or a larger number.")

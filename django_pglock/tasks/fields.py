@@ -118,7 +118,10 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     @property
     def is_plain(self) -> bool:
-        """Whether one row without options is enough for a call of this task."""
+        """Whether calls have no keys, no ``after`` and no ``keep_result``.
+
+        Then the shortest INSERT can write a call, unless the call has a date or a delay.
+        """
         return not self.has_keys and not self.after and self.keep_result is None
 
     def using(self, **changes: Any) -> Self:

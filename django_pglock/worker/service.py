@@ -5,7 +5,7 @@ logs this once, closes the connection, backs off with jitter, and continues. A s
 event, so that a stop ends the sleep at once.
 
 A service reports that it is alive, and when it will report next, so that ``probes/health.py`` can find out whether it
-is stuck.
+hangs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import InterfaceError, OperationalError, connections
 from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
 from django_pglock.error_reading import is_a, one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
+    CONNECTION_ERRORS,
     has_session_ended,
     has_statement_in_progress,
     is_forbidden,
@@ -45,7 +46,7 @@ STATEMENT_TIMEOUT = 30.0
 
 #: The first letters of SQLSTATEs by which the server refuses or ends a connection: errors of the connection, too few
 #: resources, and an operator's intervention. Not 57014, the cancel of a statement.
-CONNECTION_ERRORS = ("08", "53", "57P")
+CONNECTION_SQLSTATES = ("08", "53", "57P")
 
 #: The errors of a session in which another client of a pooler has prepared statements, or in which ours are missing.
 POOLER_ERRORS = {DuplicatePreparedStatement.sqlstate, InvalidSqlStatementName.sqlstate}
@@ -72,7 +73,7 @@ class Service:
         #: The error of the last pass; None if it had none.
         self.last_error: BaseException | None = None
         self._has_named_pooler = False
-        #: The moment, of time.monotonic(), until which the service reports again if it is not stuck.
+        #: The moment, of time.monotonic(), until which the service reports again if it does not hang.
         self.next_report_by = math.inf
 
     @property
@@ -158,7 +159,7 @@ class Service:
         try:
             self.open()
             self.run_once()
-        except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
+        except CONNECTION_ERRORS as error:
             self._back_off(error)
         except BaseException as error:  # the user's code may run here, and call sys.exit()
             logger.exception("The %s failed. It tries again.", self.name)
@@ -196,7 +197,7 @@ def _is_about_connection(error: BaseException) -> bool:
     if not is_a(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
         return False
     # An error of libpq has no SQLSTATE. A statement timeout, for example, is an OperationalError with another one.
-    return all(state.startswith(CONNECTION_ERRORS) for state in sqlstates_of(error))
+    return all(state.startswith(CONNECTION_SQLSTATES) for state in sqlstates_of(error))
 
 
 class ConnectedService(Service):

@@ -119,7 +119,7 @@ class Worker:
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
         self.channel = None if supervisor is None else self._make_channel(supervisor)
-        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), stuck=self._give_up_thread)
+        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), long_overdue=self._give_up_thread)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
@@ -338,7 +338,7 @@ class Worker:
         """Stop in order. Return whether each running task has finished.
 
         The worker stops claiming, gives back claims that have not begun, lets the running tasks finish within the grace
-        period, and settles the outcomes. The heartbeat stops last. May be called twice, also by two threads.
+        period, and settles the outcomes. The heartbeat continues until then. May be called twice, also by two threads.
         """
         with self._ended:
             if not self._has_ended:
@@ -358,19 +358,19 @@ class Worker:
         self.executor.stop()
         have_ended = self.executor.wait_for_running(self.grace, self._immediate_stop_requested.is_set)
         self._end(self.upkeep, self.running_tasks)
-        stuck = self.executor.end_stuck()
+        overdue = self.executor.end_long_overdue()
         if not have_ended:
             # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
-            self.executor.abandon_running(HANDOVER_DELAY, except_for=stuck)
+            self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
         self.executor.loop.stop()
         self.settler.wait_until_settled(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.sessions.close()
         self.probes.stop()
-        if have_ended and not stuck:
+        if have_ended and not overdue:
             # The program may continue, like a test, which then deletes its database.
             self.executor.loop.wait(LAST_WRITES)
-        return have_ended and not stuck
+        return have_ended and not overdue
 
     def _end(self, *services: Service) -> None:
         for service in services:

@@ -192,14 +192,14 @@ def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eve
     """A sleep in C cannot be interrupted. The other task may end first. Then the new process retries the task."""
     process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "15")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
-    stuck = running_tasks.stuck_once.enqueue()
+    overrun = running_tasks.overrun_once.enqueue()
     eventually(lambda: "The process is replaced." in process.output, why=process.output)
     Effect.objects.create(name="go on")
     eventually(lambda: done() == 2, why=process.output)
 
     [(_, first), (_, second)] = started(process)
-    assert stuck.wait(1).return_value == second
-    row = Task.objects.get(pk=stuck.id)
+    assert overrun.wait(1).return_value == second
+    row = Task.objects.get(pk=overrun.id)
     assert (row.attempts, row.retries, row.rescues) == (2, 1, 0)
     assert Attempt.objects.get().exception_path == "django_pglock.errors.TaskTimeout"
     assert Task.objects.get(pk=neighbour.id).finished_at < row.last_attempted_at, "it was tried again too early"

@@ -50,3 +50,18 @@ def test_the_way_of_a_lock_ends_with_errors_that_are_there():
     named = titles_of_boxes("lock-way.svg", "#c53030")
     assert len(named) == 2
     assert all(issubclass(getattr(errors, name), errors.LockError) for name in named)
+
+
+def test_each_example_has_at_most_three_files_which_have_the_functions_that_it_names():
+    examples = PAGE.read_text().partition("### Two examples\n")[2].partition("\n## ")[0]
+    walks = [each for each in re.split(r"^(?=\*\*)", examples, flags=re.MULTILINE) if each.startswith("**")]
+    assert len(walks) == 2
+    for walk in walks:
+        steps = re.findall(r"^\d\. `([a-z_/]+\.py)`(.*?)(?=^\d\. |\n\n|\Z)", walk, re.MULTILINE | re.DOTALL)
+        assert len(steps) >= 3
+        assert len({name for name, _ in steps}) <= 3
+        for name, text in steps:
+            source = (ROOT / "django_pglock" / name).read_text()
+            functions = re.findall(r"`(?:\w+\.)?(\w+)\(\)`", text)
+            assert functions
+            assert [function for function in functions if f"{function}(" not in source] == [], name

@@ -160,10 +160,10 @@ def block_in_c():
 
 
 @task(timeout=2, max_attempts=2, backoff=0)
-def stuck_once():
+def overrun_once():
     """Block in C at the first attempt only, and return who has run the second."""
-    if not Effect.objects.filter(name="stuck").exists():
-        note("stuck")
+    if not Effect.objects.filter(name="overrun").exists():
+        note("overrun")
         time.sleep(FOREVER)
     return os.getpid()
 

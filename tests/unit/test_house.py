@@ -197,6 +197,32 @@ def test_the_plan_of_each_statement_of_the_store_is_tested_in_the_file_of_the_sa
     assert missing == set()
 
 
+#: A call that begins or narrows a statement of Django's ORM.
+ORM_CALL = re.compile(r"\brows_of\(|\.(filter|exclude|exists|values_list|bulk_create|get_or_create|order_by)\(")
+#: Files of the store whose statements the ORM builds, without plan tests of the same name, by the reason.
+ORM_WITHOUT_PLAN = {
+    "it changes tasks that a person has chosen, by their ids or in the caller's transaction": (
+        *("cancel", "delete", "discard", "move_to_queue", "reset_stuck", "run_now"),
+    ),
+    "it has a part of the statements of other files, or is given a queryset": (
+        *("claim_manager", "marking", "move_to_status", "newest", "references", "refusals", "statements", "windows"),
+    ),
+    "it reads or writes few rows of a small table": (
+        *("pause", "schedule_register", "schedule_run_now", "schedule_switch", "schedule_tick"),
+    ),
+    "it reads the attempts of one task, by the index of their numbers": ("attempts",),
+    "it reads the first pages of one partition": ("archive_days",),
+    "its plan is read in admin/test_argument_index.py": ("argument_index",),
+    "its plan is read in store/test_failures.py": ("redrive",),
+}
+
+
+def test_the_plan_of_each_file_that_uses_the_orm_is_tested_or_needs_no_test():
+    tests = {path.stem.removeprefix("test_") for path in (TESTS / "plans" / "store").glob("test_*.py")}
+    untested = {name for name, path in STORE.items() if ORM_CALL.search(path.read_text())} - tests
+    assert untested == {name for names in ORM_WITHOUT_PLAN.values() for name in names}
+
+
 @pytest.mark.django_db
 def test_models_and_migrations_agree():
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)

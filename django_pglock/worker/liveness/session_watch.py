@@ -238,8 +238,8 @@ class SilentSession:
 
     def _note_activity(self, activity: Activity, view: ServerView) -> None:
         self.says = f"the server reports the state {activity.state or 'hidden from this role'} for the session"
-        is_stuck = activity.state == "active" and activity.waits_for_client and self._receives_nothing() is True
-        self._both_waited = self._both_waited + 1 if is_stuck else 0
+        both_wait = activity.state == "active" and activity.waits_for_client and self._receives_nothing() is True
+        self._both_waited = self._both_waited + 1 if both_wait else 0
         if self._may_be_elsewhere(view):
             return
         if activity.state in IDLE_STATES and activity.since >= LONGEST_TRANSIT:

@@ -10,10 +10,10 @@ from django_pglock.conf import get_settings
 from django_pglock.store.liveness import silent_after
 from django_pglock.worker.service import Service
 
-#: A part counts as stuck after this multiple of HEARTBEAT_LIMIT without a response. A multiple of one would be too
+#: A part counts as hung after this multiple of HEARTBEAT_LIMIT without a response. A multiple of one would be too
 #: strict: the part may wait for a lock on a table that is being changed. A restart of the process would not help, and
 #: would interrupt the running tasks.
-STUCK_AFTER = 2
+HUNG_AFTER = 2
 
 
 class Heartbeat(Protocol):
@@ -63,11 +63,11 @@ class Health:
         self.executor = executor
         self.is_stopping = is_stopping
 
-    def stuck(self) -> str | None:
-        """Return which part is stuck."""
+    def hung(self) -> str | None:
+        """Return which part has ended or hangs."""
         if missing := self.missing():
             return missing
-        now, bound = time.monotonic(), STUCK_AFTER * get_settings().HEARTBEAT_LIMIT
+        now, bound = time.monotonic(), HUNG_AFTER * get_settings().HEARTBEAT_LIMIT
         for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.next_report_by > bound:
                 return f"The {service.name} has not responded for {now - service.next_report_by:.0f} s."
@@ -95,7 +95,7 @@ class Health:
             return f"The last heartbeat was written {age:.0f} s ago."
         if not self.fetcher.is_claiming:
             return "The fetcher claims no tasks at the moment."
-        return self.stuck()
+        return self.hung()
 
     def beat_age(self) -> float | None:
         """Return the seconds since the last heartbeat was written; None before the first one."""

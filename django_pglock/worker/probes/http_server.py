@@ -105,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
     def _response(self) -> tuple[HTTPStatus, str, str]:
         match urlsplit(self.path).path:
             case "/livez":
-                return _verdict(self.server.health.stuck())
+                return _verdict(self.server.health.hung())
             case "/readyz":
                 return _verdict(self.server.health.unready())
             case "/metrics":

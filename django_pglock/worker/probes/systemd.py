@@ -21,7 +21,7 @@ class SystemdNotifier(Service):
     """Tells systemd the state of the worker: ready, alive, stopping, and a status text. Needs ``NOTIFY_SOCKET``.
 
     It has its own thread, because the heartbeat waits for the database, and systemd must not end a worker whose
-    database cannot be reached. It reports the worker as alive while no part of the worker is stuck, the heartbeat
+    database cannot be reached. It reports the worker as alive while no part of the worker hangs, the heartbeat
     included. ``outcomes``: the number of ended claims by class of outcome.
     """
 
@@ -48,7 +48,7 @@ class SystemdNotifier(Service):
     def run_once(self) -> None:
         """Send the status. The interval is short enough that one message may be lost."""
         lines = [f"STATUS={self._status()}"]
-        if self.limit is not None and self.health.stuck() is None:
+        if self.limit is not None and self.health.hung() is None:
             lines.append("WATCHDOG=1")
         self.say(*lines)
         self.stopping.wait(get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3)
@@ -65,7 +65,7 @@ class SystemdNotifier(Service):
     def _status(self) -> str:
         done, failed = self.outcomes[Succeeded], self.outcomes[Failed]
         work = f"{self.in_flight.running} tasks running, {done} succeeded, {failed} failed"
-        return self.health.stuck() or self.health.unready() or work
+        return self.health.hung() or self.health.unready() or work
 
     def say(self, *lines: str) -> None:
         """Send one message. Does not wait. The first failure is logged, and none is raised."""

@@ -38,7 +38,7 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.captured_logs import CapturedLogs, capture
 from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.signals import has_observers
+from django_pglock.worker.task_signals import has_observers
 
 logger = get_logger(WORKER)
 

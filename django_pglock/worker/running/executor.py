@@ -37,7 +37,7 @@ from django_pglock.worker.running.task_connections import (
 from django_pglock.worker.running.task_stack import stack_text
 from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
-from django_pglock.worker.signals import send
+from django_pglock.worker.task_signals import send
 
 logger = get_logger(WORKER)
 
@@ -86,17 +86,17 @@ class Executor:
         return self._is_started and (ended or self.loop.is_missing) and not self._is_stopping
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until only stuck attempts run. Return whether this is the case."""
+        """Wait up to ``timeout`` seconds until only long overdue attempts run. Return whether this is the case."""
         deadline = time.monotonic() + timeout
-        stuck = {thread.ident for thread in self._stuck_threads()}
-        awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in stuck]
+        given_up = {thread.ident for thread in self._long_overdue_threads()}
+        awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in given_up]
         for thread in awaited:
             thread.join(max(0.0, deadline - time.monotonic()))
         is_idle = not any(thread.is_alive() for thread in awaited)
         return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
     def wait_for_running(self, grace: float, is_grace_given_up: Callable[[], bool]) -> bool:
-        """Wait up to ``grace`` seconds until only stuck attempts run. Return whether all others have ended.
+        """Wait up to ``grace`` seconds until only long overdue attempts run. Return whether all others have ended.
 
         The wait also ends when ``is_grace_given_up`` returns true. After a second, the log names the running tasks.
         """
@@ -111,16 +111,16 @@ class Executor:
                 return False
         return True
 
-    def stuck(self) -> list[Attempt]:
+    def long_overdue(self) -> list[Attempt]:
         """Return the attempts whose functions still run long after their timeout."""
-        return [attempt for thread in self._stuck_threads() if isinstance(attempt := thread.attempt, Attempt)]
+        return [attempt for thread in self._long_overdue_threads() if isinstance(attempt := thread.attempt, Attempt)]
 
-    def end_stuck(self) -> list[Attempt]:
-        """End the stuck attempts, and return them. Only at the end of the process, so that no task runs twice."""
-        stuck = self.stuck()
-        for attempt in stuck:
+    def end_long_overdue(self) -> list[Attempt]:
+        """End the long overdue attempts, and return them. Only at the end of the process: no task may run twice."""
+        overdue = self.long_overdue()
+        for attempt in overdue:
             self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
-        return stuck
+        return overdue
 
     def abandon_running(self, delay: float, *, except_for: Sequence[Attempt]) -> None:
         """Have other workers run the running tasks in ``delay`` seconds. By then this process has ended."""
@@ -129,9 +129,9 @@ class Executor:
         logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
         self.in_flight.abandon(running, delay)
 
-    def _stuck_threads(self) -> list[TaskThread]:
+    def _long_overdue_threads(self) -> list[TaskThread]:
         threads = self.watchdog.task_threads
-        return [thread for thread in threads if (attempt := thread.attempt) is not None and attempt.is_stuck]
+        return [thread for thread in threads if (attempt := thread.attempt) is not None and attempt.is_long_overdue]
 
     def cancel(self, requests: Iterable[tuple[int, int]]) -> None:
         """Cancel claims, by id and attempt: they do not begin, or are stopped. May be called several times."""

@@ -31,8 +31,8 @@ class StoppableAttempt:
     is_disturbed = False
     #: It was logged that the function cannot be stopped.
     is_reported = False
-    #: The function has run for so long after its timeout that its thread is given up.
-    is_stuck = False
+    #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its thread is given up.
+    is_long_overdue = False
 
     @property
     def claims(self) -> list[Claim]:

@@ -14,7 +14,6 @@ import math
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +31,7 @@ from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_closed, is_reusable
+from django_pglock.worker.running.task_stack import stack_text
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -58,7 +58,7 @@ class Watcher(Protocol):
 
     grace_period: float
     #: Called with an attempt that still runs ``grace_period`` seconds after its timeout, and its stack as text.
-    stuck: Callable[[StoppableAttempt, str], None]
+    long_overdue: Callable[[StoppableAttempt, str], None]
 
     def ensure_started(self) -> None:
         """Start the watchdog, unless it has been started."""
@@ -146,13 +146,13 @@ class TaskThread:
                 attempt.is_stop_sent = attempt.is_disturbed = True
                 _send(self.ident, TaskTimeout)
         _report(attempt)
-        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
-            attempt.is_stuck = True
-            self.watchdog.stuck(attempt, self._where())
+        if not attempt.is_long_overdue and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
+            attempt.is_long_overdue = True
+            self.watchdog.long_overdue(attempt, self._where())
 
     def _where(self) -> str:
         with stacks() as innermost:
-            return "".join(traceback.format_stack(innermost.get(self.ident)))
+            return stack_text(innermost.get(self.ident))
 
     def _cancel_statements(self, attempt: StoppableAttempt) -> bool:
         """Cancel the statements that the thread's sessions execute. Return whether there was one."""

@@ -23,18 +23,21 @@ class Watchdog(Service):
     Its thread starts when there is a deadline for the first time. A thread of the executor runs one function at a time,
     so there are never more deadlines than threads.
 
-    ``stuck`` is called once for each attempt that still runs ``grace_period`` seconds after its timeout. It gets the
-    attempt, and its stack as text.
+    ``long_overdue`` is called once for each attempt that still runs ``grace_period`` seconds after its timeout. It gets
+    the attempt, and its stack as text.
     """
 
     name = "watchdog"
 
     def __init__(
-        self, *, grace_period: float = math.inf, stuck: Callable[[StoppableAttempt, str], None] = lambda *_: None
+        self,
+        *,
+        grace_period: float = math.inf,
+        long_overdue: Callable[[StoppableAttempt, str], None] = lambda *_: None,
     ) -> None:
         super().__init__()
         self.grace_period = grace_period
-        self.stuck = stuck
+        self.long_overdue = long_overdue
         self.task_threads: list[TaskThread] = []
         self._starting = threading.Lock()
         # Not an event or a condition, because their inner locks would stay locked if TaskTimeout were raised in them.

@@ -27,7 +27,7 @@ from django_pglock.tasks.compat import TaskResult, TaskResultStatus, task_finish
 from django_pglock.tasks.results import error_of
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.logs import log_claim
-from django_pglock.worker.signals import send
+from django_pglock.worker.task_signals import send
 
 
 def report(ended: EndedClaim) -> None:

@@ -229,11 +229,6 @@ def test_the_most_urgent_sentence_comes_first(facts):
     assert keys == ["no-worker", "stuck", "paused:mail"]
 
 
-@pytest.mark.parametrize("count", [99, 100, 101])
-def test_counts_above_the_limit_are_shown_with_a_plus_sign(count):
-    assert str(sentences._capped(count, 100)) == ("100+" if count > 100 else str(count))
-
-
 def test_every_kind_of_sentence_is_on_the_page():
     named = {find.__name__ for _, find in sentences.SENTENCES}
     assert named == {name for name, each in vars(sentences).items() if isgeneratorfunction(each)}

@@ -17,3 +17,8 @@ def test_a_capped_count_is_shown_with_a_plus_sign(settings, grouped, text):
     count = pages.AtLeast(10_000)
     assert count == 10_000
     assert Template("{{ count }}").render(Context({"count": count})) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(99, "99"), (100, "100"), (101, "100+")])
+def test_a_count_above_the_limit_is_capped(count, text):
+    assert str(pages.capped(count, 100)) == text

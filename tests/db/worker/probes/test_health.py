@@ -46,12 +46,12 @@ def test_a_worker_that_stops_lives_and_is_not_ready(probed, eventually):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
+def test_a_part_that_hangs_is_named(probed, eventually, monkeypatch, name):
     worker = probed()
     part = getattr(worker, name)
     end = threading.Event()
     monkeypatch.setattr(part, "run_once", lambda: end.wait(FOREVER))
-    monkeypatch.setattr(health, "STUCK_AFTER", 0.05)
+    monkeypatch.setattr(health, "HUNG_AFTER", 0.05)
     part.wake()
     text = rf"The {name} has not responded for \d+ s.\n"
     try:

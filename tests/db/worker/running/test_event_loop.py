@@ -54,7 +54,7 @@ def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, 
     session_tasks.GO_ON.set()
     assert finished(beside).return_value == "told"
     eventually(lambda: running.in_flight.coroutines.running == 0)
-    assert running.health.stuck() is None
+    assert running.health.hung() is None
     assert running.shutdown() is True
 
 

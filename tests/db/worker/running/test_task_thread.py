@@ -75,13 +75,17 @@ def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, even
     result = running.block_in_c.enqueue()
     eventually(lambda: "thread is lost" in caplog.text)
     assert "--processes" in caplog.text
-    assert "in block_in_c\n    gate.wait(FOREVER)" in caplog.text
+    [said] = [text for text in caplog.messages if "thread is lost" in text]
+    stack = said.partition("Its code is at:\n")[2].splitlines()
+    assert "running_tasks.py" in stack[0], "the frames of the worker are left out"
+    assert stack[0].endswith("in block_in_c")
+    assert stack[1] == "    gate.wait(FOREVER)"
     assert tasks.echo.enqueue("the other thread").wait(60)
     assert Task.objects.get(pk=result.id).status == "RUNNING"
     gate.set()
     eventually(lambda: Task.objects.get(pk=result.id).status == "SCHEDULED")
     assert caplog.text.count("thread is lost") == 1
-    assert process.executor.stuck() == []
+    assert process.executor.long_overdue() == []
 
 
 def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventually, gate, monkeypatch):
@@ -89,7 +93,7 @@ def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventua
     monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
     process = worker(grace=0.0)
     result = running.block_in_c.enqueue()
-    eventually(lambda: process.executor.stuck())
+    eventually(lambda: process.executor.long_overdue())
     process.grace = running.FOREVER / 2
     neighbour = tasks.note_and_sleep.enqueue("neighbour", 0.5)
     eventually(lambda: Effect.objects.filter(name="neighbour").exists())

@@ -8,7 +8,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.worker import signals
+from django_pglock.worker import task_signals
 from django_pglock.worker.running import attempt
 from tests.sample import tasks
 
@@ -26,11 +26,11 @@ def made(monkeypatch):
         return make(*args, **kwargs)
 
     monkeypatch.setattr(attempt, "make_result", note)
-    monkeypatch.setattr(signals.PACKAGE_LOGGER, "level", logging.WARNING)
-    signals.PACKAGE_LOGGER.manager._clear_cache()
+    monkeypatch.setattr(task_signals.PACKAGE_LOGGER, "level", logging.WARNING)
+    task_signals.PACKAGE_LOGGER.manager._clear_cache()
     yield results
     monkeypatch.undo()
-    signals.PACKAGE_LOGGER.manager._clear_cache()
+    task_signals.PACKAGE_LOGGER.manager._clear_cache()
 
 
 def run(worker, eventually, *results):
@@ -68,11 +68,11 @@ def test_a_signal_receiver_gets_the_result_of_a_success(made, worker, eventually
 
 
 def test_an_enabled_log_is_a_receiver():
-    before = signals.PACKAGE_LOGGER.level
+    before = task_signals.PACKAGE_LOGGER.level
     try:
-        signals.PACKAGE_LOGGER.setLevel(logging.INFO)
-        assert signals.Observers().exist()
-        signals.PACKAGE_LOGGER.setLevel(logging.WARNING)
-        assert not signals.Observers().exist()
+        task_signals.PACKAGE_LOGGER.setLevel(logging.INFO)
+        assert task_signals.Observers().exist()
+        task_signals.PACKAGE_LOGGER.setLevel(logging.WARNING)
+        assert not task_signals.Observers().exist()
     finally:
-        signals.PACKAGE_LOGGER.setLevel(before)
+        task_signals.PACKAGE_LOGGER.setLevel(before)

@@ -136,7 +136,7 @@ def test_the_thread_of_the_heartbeat_opens_no_session(supervised, eventually, mo
     eventually(lambda: running.heartbeat.process._sent is not newest, why="it does not get the new instructions")
     Task.objects.cancel()
     eventually(lambda: Task.objects.get().status == "CANCELLED", why="nobody looks whether it is to be cancelled")
-    assert running.health.stuck() is None
+    assert running.health.hung() is None
     assert (opened, running.heartbeat.reconnects) == ([], 0)
 
 
