@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 
 from django.db import connections, transaction
+from django.db.models import BooleanField, Func, Value
 from django.utils.translation import gettext as _
 from psycopg import sql
 
@@ -41,6 +42,10 @@ SELECT current_user::text, pg_get_userbyid(relowner)::text, pg_has_role(relowner
        has_schema_privilege(relnamespace, 'CREATE')
 FROM pg_class WHERE oid = to_regclass('{archived_task}')
 """
+
+# Whether the archive has a partition. Each role may query this, also a role that may not read the table. It is a part
+# of other statements, and its expression is the name of the table.
+HAS_DAYS = "EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(%(expressions)s))"
 
 # The tables of the project that have a foreign key to the table of tasks.
 REFERENCES_TO_TASKS = """
@@ -104,6 +109,11 @@ def may_be_archived(using: str) -> bool:
     if state is None or time.monotonic() - looked_at > CACHED_FOR:
         state = archive_state(using)
     return state.may_have_rows
+
+
+def has_days() -> Func:
+    """Return an expression for a query of a caller: whether the archive has a day."""
+    return Func(Value(filled("{archived_task}")), template=HAS_DAYS, output_field=BooleanField())
 
 
 def references_to_tasks(using: str) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import date
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.models import Worker
 from django_pglock.store import archive_state as module
 from django_pglock.store.archive_days import create_days, sizes_of_days
 from django_pglock.store.archive_state import (
@@ -17,6 +19,7 @@ from django_pglock.store.archive_state import (
     archive_state,
     day_of,
     existing_archive,
+    has_days,
     may_be_archived,
     references_to_tasks,
     rights_in_archive,
@@ -24,6 +27,7 @@ from django_pglock.store.archive_state import (
     turn_off,
     turn_on,
 )
+from django_pglock.store.liveness import beat
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
 
@@ -79,6 +83,14 @@ def test_the_archive_is_not_turned_on_without_the_rights_to_move_tasks(monkeypat
     with pytest.raises(ConfigurationError, match=said):
         turn_on("default")
     assert not archive_state("default").is_on
+
+
+def test_a_query_asks_whether_the_archive_has_a_day():
+    asked = Worker.objects.order_by().values_list(has_days(), flat=True)
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    assert asked.get() is False
+    create_days("default", [timezone.now().date()])
+    assert asked.get() is True
 
 
 def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeypatch, django_assert_num_queries):
