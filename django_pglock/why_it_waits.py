@@ -8,10 +8,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models import Task
-from django_pglock.store.admit import RATE_PREFIX
 from django_pglock.store.lock_keys import holders
 from django_pglock.store.why_unfinished import Obstacle, why_unfinished
-from django_pglock.tasks.call_keys import GROUPED
+from django_pglock.tasks.call_keys import GROUPED, RATED
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -34,9 +33,9 @@ def why_it_waits(task: Task, using: str) -> str:
 def _at_its_key(task: Task, using: str) -> str:
     """Return for what a task waits at its key. The keys of ``rate`` and ``group`` are lock keys with a prefix."""
     key, prefix = str(shown(task, "lock_key")), ""
-    ids = [] if key.startswith(RATE_PREFIX) else holders(using, str(task.lock_key), limit=FEW)
-    if key.startswith(RATE_PREFIX):
-        prefix, text = RATE_PREFIX, _("This task waits for a token of its rate. The key of the rate is %(key)s.")
+    ids = [] if key.startswith(RATED) else holders(using, str(task.lock_key), limit=FEW)
+    if key.startswith(RATED):
+        prefix, text = RATED, _("This task waits for a token of its rate. The key of the rate is %(key)s.")
     elif key.startswith(GROUPED):
         prefix = f"{GROUPED}{task.task_path} "
         text = _("This task waits for a call of its group %(key)s. Before it, or in the same call: %(tasks)s.")

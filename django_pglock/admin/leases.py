@@ -54,9 +54,9 @@ class LeaseAdmin(ReadOnlyAdmin):
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Add the server's time."""
+        """Add the server's time, and the state by this time."""
         leases: Any = super().get_queryset(request)
-        return leases.with_server_time()
+        return leases.with_state()
 
     def has_free_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may revoke leases."""
@@ -65,41 +65,29 @@ class LeaseAdmin(ReadOnlyAdmin):
     @admin.display(description=_("state"))
     def state(self, lease: Any) -> str:
         """Return whether the lease is held, free, expired, or released but not free yet."""
-        if is_held(lease):
+        if lease.is_held:
             return mark("running", _("held"))
         if lease.released_at is None:
             return mark("failed", _("expired, never released"))
-        if is_kept(lease):
+        if lease.is_kept:
             return mark("scheduled", _("released, not free yet"))
         return mark("successful", _("free"))
 
     @admin.display(description=_("held for"))
     def held(self, lease: Any) -> str:
         """Return how long the lease has been held."""
-        return elapsed(lease.acquired_at, lease.server_time) if is_held(lease) else "-"
+        return elapsed(lease.acquired_at, lease.server_time) if lease.is_held else "-"
 
     @admin.display(description=_("renewed"))
     def renewed(self, lease: Any) -> str:
         """Return how long ago the holder renewed the lease."""
-        return (
-            str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at, lease.server_time)}) if is_held(lease) else "-"
-        )
+        return str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at, lease.server_time)}) if lease.is_held else "-"
 
     @admin.display(description=_("expires"))
     def expires(self, lease: Any) -> str:
         """Return in how many seconds the lease expires unless its holder renews it."""
-        if not is_held(lease) and not is_kept(lease):
+        if not lease.is_held and not lease.is_kept:
             return "-"
         if lease.expires_at is None:
             return str(_("never"))
         return str(_("in %(seconds).0f s") % {"seconds": (lease.expires_at - lease.server_time).total_seconds()})
-
-
-def is_held(lease: Any) -> bool:
-    """Return whether the lease was held at ``server_time``, an annotation of ``with_server_time()``."""
-    return lease.released_at is None and (lease.expires_at is None or lease.expires_at > lease.server_time)
-
-
-def is_kept(lease: Any) -> bool:
-    """Return whether the lease was released before its ``min_hold`` has passed, so it cannot be acquired yet."""
-    return lease.released_at is not None and lease.expires_at is not None and lease.expires_at > lease.server_time

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import F, Sum
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
 
 from django_pglock.admin.pages import capped
-from django_pglock.models import Queue, Task, TaskHistory, Worker
+from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.count import failed_counts, ready_counts
-from django_pglock.store.history import ALL, MINUTE
+from django_pglock.store.history import finished_per_minute
 
 #: Running tasks that are read, tasks of a queue that are counted, and workers that are read.
 MOST_RUNNING, MOST_IN_QUEUE, MOST_WORKERS = 1000, 1000, 200
 #: Queues with ready tasks are compared by the age of the oldest task, so a few tasks of each are enough.
 OLDEST = 3
-#: The rate of finished tasks is an average over this number of minutes.
-RATE_MINUTES = 5
 
 
 class RunningTask(NamedTuple):
@@ -97,12 +93,7 @@ class Facts:
 
     def rates(self, queues: list[str]) -> dict[str, float]:
         """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
-        # A worker writes a minute when it is over, or up to a minute later.
-        last = timezone.now() - timedelta(minutes=2)
-        rows = TaskHistory.objects.using(self.using).filter(seconds=MINUTE, task_path=ALL, queue__in=queues)
-        rows = rows.filter(started_at__gt=last - timedelta(minutes=RATE_MINUTES), started_at__lte=last)
-        finished = Sum(F("succeeded") + F("failed") + F("cancelled"))
-        return {queue: count / RATE_MINUTES for queue, count in rows.values_list("queue").annotate(finished=finished)}
+        return finished_per_minute(self.using, queues)
 
     @cached_property
     def running_by_queue(self) -> Mapping[str, int]:

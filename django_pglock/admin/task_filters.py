@@ -14,8 +14,7 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import BooleanField, F, Func, OuterRef, Q, Subquery
-from django.db.models.lookups import IsNull
+from django.db.models import BooleanField, F, Func, Q
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -26,7 +25,8 @@ from django_pglock.admin.filter_forms import FormFilter
 from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Task, Worker
+from django_pglock.store.attempts import last_ended_by
 from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status
 from django_pglock.store.id_range import IdRange, id_in, ids_between
 from django_pglock.tasks import registry
@@ -135,13 +135,7 @@ class ExceptionFilter(FormFilter):
 
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         """Keep the failed tasks with the exception."""
-        last = Attempt.objects.filter(
-            task=OuterRef("pk"), number=OuterRef("attempts") - OuterRef("uncounted"), exception_path=value
-        )
-        failed = in_status(queryset, TaskStatus.FAILED, is_narrow=is_narrow(request))
-        # A subquery instead of EXISTS, which is a join. If there were no attempts at the last ANALYZE, PostgreSQL would
-        # read all attempts for each task.
-        return failed.filter(IsNull(Subquery(last.order_by().values("task")[:1]), False))
+        return last_ended_by(in_status(queryset, TaskStatus.FAILED, is_narrow=is_narrow(request)), value)
 
 
 class GuardedFilter(FormFilter):

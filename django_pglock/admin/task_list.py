@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
-from django.db.models import BooleanField, Exists, Func, Value
+from django.db.models import Exists
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -26,17 +26,14 @@ from django_pglock.admin.task_filters import (
     time_range,
 )
 from django_pglock.admin.task_summary import last_failures
-from django_pglock.models import ArchivedTask, Task, Worker
-from django_pglock.store.archive_state import may_be_archived
+from django_pglock.models import Task, Worker
+from django_pglock.store.archive_state import has_days, may_be_archived
 from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded, id_in
 from django_pglock.store.windows import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
-
-#: Whether a partitioned table has a partition. Each role may query this, also a role that may not read the table.
-HAS_ARCHIVE = "EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(%(expressions)s))"
 
 
 class TaskChangeList(CappedChangeList):
@@ -60,9 +57,7 @@ class TaskChangeList(CappedChangeList):
         self.matching = self.queryset
         self.queryset = self.queryset.annotate(
             lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready()),
-            has_archive=Func(
-                Value(f'"{ArchivedTask._meta.db_table}"'), template=HAS_ARCHIVE, output_field=BooleanField()
-            ),
+            has_archive=has_days(),
         )
         if is_search(request, self.query):
             self._search(request)

@@ -15,8 +15,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.store.admit import RATE_PREFIX
 from django_pglock.store.lock_keys import holders
+from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown
 from django_pglock.why_it_waits import FEW
 
@@ -47,7 +47,7 @@ def shown_lock_key(task: Task) -> str | None:
         return key
     link = format_html('<a href="../../?{}">{}</a>', urlencode({"key": key}), key)
     # A task that has got a token of its rate holds nothing.
-    is_over = task.finished_at or key.startswith(RATE_PREFIX)
+    is_over = task.finished_at or key.startswith(RATED)
     held = [] if is_over else holders(Task.objects.db, key, limit=FEW)
     if not held:
         return link

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import ReadOnlyAdmin, mark
-from django_pglock.conf import get_settings
 from django_pglock.models import Task, Worker
+from django_pglock.store.liveness import is_alive
 
 
 class WorkerAdmin(ReadOnlyAdmin):
@@ -25,12 +25,13 @@ class WorkerAdmin(ReadOnlyAdmin):
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Add the number of running tasks and the age of the heartbeat, in the same query."""
+        """Add the number of running tasks, the age of the heartbeat, and whether it is recent, in the same query."""
         owned = Task.objects.filter(worker=OuterRef("pk"), status="RUNNING").order_by().values("worker")
         running = Coalesce(Subquery(owned.annotate(count=Count("pk")).values("count"), output_field=IntegerField()), 0)
         # In seconds: psycopg reads intervals only if IntervalStyle is "postgres".
         heartbeat_age = Extract(Now() - F("heartbeat_at"), "epoch", output_field=FloatField())
-        return super().get_queryset(request).annotate(running_tasks=running, heartbeat_age=heartbeat_age)
+        workers = super().get_queryset(request)
+        return workers.annotate(running_tasks=running, heartbeat_age=heartbeat_age, is_alive=is_alive())
 
     @admin.display(description=_("queues"))
     def served_queues(self, worker: Worker) -> str:
@@ -50,7 +51,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description=_("state"))
     def state(self, worker: Any) -> str:
         """Return whether the worker is working, idle, stopping, or without heartbeat for too long."""
-        if worker.heartbeat_age > get_settings().HEARTBEAT_LIMIT:
+        if not worker.is_alive:
             return mark("failed", _("no heartbeat"))
         if worker.is_stopping:
             return mark("scheduled", _("stopping"))

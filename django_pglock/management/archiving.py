@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,26 +12,23 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
-from django_pglock.management.choosing import chosen
 from django_pglock.management.tables import duration_text
-from django_pglock.models import ArchivedTask, Worker
+from django_pglock.models import Worker
 from django_pglock.store.archive import AGE, movable
-from django_pglock.store.archive_days import DaySize, drop_days, expired_days, sizes_of_days
+from django_pglock.store.archive_days import DaySize, sizes_of_days
 from django_pglock.store.archive_state import (
     UNTIL_FIRST_MOVE,
     ArchiveState,
     archive_state,
-    may_be_archived,
-    references_to_tasks,
-    rights_in_archive,
+    existing_archive,
     turn_off,
     turn_on,
 )
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.prune import DAY, ages_of, first_id_since
-from django_pglock.store.restore import restore_window
-from django_pglock.verbs import Verb
+from django_pglock.store.restore import restore
 
 #: Seconds between two lines of progress.
 BETWEEN_LINES = 2.0
@@ -54,79 +52,57 @@ def add_options(parser: CommandParser) -> None:
 
 
 def archive(using: str, options: dict[str, Any], *, say: Say) -> None:
-    """Turn the archive on or off, or print what is in it."""
+    """Turn the archive on or off, print what is in it, or move its tasks back."""
     if options["wait"] and options["what"] != "on":
         raise WrongArguments(_("--wait needs on: manage.py locktasks archive on --wait"))
-    state = archive_state(using)
-    if not state.exists:
-        raise CommandError(_("There is no table for the archive. Run: manage.py migrate django_pglock"))
-    if options["what"] == "on":
-        _turn_on(using, state, say)
-        if options["wait"]:
-            _wait(using, say)
-    elif options["what"] == "off":
-        if not state.is_on:
-            raise CommandError(_("The archive is not on."))
-        turn_off(using)
-        say(_("The archive is off: workers move no more tasks. Its days stay until they are old enough to be dropped."))
-    elif options["what"] == "restore":
-        _restore(using, state, say)
-    else:
-        for line in _status(using, state):
-            say(line)
+    try:
+        if options["what"] == "on":
+            _turn_on(using, say)
+            if options["wait"]:
+                _wait(using, say)
+        elif options["what"] == "off":
+            _turn_off(using, say)
+        elif options["what"] == "restore":
+            _restore(using, say)
+        else:
+            for line in _status(using, existing_archive(using)):
+                say(line)
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from None
 
 
-def chosen_too(using: str, verb: Verb, options: dict[str, Any]) -> Any:
-    """Return the archived tasks that the arguments of a verb select: only ``delete`` changes them."""
-    rows = ArchivedTask.objects.using(using)
-    if verb.name != "delete_finished" or not may_be_archived(using):
-        return rows.none()
-    return chosen(rows, options).order_by("pk")
-
-
-def drop_old(using: str, ages: Mapping[str, float], *, is_dry: bool, say: Say) -> None:
-    """Drop the days of the archive that are older than ``prune`` asks for, and print how many, if there are any."""
-    days = ages.get("SUCCESSFUL")
-    if days is None or not archive_state(using).days:
-        return
+def dropped_text(days: int, *, is_dry: bool) -> str:
+    """Return the message of ``prune`` about a number of days of the archive."""
     if is_dry:
-        count = len(expired_days(using, days))
-        text = ngettext("%d day of the archive would be dropped.", "%d days of the archive would be dropped.", count)
+        text = ngettext("%d day of the archive would be dropped.", "%d days of the archive would be dropped.", days)
     else:
-        count = len(drop_days(using, days))
-        text = ngettext("%d day of the archive was dropped.", "%d days of the archive were dropped.", count)
-    if count:
-        say(text % count)
+        text = ngettext("%d day of the archive was dropped.", "%d days of the archive were dropped.", days)
+    return text % days
 
 
-def _turn_on(using: str, state: ArchiveState, say: Say) -> None:
-    if state.is_on:
+def _turn_on(using: str, say: Say) -> None:
+    if not turn_on(using):
         say(_("The archive is on already."))
         return
-    _refuse(using, state)
-    turn_on(using)
     text = _("The archive is on. In %d seconds workers begin to move successful tasks that ended at least an hour ago.")
     say(text % UNTIL_FIRST_MOVE)
     say(_retention_text())
 
 
-def _restore(using: str, state: ArchiveState, say: Say) -> None:
-    if state.is_on:
-        text = _("The archive is on: workers would move the tasks to it again. Run: manage.py locktasks archive off")
-        raise CommandError(text)
-    total = 0
-    for day in state.days:
-        count, after = restore_window(using, day, 0)
-        while after:
-            more, after = restore_window(using, day, after)
-            count += more
-        total += count
-        if count:
-            text = ngettext(
-                "%(count)d task of %(day)s was moved back.", "%(count)d tasks of %(day)s were moved back.", count
-            )
-            say(text % {"count": count, "day": day})
-    left = ArchivedTask.objects.using(using).order_by()[: MOST_COUNTED + 1].count()
+def _turn_off(using: str, say: Say) -> None:
+    if not turn_off(using):
+        raise CommandError(_("The archive is not on."))
+    say(_("The archive is off: workers move no more tasks. Its days stay until they are old enough to be dropped."))
+
+
+def _restore(using: str, say: Say) -> None:
+    def progress(day: date, count: int) -> None:
+        text = ngettext(
+            "%(count)d task of %(day)s was moved back.", "%(count)d tasks of %(day)s were moved back.", count
+        )
+        say(text % {"count": count, "day": day})
+
+    moved, left = restore(using, progress=progress)
     if left:
         text = ngettext(
             "%s task is still in the archive: its row is locked, or another task has its id.",
@@ -134,28 +110,8 @@ def _restore(using: str, state: ArchiveState, say: Say) -> None:
             left,
         )
         raise CommandError(text % (f"{MOST_COUNTED}+" if left > MOST_COUNTED else left))
-    if not total:
+    if not moved:
         say(_("There is no task in the archive."))
-
-
-def _refuse(using: str, state: ArchiveState) -> None:
-    """Raise ``CommandError`` if workers could not move tasks, or if rows of the project would be lost."""
-    if tables := references_to_tasks(using):
-        raise CommandError(
-            _("Tasks cannot be moved, because %s has a foreign key to them. Store the id of the task instead.")
-            % ", ".join(tables)
-        )
-    rights = rights_in_archive(using)
-    if not rights.is_owner:
-        raise CommandError(
-            _("The role %(role)s does not own the archive; %(owner)s does. docs/security.md has the rights of workers.")
-            % {"role": rights.role, "owner": rights.owner}
-        )
-    if not rights.may_create:
-        raise CommandError(
-            _("The role %(role)s may not create tables in the schema %(schema)s, and each day of the archive is one.")
-            % {"role": rights.role, "schema": state.schema}
-        )
 
 
 def _retention_text() -> str:

@@ -11,7 +11,7 @@ what the earlier one has committed. If a process crashes between its commit and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import OperationalError, connections
 from psycopg.errors import LockNotAvailable
@@ -19,19 +19,18 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.plans import bound_by_plan
-from django_pglock.store.statements import array_of_texts, rows_of, run_together
-from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
+from django_pglock.store.statements import array_of_texts, run_together
+from django_pglock.store.wake import wake
+from django_pglock.tasks.call_keys import GROUPED, RATED
 from django_pglock.tasks.states import TaskStatus
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.options import Rate
 
 #: The number of keys that one transaction admits tasks to.
 KEYS_AT_ONCE = 1000
-#: The prefix of the keys at which tasks wait for tokens of ``rate=``.
-RATE_PREFIX = "%rate "
 #: A task with one of these statuses has been admitted. When it ends, admission to its key follows.
 ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
+
+# The prefixes as they are written in a statement with parameters.
+_GROUPED, _RATED = GROUPED.replace("%", "%%"), RATED.replace("%", "%%")
 
 # The number of a key: 32 bits of its SHA-256.
 _NUMBER = "('x' || encode(substr(sha256(convert_to(%s, 'UTF8')), 1, 4), 'hex'))::bit(32)::int"
@@ -88,9 +87,9 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # its admission to its end. At a key that admits one task at a time, a task that will be retried uses capacity, too. The
 # next tasks wait for the retry, because such a key promises to run its tasks in order. If the functions that share a
 # key differ in their concurrency, the smallest concurrency of the running tasks is the limit. At a key with a rate,
-# each admitted task takes a token from the bucket. READY tasks count against the burst. Otherwise admitted tasks would
-# pile up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the tasks wait
-# for something else than a token. The longer no task has taken a token, the later ``opens_at`` is.
+# each admitted task takes a token from the bucket (rate.py). READY tasks count against the burst. Otherwise admitted
+# tasks would pile up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the
+# tasks wait for something else than a token. The longer no task has taken a token, the later ``opens_at`` is.
 #
 # A token is due some milliseconds before a worker notices it. With a burst of 1, each of these delays would move all
 # later tokens, and waiting tasks would never start at their rate. So the interval counts from the date of the token, if
@@ -111,43 +110,43 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 #
 # The bucket is selected with LIMIT, so that the planner looks up its key. While the statistics know of no buckets, it
 # would merge the keys with the whole index of buckets instead.
-ADMIT = """
+ADMIT = f"""
 WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
            COALESCE(first.concurrency, keys.otherwise) AS most, keys.otherwise
-    FROM (SELECT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
+    FROM (SELECT key, CASE WHEN starts_with(key, '{_RATED}') THEN 32767 ELSE 1 END AS otherwise
           FROM unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
-        SELECT task.lock_key AS key, task.id, task.concurrency, task.meta FROM {task} AS task
+        SELECT task.lock_key AS key, task.id, task.concurrency, task.meta FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS first
     WHERE NOT EXISTS (
         SELECT FROM (
-            SELECT task.id FROM {task} AS task
+            SELECT task.id FROM {{task}} AS task
             WHERE (task.lock_key, task.status) BETWEEN (first.key, 'BLOCKED') AND (first.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id < first.id AND task.waits_for > 0
             ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
-        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {task} AS awaited
-               WHERE awaited.id = ANY (ARRAY(SELECT waiter.awaited FROM {waiter} AS waiter
+        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {{task}} AS awaited
+               WHERE awaited.id = ANY (ARRAY(SELECT waiter.awaited FROM {{waiter}} AS waiter
                                              WHERE waiter.task_id BETWEEN older.id AND older.id
                                              ORDER BY waiter.task_id))))
 ), capacity AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted
-               - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '%%group ') AND (
-                   SELECT task.lock_key FROM {task} AS task
+               - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '{_GROUPED}') AND (
+                   SELECT task.lock_key FROM {{task}} AS task
                    WHERE task.lock_key BETWEEN head.key AND head.key
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
                    ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS free_capacity,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
            bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
     FROM head
-    LEFT JOIN LATERAL (SELECT arrives_at FROM {rate_limit} WHERE key = head.key LIMIT 1) AS bucket ON true
+    LEFT JOIN LATERAL (SELECT arrives_at FROM {{rate_limit}} WHERE key = head.key LIMIT 1) AS bucket ON true
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
                min(COALESCE(task.concurrency, head.otherwise)) AS least
-        FROM {task} AS task
+        FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
@@ -161,14 +160,14 @@ WITH head AS MATERIALIZED (
     SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT waiting.id, row_number() OVER earlier AS place,
                min(COALESCE(waiting.concurrency, allowed.otherwise)) OVER earlier AS least
-        FROM (SELECT task.lock_key, task.status, task.id, task.concurrency FROM {task} AS task
+        FROM (SELECT task.lock_key, task.status, task.id, task.concurrency FROM {{task}} AS task
               WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
                 AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
               ORDER BY task.lock_key, task.status, task.id LIMIT allowed.count) AS waiting
         WINDOW earlier AS (ORDER BY waiting.lock_key, waiting.status, waiting.id ROWS UNBOUNDED PRECEDING)) AS first
     WHERE allowed.admitted + first.place <= first.least
 ), locked AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task
+    SELECT task.id FROM {{task}} AS task
     WHERE task.id = ANY (ARRAY(SELECT id FROM next)) AND task.status || '' = 'BLOCKED'
     FOR NO KEY UPDATE SKIP LOCKED
 ), admitted AS MATERIALIZED (
@@ -177,7 +176,7 @@ WITH head AS MATERIALIZED (
         FROM next) AS each
     WHERE is_free
 ), bucket AS (
-    INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
+    INSERT INTO {{rate_limit}} AS bucket (key, arrives_at, opens_at)
     SELECT allowed.key, moment.arrives_at,
            CASE WHEN remaining.more THEN GREATEST(
                moment.arrives_at - make_interval(secs => (burst - 1) * interval),
@@ -192,14 +191,14 @@ WITH head AS MATERIALIZED (
                          + make_interval(secs => through.taken * interval) END AS arrives_at
     ) AS moment
     CROSS JOIN LATERAL (
-        SELECT EXISTS (SELECT FROM {task} AS task
+        SELECT EXISTS (SELECT FROM {{task}} AS task
             WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
             ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS remaining
     WHERE burst IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )
-UPDATE {task} AS task SET status = 'READY'
+UPDATE {{task}} AS task SET status = 'READY'
 WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BLOCKED'
 RETURNING task.queue
 """
@@ -217,35 +216,6 @@ WITH other AS MATERIALIZED (
     RETURNING task.queue
 )
 SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
-"""
-
-# Does the same for one task that has a rate. It takes a token from the bucket of its key, on the conditions of
-# ``ENQUEUE_AT_RATE`` (insert_at_key.py). Only the task itself may be BLOCKED, so its range of the index has at most as
-# many rows as may be admitted. No other transaction takes a token meanwhile, because this one has locked the key: so
-# the bucket is read first, and the token is taken only if the task is still BLOCKED. Each use of the table of tasks
-# costs the planner as much as a small statement, so the statement uses this table only twice. Also returns whether
-# ``opens_at`` is set for the next token.
-ADMIT_OWN_AT_RATE = """
-WITH admitted AS (
-    UPDATE {task} AS task SET status = 'READY'
-    WHERE task.id = %s AND task.status || '' = 'BLOCKED' AND task.waits_for = 0
-      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-      AND (SELECT count(*) <= %s AND count(*) FILTER (WHERE here.status = 'BLOCKED') = 1
-           FROM (SELECT task.status FROM {task} AS task
-                 WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, %s)
-                   AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
-                 ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS here)
-      AND COALESCE((SELECT arrives_at <= clock_timestamp() + make_interval(secs => %s)
-                    FROM {rate_limit} WHERE key = %s), true)
-    RETURNING task.queue
-), token AS (
-    INSERT INTO {rate_limit} AS bucket (key, arrives_at)
-    SELECT %s, clock_timestamp() + make_interval(secs => %s) FROM admitted
-    ON CONFLICT (key) DO UPDATE
-    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
-)
-SELECT (SELECT queue FROM admitted),
-       (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
 """
 
 
@@ -274,38 +244,11 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
     ``is_alone``: no other task of the key may run at the same time. The statement is cheaper than those of ``admit``,
     and is enough in most cases.
     """
-    queue, other = _admit_own(using, ADMIT_OWN, key, (key, key, id_, id_))
+    queue, other = admit_one_by(using, ADMIT_OWN, key, (key, key, id_, id_))
     if queue is not None:
         wake(using, [queue])
     elif not (is_alone and other in ADMITTED):
         admit(using, [key])
-
-
-def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *, is_alone: bool) -> None:
-    """Give the next token of its key to one task with a rate, right after the commit that enqueued it.
-
-    ``queue`` is the queue of the task. ``is_alone``: no other task of the key may run at the same time. The statement
-    is cheaper than those of ``admit``, and is enough in most cases.
-    """
-    interval, (most, last) = rate.interval, capacity_at_rate(rate, is_alone=is_alone)
-    tokens = (rate.portion - 1) * interval
-    values = (id_, most, key, key, last, most + 1, tokens, key, key, interval, interval, key)
-    admitted, is_token_scheduled = _admit_own(using, ADMIT_OWN_AT_RATE, key, values)
-    if admitted is not None:
-        wake(using, [queue])
-    elif not is_token_scheduled and rows_of("Task", using).filter(pk=id_, status=TaskStatus.BLOCKED).exists():
-        admit(using, [key])
-        # Admission may have set the date of the next token. A sleeping worker has to read this date.
-        wake(using, [queue], SCHEDULED_CHANNEL)
-
-
-def capacity_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:
-    """Return how many tasks of a key with a rate may be admitted, and the last status in which a task counts.
-
-    Tasks of a lock key that admits one task at a time count until they have ended. All other tasks count until they
-    run.
-    """
-    return (1, TaskStatus.SCHEDULED.value) if is_alone else (rate.portion, TaskStatus.READY.value)
 
 
 def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
@@ -314,8 +257,8 @@ def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
         after_commit(using, admit, using, keys)
 
 
-def _admit_own(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the queue of the task if it was admitted, and what the statement says of the key."""
+def admit_one_by(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Admit one task by a statement for its key. Return its queue if it was admitted, and what is known of the key."""
     try:
         [row] = _admit_by(using, [key], (statement, values))
     except OperationalError as error:
@@ -328,8 +271,8 @@ def _admit_own(using: str, statement: str, key: str, values: Sequence[Any]) -> t
 
 def _admit(using: str, keys: list[str]) -> list[str]:
     """Admit to some keys; return the queue of each task that was admitted."""
-    rated = [key for key in keys if key.startswith(RATE_PREFIX)]
-    plain = [key for key in keys if not key.startswith(RATE_PREFIX)]
+    rated = [key for key in keys if key.startswith(RATED)]
+    plain = [key for key in keys if not key.startswith(RATED)]
     rows = _admit_to(using, ADMIT_NEXT, plain) if plain else []
     queues = [queue for queue, _ in rows if queue is not None]
     # The keys that need the general statement.

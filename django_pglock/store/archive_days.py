@@ -20,8 +20,9 @@ from psycopg import sql
 
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.archive_state import ArchiveState, archive_state, bounds_of, day_of, table_of
-from django_pglock.store.prune import DAY
+from django_pglock.store.prune import DAY, ages_of
 from django_pglock.store.statements import filled, rows_of, run
+from django_pglock.tasks.states import TaskStatus
 
 #: The limits of a session that drops partitions.
 LIMITS = {"lock_timeout": "1s", "statement_timeout": "20s", "idle_in_transaction_session_timeout": "20s"}
@@ -97,6 +98,21 @@ def drop_days(using: str, older_than: float) -> list[date]:
     with _session(using) as cursor:
         cursor.execute(filled(PARTITIONS_AND_DETACHED), (EXPIRED, older_than * DAY))
         return [each.day for each in _expired(cursor.fetchall()) if _drop(cursor, each)]
+
+
+def prune_archive(
+    using: str, *, older_than: float | None = None, statuses: Collection[str] = (), dry_run: bool = False
+) -> int:
+    """Drop the days whose tasks ``prune`` with these arguments would delete. Returns how many days.
+
+    ``prune`` itself leaves the archive, because its tasks may be selected by filters, and a day is dropped as a whole.
+    ``dry_run``: drop nothing, only count. Call it outside of a transaction. Raises ``ValueError``.
+    """
+    # The archive has only tasks that have succeeded.
+    days = ages_of(older_than, statuses).get(TaskStatus.SUCCESSFUL)
+    if days is None or not archive_state(using).days:
+        return 0
+    return len(expired_days(using, days) if dry_run else drop_days(using, days))
 
 
 def expired_days(using: str, older_than: float) -> list[date]:

@@ -13,8 +13,11 @@ from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 
 from django.db import connections, transaction
+from django.db.models import BooleanField, Func, Value
+from django.utils.translation import gettext as _
 from psycopg import sql
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.store.statements import filled, run
 
 #: Seconds for which a process caches the state.
@@ -39,6 +42,10 @@ SELECT current_user::text, pg_get_userbyid(relowner)::text, pg_has_role(relowner
        has_schema_privilege(relnamespace, 'CREATE')
 FROM pg_class WHERE oid = to_regclass('{archived_task}')
 """
+
+# Whether the archive has a partition. Each role may query this, also a role that may not read the table. It is a part
+# of other statements, and its expression is the name of the table.
+HAS_DAYS = "EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(%(expressions)s))"
 
 # The tables of the project that have a foreign key to the table of tasks.
 REFERENCES_TO_TASKS = """
@@ -88,12 +95,25 @@ def archive_state(using: str) -> ArchiveState:
     return state
 
 
+def existing_archive(using: str) -> ArchiveState:
+    """Return the state as it is now. Raises ``ConfigurationError`` if the table is missing."""
+    state = archive_state(using)
+    if not state.exists:
+        raise ConfigurationError(_("There is no table for the archive. Run: manage.py migrate django_pglock"))
+    return state
+
+
 def may_be_archived(using: str) -> bool:
     """Return whether a task that is not in the table of tasks may be in the archive, by the cached state."""
     looked_at, state = _known.get(using, (0.0, None))
     if state is None or time.monotonic() - looked_at > CACHED_FOR:
         state = archive_state(using)
     return state.may_have_rows
+
+
+def has_days() -> Func:
+    """Return an expression for a query of a caller: whether the archive has a day."""
+    return Func(Value(filled("{archived_task}")), template=HAS_DAYS, output_field=BooleanField())
 
 
 def references_to_tasks(using: str) -> list[str]:
@@ -119,16 +139,51 @@ def rights_in_archive(using: str) -> Rights:
     return Rights(*row)
 
 
-def turn_on(using: str) -> None:
-    """Let workers move finished tasks to the archive. Only the owner of its table may do this."""
+def turn_on(using: str) -> bool:
+    """Let workers move successful tasks to the archive. Returns False if they do so already.
+
+    Raises ``ConfigurationError`` if workers could not move tasks, or if rows of the project would be lost. Its message
+    is translated, because ``locktasks archive on`` prints it.
+    """
+    state = existing_archive(using)
+    if state.is_on:
+        return False
+    _check(using, state)
     [(now,)] = run(using, "SELECT floor(date_part('epoch', clock_timestamp()))::bigint")
     at = datetime.fromtimestamp(now, timezone.utc)
     _write_comment(using, sql.Literal(f"archive on since {now} ({at:%Y-%m-%d %H:%M:%S} UTC)"))
+    return True
 
 
-def turn_off(using: str) -> None:
-    """Stop workers from moving tasks. Archived tasks stay until their day is old enough to be dropped."""
+def turn_off(using: str) -> bool:
+    """Stop workers from moving tasks. Returns False if they do not. Only the owner of the table may do this.
+
+    Archived tasks stay until their day is old enough to be dropped. Raises ``ConfigurationError`` if there is no table.
+    """
+    if not existing_archive(using).is_on:
+        return False
     _write_comment(using, sql.SQL("NULL"))
+    return True
+
+
+def _check(using: str, state: ArchiveState) -> None:
+    """Raise ``ConfigurationError`` if workers could not move tasks, or if rows of the project would be lost."""
+    if tables := references_to_tasks(using):
+        raise ConfigurationError(
+            _("Tasks cannot be moved, because %s has a foreign key to them. Store the id of the task instead.")
+            % ", ".join(tables)
+        )
+    rights = rights_in_archive(using)
+    if not rights.is_owner:
+        raise ConfigurationError(
+            _("The role %(role)s does not own the archive; %(owner)s does. docs/security.md has the rights of workers.")
+            % {"role": rights.role, "owner": rights.owner}
+        )
+    if not rights.may_create:
+        raise ConfigurationError(
+            _("The role %(role)s may not create tables in the schema %(schema)s, and each day of the archive is one.")
+            % {"role": rights.role, "schema": state.schema}
+        )
 
 
 def _write_comment(using: str, comment: sql.Composable) -> None:

@@ -1,4 +1,8 @@
-"""The failed and lost attempts of a task: rows of their own, or values of the row of the task in the archive."""
+"""The failed and lost attempts of a task: rows of their own, or values of the row of the task in the archive.
+
+The number of the last attempt is the number of claims without those that do not count as attempts: ``ATTEMPTS_MADE``.
+In the statements of this folder it is ``attempts - uncounted``, and the models have it as ``attempts_made``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,23 @@ from uuid import UUID
 
 from django.apps import apps
 from django.conf import settings
+from django.db.models import OuterRef, Subquery
+from django.db.models.lookups import IsNull
 from django.utils.dateparse import parse_datetime
 
 from django_pglock.store.archived import is_archived, naive
 from django_pglock.store.statements import rows_of
+
+#: The number of the last attempt of a task, in a subquery of a query of tasks.
+ATTEMPTS_MADE = OuterRef("attempts") - OuterRef("uncounted")
+
+
+def last_ended_by(tasks: Any, exception_path: str) -> Any:
+    """Return those of these tasks whose last attempt failed or was lost with this exception."""
+    last = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk"), number=ATTEMPTS_MADE, exception_path=exception_path)
+    # A subquery instead of EXISTS, which is a join. If there were no attempts at the last ANALYZE, PostgreSQL would
+    # read all attempts for each task.
+    return tasks.filter(IsNull(Subquery(last.order_by().values("task")[:1]), False))
 
 
 def attempts_before(using: str, task_id: int) -> list[Any]:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from operator import add
 from typing import Any, cast
 
+from django.db.models import F, Sum
+from django.utils.timezone import now
+
 from django_pglock.store.histogram import BUCKETS, quantile
-from django_pglock.store.statements import LIMIT_WAITS, run, run_together
+from django_pglock.store.statements import LIMIT_WAITS, rows_of, run, run_together
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.claim import date_of
 
@@ -36,6 +39,10 @@ ALL = ""
 LONGEST_WAIT = "1s"
 #: The most steps of a series.
 MOST_POINTS = 10_000
+#: A worker writes a minute when it is over, or up to a minute later. So this long ago all workers have written it.
+WRITTEN_AFTER = timedelta(minutes=2)
+#: The number of minutes of which ``finished_per_minute`` returns the average.
+RATE_MINUTES = 5
 
 #: What the row of a period has counted, in the order of the fields of ``Counts``.
 NUMBERS = "succeeded, failed, retried, cancelled, snoozed, lost, wait_seconds, run_seconds, wait, run"
@@ -286,6 +293,19 @@ def totals(
     found = run(using, TOTAL_HISTORY, period, *span, by_function or task_path is not None, queue, task_path)
     result = [Total(queue_, path, Counts.of(*columns)) for queue_, path, *columns in found]
     return sorted(result, key=lambda total: (-total.counts.attempts, total.queue, total.task_path))
+
+
+def finished_per_minute(using: str, queues: Collection[str]) -> dict[str, float]:
+    """Return how many tasks of these queues finished in a minute: the average of the last minutes that are written.
+
+    A queue without attempts in these minutes is left out.
+    """
+    last = now() - WRITTEN_AFTER
+    rows = rows_of("TaskHistory", using).filter(seconds=MINUTE, task_path=ALL, queue__in=queues)
+    rows = rows.filter(started_at__gt=last - timedelta(minutes=RATE_MINUTES), started_at__lte=last)
+    # As ``Counts.finished``.
+    finished = Sum(F("succeeded") + F("failed") + F("cancelled"))
+    return {queue: count / RATE_MINUTES for queue, count in rows.values_list("queue").annotate(finished=finished)}
 
 
 def clock(using: str) -> float:

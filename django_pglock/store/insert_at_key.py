@@ -1,4 +1,4 @@
-"""Writes a call with a lock key or a rate, and admits it to its key, in one transaction of our own."""
+"""Writes a call with a lock key and admits it to this key, in a transaction of our own. For a rate: rate.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
-from django_pglock.store.admit import ADMITTED, LOCK_KEY, capacity_at_rate
-from django_pglock.store.call import Call, Enqueued, is_alone, row_of, seconds_kept
+from django_pglock.store.admit import ADMITTED, LOCK_KEY
+from django_pglock.store.call import Call, Enqueued, is_alone
 from django_pglock.store.insert_tasks import ENQUEUE_ONE, values_of_one
 from django_pglock.store.statements import message
 from django_pglock.tasks.states import TaskStatus
@@ -31,34 +31,6 @@ WITH other AS MATERIALIZED (
     (SELECT status FROM other)
 """
 
-# One call that is due at once and has a rate. It takes a token from the bucket of its key if the bucket has one, no
-# other task waits for a token, and fewer tasks than the burst are READY. If the key is also a lock key, no other task
-# of it may be admitted or wait for a retry. The comment at ``ADMIT`` in admit.py says why. BLOCKED tasks are the first
-# in this range of the index, so one probe is enough. Also returns whether ``opens_at`` is set for the next token. If it
-# is, nothing else has to be done for a BLOCKED task. The task has no unique key, so the statement needs no ON CONFLICT,
-# which would make the server search for conflicts before it writes.
-ENQUEUE_AT_RATE = """
-WITH token AS (
-    INSERT INTO {rate_limit} AS bucket (key, arrives_at)
-    SELECT %s, clock_timestamp() + make_interval(secs => %s)
-    FROM (SELECT task.status FROM {task} AS task
-          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, %s)
-            AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
-          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS ahead
-    HAVING count(*) < %s AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
-    ON CONFLICT (key) DO UPDATE
-    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
-    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
-    RETURNING key
-)
-INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
-    lock_key, fair_key, concurrency, keep_result)
-SELECT CASE WHEN EXISTS (SELECT FROM token) THEN 'READY' ELSE 'BLOCKED' END,
-       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int, %s::int
-RETURNING id, status, date_part('epoch', enqueued_at), NULL,
-          (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
-"""
-
 
 def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
     """Write one call with a lock key.
@@ -66,27 +38,11 @@ def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[
     Also returns whether the call waits for another task whose end admits to the key. Then nothing else has to be done.
     """
     key = call.lock
-    enqueued, other = _insert(using, key, ENQUEUE_AT_KEY, (key, key, *values_of_one(task, call, meta)))
+    enqueued, other = insert_by(using, key, ENQUEUE_AT_KEY, (key, key, *values_of_one(task, call, meta)))
     return enqueued, enqueued.status == TaskStatus.BLOCKED and is_alone(task) and other in ADMITTED
 
 
-def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
-    """Write one call with a rate. If it also has a lock key, no other task of this key may run at the same time.
-
-    Also returns whether the call waits for a token whose date is set. Then nothing else has to be done.
-    """
-    assert task.rate is not None  # noqa: S101 - for the type checker
-    key, interval = call.lock, task.rate.interval
-    most, last = capacity_at_rate(task.rate, is_alone=task.lock is not None)
-    values = (
-        *(key, interval, key, key, last, most, most, interval, (task.rate.portion - 1) * interval),
-        *(*row_of(task, call, meta), key, call.fair, task.concurrency, seconds_kept(task), key),
-    )
-    enqueued, is_token_scheduled = _insert(using, key, ENQUEUE_AT_RATE, values)
-    return enqueued, enqueued.status == TaskStatus.BLOCKED and is_token_scheduled is True
-
-
-def _insert(using: str, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:
+def insert_by(using: str, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:
     """Write one call while no other transaction admits to its key. Also return the statement's answer about the key."""
     connection = connection_for(using)
     connection.ensure_connection()

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
@@ -174,9 +175,14 @@ class HeartbeatReply(NamedTuple):
         return self.has_enough_older_workers and self.older_sleeping_workers >= WOKEN_FIRST
 
 
+def is_alive() -> Q:
+    """Return the condition that a worker has sent a heartbeat within the hard limit."""
+    return Q(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
+
+
 def alive(workers: Any) -> Any:
     """Return the workers that have sent a heartbeat within the hard limit."""
-    return workers.filter(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
+    return workers.filter(is_alive())
 
 
 def silent(workers: Any) -> Any:

@@ -7,11 +7,17 @@ UNFINISHED: it has finished, so it does not take the key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
+from typing import NamedTuple
 
+from django.utils.translation import gettext as _
+
+from django_pglock.errors import ConfigurationError
 from django_pglock.store.archive import ATTEMPT, COLUMNS
-from django_pglock.store.archive_state import bounds_of
-from django_pglock.store.statements import BY_INDEX, run_together
+from django_pglock.store.archive_state import bounds_of, existing_archive
+from django_pglock.store.count import MOST_COUNTED
+from django_pglock.store.statements import BY_INDEX, rows_of, run_together
 
 #: Tasks that one batch moves.
 RESTORED_AT_ONCE = 1000
@@ -46,11 +52,49 @@ SELECT (SELECT max(id) FROM next), count(*) FROM gone
 """
 
 
-def restore_window(using: str, day: date, after: int, *, batch: int = RESTORED_AT_ONCE) -> tuple[int, int]:
-    """Move tasks of a day, by UTC, back to the table of tasks: those of one window behind the id ``after``.
+class Restored(NamedTuple):
+    """How many tasks were moved back, and how many are still in the archive, counted up to ``MOST_COUNTED`` + 1."""
 
-    Returns how many tasks were moved, and the id behind which to continue: 0 if the day has no more. Turn the archive
-    off first: with the archive on, workers would move the tasks to it again.
+    moved: int
+    left: int
+
+
+def restore(
+    using: str, *, batch: int = RESTORED_AT_ONCE, progress: Callable[[date, int], None] | None = None
+) -> Restored:
+    """Move all tasks of the archive back to the table of tasks, ``batch`` tasks in each transaction.
+
+    ``progress`` is called after each day that had tasks, with the day and the number of tasks that were moved. Raises
+    ``ConfigurationError`` if the archive is on, because workers would move the tasks to it again. The message is
+    translated, because ``locktasks archive restore`` prints it.
+    """
+    state = existing_archive(using)
+    if state.is_on:
+        raise ConfigurationError(
+            _("The archive is on: workers would move the tasks to it again. Run: manage.py locktasks archive off")
+        )
+    total = 0
+    for day in state.days:
+        count = _restore_day(using, day, batch)
+        total += count
+        if count and progress:
+            progress(day, count)
+    left = rows_of("ArchivedTask", using).order_by()[: MOST_COUNTED + 1].count()
+    return Restored(total, left)
+
+
+def _restore_day(using: str, day: date, batch: int) -> int:
+    count, after = _restore_window(using, day, 0, batch)
+    while after:
+        more, after = _restore_window(using, day, after, batch)
+        count += more
+    return count
+
+
+def _restore_window(using: str, day: date, after: int, batch: int) -> tuple[int, int]:
+    """Move tasks of a day, by UTC: those of one window behind the id ``after``.
+
+    Returns how many tasks were moved, and the id behind which to continue: 0 if the day has no more.
     """
     bounds = bounds_of(day)
     parts = (LIMIT_RESTORE, ()), (RESTORE, (*bounds, after, batch, *bounds))

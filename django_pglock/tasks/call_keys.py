@@ -26,8 +26,9 @@ LONGEST_KEY = 512
 #: has their digest. Texts are better for the index: they are mostly in the order of the calls, and digests are not. A
 #: digest has 64 characters.
 LONGEST_ARGUMENTS = 100
-#: The prefix of the lock key of a group without ``lock=``. A key from a template cannot begin with a percent sign.
-GROUPED = "%group "
+#: The prefixes of the lock keys of a group and of a rate without ``lock=``. A key from a template cannot begin with a
+#: percent sign.
+GROUPED, RATED = "%group ", "%rate "
 
 _DIGEST = re.compile("[0-9a-f]{64}$")
 
@@ -109,7 +110,7 @@ def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], grou
         return f"{GROUPED}{task.module_path} {group}"
     if task.rate is None:
         return None
-    return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
+    return f"{RATED}{render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
 def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], text_of: Callable[[], str]) -> str | None:

@@ -99,7 +99,7 @@ inline insert(task) {
     status[task] = BLOCKED
 }
 
-/* store/admit.py: ADMIT_NEXT `BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')`, ADMIT `NOT starts_with(head.key, '%%group ')`; worker/upkeep/upkeep.py: _orphaned_keys */
+/* store/admit.py: ADMIT_NEXT `BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')`, ADMIT `NOT starts_with(head.key, '{_GROUPED}')`; worker/upkeep/upkeep.py: _orphaned_keys */
 inline admit(task) {
     status[task] == BLOCKED && !is_locked[task] && !(holds(0) || holds(1) || holds(TASKS - 1)) &&
         (task == 0 || status[0] != BLOCKED) && (task < 2 || status[1] != BLOCKED);

@@ -118,11 +118,3 @@ def scans_by_key(plan, most=1):
     by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
     assert max(node["Actual Rows"] for node in by_key) <= most
     return [len(by_key), len(scans)]
-
-
-def rated(most, row):
-    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be let through at once."""
-    return (
-        *("backlog", 1, "backlog", "backlog", "READY", most, most, 1, most - 1),
-        *(*row, "backlog", None, None, None, "backlog"),
-    )

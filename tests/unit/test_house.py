@@ -146,8 +146,8 @@ WITHOUT_PLAN = {
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
     "it reads the catalog of the server": (
-        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_PRERELEASE_TABLES"),
-        *("PARTITIONS_AND_DETACHED",),
+        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_DAYS"),
+        *("HAS_PRERELEASE_TABLES", "PARTITIONS_AND_DETACHED"),
         *("REFERENCES_TO_TASKS", "REFUSING_KEYS", "SIZES_OF_DAYS"),
     ),
     "its table has a row for each worker, queue, schedule or group of failures": (

@@ -49,10 +49,10 @@ from django_pglock.management.task_output import (
 )
 from django_pglock.management.terminal import TerminalCommand, confirm
 from django_pglock.models import Task, TaskHistory, Worker
+from django_pglock.store.archive_days import prune_archive
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
-from django_pglock.store.delete import delete_archived
+from django_pglock.store.delete import deletable_in_archive, delete_with_archived
 from django_pglock.store.newest import newest
-from django_pglock.store.prune import ages_of
 from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
@@ -301,15 +301,22 @@ class Command(TerminalCommand):
             verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
         except ValueError as error:
             raise WrongArguments(str(error)) from error
-        tasks, archived = chosen(rows, options), archiving.chosen_too(rows.db, verb, options)
+        tasks = chosen(rows, options)
+        # The archive has only tasks that have succeeded, and no other verb changes these.
+        archived = chosen(deletable_in_archive(rows.db), options) if verb.name == "delete_finished" else None
         if options["dry_run"] or not (options["ids"] or options["yes"]):
-            count = sum(each[: MOST_COUNTED + 1].count() for each in (verb.movable(tasks), archived))
+            matching = [verb.movable(tasks), archived]
+            count = sum(each[: MOST_COUNTED + 1].count() for each in matching if each is not None)
             self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             confirm()
         progress = self._progress() if options["verbosity"] else None
-        self._say_changed(verb, verb.apply(tasks, progress) + delete_archived(archived, progress), options["ids"])
+        if archived is None:
+            count = verb.apply(tasks, progress)
+        else:
+            count = delete_with_archived(tasks, archived, progress=progress)
+        self._say_changed(verb, count, options["ids"])
 
     def _say_changed(self, verb: Verb, count: int, ids: list[int]) -> None:
         left = len(set(ids)) - count
@@ -331,15 +338,11 @@ class Command(TerminalCommand):
         failures.redrive(rows, options, say=self.stdout.write, ask=confirm, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
-        selection = {
-            "older_than": options["older_than"],
-            "statuses": options["status"] or (),
-            "batch": options["batch"],
-        }
         is_dry = options["dry_run"]
+        ages = {"older_than": options["older_than"], "statuses": options["status"] or (), "dry_run": is_dry}
         progress = self._progress() if options["verbosity"] else None
         try:
-            count = rows.prune(**selection, dry_run=is_dry, progress=progress)
+            count = rows.prune(**ages, batch=options["batch"], progress=progress)
         except ValueError as error:
             raise WrongArguments(str(error)) from error
         if is_dry:
@@ -348,9 +351,8 @@ class Command(TerminalCommand):
         else:
             text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
             self.stdout.write(text % count)
-        archiving.drop_old(
-            rows.db, ages_of(selection["older_than"], selection["statuses"]), is_dry=is_dry, say=self.stdout.write
-        )
+        if dropped := prune_archive(rows.db, **ages):
+            self.stdout.write(archiving.dropped_text(dropped, is_dry=is_dry))
 
     def _progress(self) -> Callable[[int, int], None]:
         """Return a function that prints the progress every two seconds."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from django_pglock.admin import overview_facts
 from django_pglock.admin.overview import VIEWED
 from django_pglock.models import Queue, TaskHistory
-from django_pglock.store.history import ALL, HOUR, MINUTE
 from tests.db.admin.visits import make, person, start_worker
 
 pytestmark = pytest.mark.django_db
@@ -40,20 +39,12 @@ def test_the_page_sends_the_same_number_of_statements_however_much_there_is(clie
     assert first <= cost() <= MOST_STATEMENTS
 
 
-def test_the_rate_of_a_queue_is_the_average_of_the_last_minutes_that_all_workers_have_written(facts, monkeypatch):
-    """A worker writes a minute up to a minute after its end, so the newest two would make each queue look slower."""
-    now = datetime(2026, 1, 5, 12, 0, 30, tzinfo=timezone.utc)
-    monkeypatch.setattr(overview_facts, "timezone", SimpleNamespace(now=lambda: now))
-    others = {"snoozed": 0, "wait_seconds": 0, "run_seconds": 0, "wait": [], "run": []}
-    counts = {"succeeded": 1, "failed": 20, "cancelled": 300, "retried": 4000, "lost": 50_000}
-    for ago in range(10):
-        row = {"seconds": MINUTE, "started_at": now - timedelta(minutes=ago, seconds=30), **others}
-        mine = {name: count * (2 <= ago < 7) for name, count in counts.items()}
-        TaskHistory.objects.create(queue="mail", task_path=ALL, **row, **mine)
-        TaskHistory.objects.create(queue="other", task_path=ALL, **row, **counts)
-        TaskHistory.objects.create(queue="mail", task_path="of.one.function", **row, **counts)
-        TaskHistory.objects.create(queue="mail", task_path=ALL, **{**row, "seconds": HOUR}, **counts)
-    assert facts.rates(["mail", "quiet"]) == {"mail": 321}
+def test_the_rate_of_a_queue_is_that_of_its_history(facts):
+    started_at = timezone.now() - timedelta(minutes=4)
+    counts = {"succeeded": 7, "failed": 3, "cancelled": 0, "retried": 0, "lost": 0, "snoozed": 0}
+    others = {"wait_seconds": 0, "run_seconds": 0, "wait": [], "run": []}
+    TaskHistory.objects.create(queue="mail", task_path="", seconds=60, started_at=started_at, **counts, **others)
+    assert facts.rates(["mail", "quiet"]) == {"mail": 2}
 
 
 def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):

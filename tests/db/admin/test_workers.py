@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -42,6 +44,17 @@ def test_a_worker_that_runs_a_task_is_not_idle_although_it_finds_no_other(client
     if runs:
         make("RUNNING", worker=worker)
     assert f">{state}<" in client.get(reverse("admin:django_pglock_worker_changelist")).content.decode()
+
+
+def test_a_worker_whose_last_heartbeat_is_beyond_the_limit_is_marked(client, settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 400.0}
+    person(client, "view_worker")
+    worker = uuid4()
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=[], threads=3, is_stopping=False)
+    url = reverse("admin:django_pglock_worker_changelist")
+    for seconds, is_marked in ((300, False), (500, True)):
+        Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=seconds))
+        assert (">no heartbeat<" in client.get(url).content.decode()) == is_marked
 
 
 def test_workers_have_pages_whatever_the_style_of_intervals_is(client):

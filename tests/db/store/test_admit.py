@@ -81,8 +81,7 @@ def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypa
     monkeypatch.setattr(admit_module, "wake", lambda using, queues: woken.extend(queues))
     with transaction.atomic():
         keyed.step.using(queue_name="mail").enqueue(1)
-        keyed.trickle.using(queue_name="rated").enqueue(1)
-    assert (statuses(), woken) == (["READY", "READY"], ["mail", "rated"])
+    assert (statuses(), woken) == (["READY"], ["mail"])
 
 
 def test_a_task_with_something_left_to_wait_for_does_not_keep_those_behind_it_waiting(claim):

@@ -8,9 +8,9 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection
 from django.utils import timezone as django_timezone
 
-from django_pglock.models import ArchivedTask
+from django_pglock.models import ArchivedTask, Task
 from django_pglock.store import archive_days
-from django_pglock.store.archive_days import EXPIRED, create_days, drop_days, expired_days, sizes_of_days
+from django_pglock.store.archive_days import EXPIRED, create_days, drop_days, expired_days, prune_archive, sizes_of_days
 from django_pglock.store.archive_state import archive_state, table_of
 from tests.db.store.archiving import TWO_HOURS, moved, walk
 from tests.db.store.test_prune import make
@@ -45,6 +45,44 @@ def test_old_days_are_dropped_and_others_stay():
     assert archive_state("default").days == before[1:]
     assert ArchivedTask.objects.count() == 2
     assert drop_days("default", 7) == []
+
+
+def test_days_are_pruned_by_the_age_of_successful_tasks(settings):
+    for days in (9, 3):
+        make(days=days)
+    walk(days=30)
+    assert prune_archive("default", dry_run=True) == 1
+    assert ArchivedTask.objects.count() == 2
+    assert prune_archive("default", statuses=["CANCELLED"], older_than=1) == 0
+    assert prune_archive("default", statuses=["SUCCESSFUL"], older_than=20) == 0
+    assert prune_archive("default") == 1
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": None, "CANCELLED": 1}}
+    assert prune_archive("default") == 0
+    assert ArchivedTask.objects.count() == 1
+    assert prune_archive("default", statuses=["SUCCESSFUL"], older_than=1) == 1
+
+
+def test_wrong_arguments_drop_no_day():
+    make(days=9)
+    walk(days=30)
+    with pytest.raises(ValueError, match="RUNNING tasks cannot be pruned"):
+        prune_archive("default", statuses=["RUNNING"])
+    with pytest.raises(ValueError, match="older_than is -1"):
+        prune_archive("default", older_than=-1)
+    assert ArchivedTask.objects.count() == 1
+
+
+def test_task_objects_prune_leaves_the_archive():
+    """Its tasks may be selected by filters, and a day is dropped as a whole."""
+    make(days=9)
+    walk(days=30)
+    assert Task.objects.prune() == 0
+    assert ArchivedTask.objects.count() == 1
+
+
+def test_without_an_archive_pruning_it_takes_one_statement(django_assert_num_queries):
+    with django_assert_num_queries(1):
+        assert prune_archive("default") == 0
 
 
 def test_a_day_is_dropped_only_when_all_its_tasks_are_old_enough():

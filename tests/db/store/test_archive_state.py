@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from datetime import date
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import Worker
 from django_pglock.store import archive_state as module
 from django_pglock.store.archive_days import create_days, sizes_of_days
 from django_pglock.store.archive_state import (
     ArchiveState,
+    Rights,
     archive_state,
     day_of,
+    existing_archive,
+    has_days,
     may_be_archived,
     references_to_tasks,
     rights_in_archive,
@@ -21,6 +27,7 @@ from django_pglock.store.archive_state import (
     turn_off,
     turn_on,
 )
+from django_pglock.store.liveness import beat
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
 
@@ -28,17 +35,62 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def test_turning_the_archive_on_or_off_changes_its_state_in_the_database():
     assert not archive_state("default").is_on
     assert not may_be_archived("default")
-    turn_on("default")
+    assert turn_on("default")
     assert may_be_archived("default"), "this process knows it at once"
     state = archive_state("default")
     assert state.exists
     assert 0 <= state.on_for < 600
     assert state.may_have_rows
-    turn_off("default")
+    assert turn_off("default")
     assert not archive_state("default").is_on
     assert not archive_state("default").may_have_rows
     create_days("default", [timezone.now().date()])
     assert archive_state("default").may_have_rows
+
+
+def test_the_archive_is_turned_on_once_and_keeps_its_date():
+    """A later date would make workers wait again, until all processes have read the state."""
+    assert not turn_off("default")
+    assert turn_on("default")
+    with connection.cursor() as cursor:
+        cursor.execute("COMMENT ON TABLE django_pglock_archivedtask IS 'archive on since 1'")
+    assert not turn_on("default")
+    assert archive_state("default").on_for > 1_000_000
+
+
+def test_the_archive_is_not_turned_on_if_a_table_refers_to_tasks():
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id))")
+        try:
+            with pytest.raises(ConfigurationError, match="keeps_task has a foreign key to them"):
+                turn_on("default")
+        finally:
+            cursor.execute("DROP TABLE keeps_task")
+    assert not archive_state("default").is_on
+
+
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        ({"is_owner": False}, "The role a does not own the archive; b does"),
+        ({"may_create": False}, "The role a may not create tables in the schema public"),
+    ],
+)
+def test_the_archive_is_not_turned_on_without_the_rights_to_move_tasks(monkeypatch, rights, said):
+    """``tests/db/management/test_archiving.py`` has real roles."""
+    found = Rights(**{"role": "a", "owner": "b", "is_owner": True, "may_create": True, **rights})
+    monkeypatch.setattr(module, "rights_in_archive", lambda using: found)
+    with pytest.raises(ConfigurationError, match=said):
+        turn_on("default")
+    assert not archive_state("default").is_on
+
+
+def test_a_query_asks_whether_the_archive_has_a_day():
+    asked = Worker.objects.order_by().values_list(has_days(), flat=True)
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    assert asked.get() is False
+    create_days("default", [timezone.now().date()])
+    assert asked.get() is True
 
 
 def test_a_process_reads_the_state_of_the_archive_only_every_few_seconds(monkeypatch, django_assert_num_queries):
@@ -58,6 +110,9 @@ def test_before_the_migration_that_makes_its_table_there_is_no_archive():
         cursor.execute("ALTER TABLE django_pglock_archivedtask RENAME TO of_a_later_version")
         none = ArchiveState(exists=False, on_for=None, schema="", is_readable=False, days=())
         assert archive_state("default") == none
+        for verb in (existing_archive, turn_on, turn_off):
+            with pytest.raises(ConfigurationError, match=r"no table for the archive\. Run: manage.py migrate"):
+                verb("default")
         assert not may_be_archived("default")
         transaction.set_rollback(True)
 

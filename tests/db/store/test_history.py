@@ -10,14 +10,17 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import TaskHistory
+from django_pglock.store import history
 from django_pglock.store.histogram import BUCKETS, bucket_of
 from django_pglock.store.history import (
+    ALL,
     KEPT,
     MOST_POINTS,
     OUTCOMES,
     Counts,
     add_history,
     add_rescued,
+    finished_per_minute,
     prune_history,
     series,
     totals,
@@ -219,3 +222,22 @@ def test_old_rows_are_deleted_minutes_before_hours():
     left = TaskHistory.objects.filter(task_path="app.send")
     assert (left.filter(seconds=60).count(), left.filter(seconds=3600).count()) == (2, 3)
     assert not TaskHistory.objects.filter(seconds=3600, started_at__lt=NOON - timedelta(days=95)).exists()
+
+
+def test_the_rate_of_a_queue_is_the_average_of_the_last_minutes_that_all_workers_have_written(
+    monkeypatch, django_assert_num_queries
+):
+    """A worker writes a minute up to a minute after its end, so the newest two would make each queue look slower."""
+    now = datetime(2026, 1, 5, 12, 0, 30, tzinfo=timezone.utc)
+    monkeypatch.setattr(history, "now", lambda: now)
+    others = {"snoozed": 0, "wait_seconds": 0, "run_seconds": 0, "wait": [], "run": []}
+    counts = {"succeeded": 1, "failed": 20, "cancelled": 300, "retried": 4000, "lost": 50_000}
+    for ago in range(10):
+        row = {"seconds": 60, "started_at": now - timedelta(minutes=ago, seconds=30), **others}
+        mine = {name: count * (2 <= ago < 7) for name, count in counts.items()}
+        TaskHistory.objects.create(queue="mail", task_path=ALL, **row, **mine)
+        TaskHistory.objects.create(queue="other", task_path=ALL, **row, **counts)
+        TaskHistory.objects.create(queue="mail", task_path="of.one.function", **row, **counts)
+        TaskHistory.objects.create(queue="mail", task_path=ALL, **{**row, "seconds": 3600}, **counts)
+    with django_assert_num_queries(1):
+        assert finished_per_minute("default", ["mail", "quiet"]) == {"mail": 321}

@@ -24,6 +24,7 @@ from django_pglock.store.liveness import (
     beat_all,
     delete_dead,
     deregister,
+    is_alive,
     is_oldest,
     witness_values,
 )
@@ -296,3 +297,13 @@ def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep(settings):
         last = beat("default", workers[-1], name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
         counts = (last.older_sleeping_workers, last.sleeping_workers)
         assert counts == expected, "one that stops, or is silent, is none to rely on; one that rests is one to wake"
+
+
+def test_a_worker_is_alive_by_the_hard_limit_in_a_filter_and_as_a_value(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    young, old = uuid4(), uuid4()
+    register(young, silent_for=300), register(old, silent_for=500)
+    workers = Worker.objects.filter(pk__in=[young, old])
+    assert dict(workers.annotate(is_alive=is_alive()).values_list("pk", "is_alive")) == {young: True, old: False}
+    assert [each.pk for each in workers.alive()] == [young]
+    assert [each.pk for each in workers.silent()] == [old]

@@ -18,7 +18,7 @@ from django_pglock.store import admit as admit_module
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rate import delete_unused_rates, open_rates
+from django_pglock.store.rate import admit_own_at_rate, delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
 from tests.conftest import NEVER
@@ -247,8 +247,8 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
     session, in_threads, eventually, monkeypatch
 ):
     """Admission waits for the row for a moment. The test lets it wait for as long as it takes."""
-    patient = admit_module.ADMIT_OWN_AT_RATE.replace("100ms", f"{NEVER:.0f}s")
-    monkeypatch.setattr(admit_module, "ADMIT_OWN_AT_RATE", patient)
+    patient = rate.ADMIT_OWN_AT_RATE.replace("100ms", f"{NEVER:.0f}s")
+    monkeypatch.setattr(rate, "ADMIT_OWN_AT_RATE", patient)
     with transaction.atomic():
         task = int(keyed.trickle.enqueue(1).id)
         transaction.get_connection().run_on_commit.clear()
@@ -259,7 +259,7 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
 
     def act(number):
         if number == 0:
-            admit_own = partial(admit_module.admit_own_at_rate, is_alone=False)
+            admit_own = partial(admit_own_at_rate, is_alone=False)
             return admit_own("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
         waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
         eventually(lambda: ask(waiting).fetchone()[0], why="admission does not wait")
@@ -282,7 +282,7 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, fu
             admit_module.admit_own("default", task, "order:1", is_alone=True)
         else:
             rate = function.rate
-            admit_module.admit_own_at_rate("default", task, "%rate tenant:1", rate, "default", is_alone=False)
+            admit_own_at_rate("default", task, "%rate tenant:1", rate, "default", is_alone=False)
 
     with locked(task):
         admit_one()
@@ -297,6 +297,14 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, fu
     with connection.cursor() as cursor:
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
+
+
+def test_workers_are_woken_for_a_task_that_gets_a_token_after_the_commit(monkeypatch):
+    woken = []
+    monkeypatch.setattr(rate, "wake", lambda using, queues: woken.extend(queues))
+    with transaction.atomic():
+        keyed.trickle.using(queue_name="rated").enqueue(1)
+    assert (Task.objects.get().status, woken) == ("READY", ["rated"])
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

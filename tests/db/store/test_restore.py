@@ -8,11 +8,13 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.models import ArchivedTask, Attempt, Task
 from django_pglock.store import archived as lookup
 from django_pglock.store.archive_state import archive_state, turn_off, turn_on
 from django_pglock.store.archived import find_archived, succeeded_among
-from django_pglock.store.restore import restore_window
+from django_pglock.store.restore import Restored
+from django_pglock.store.restore import restore as restore_all
 from tests.db.store.archiving import TWO_HOURS, fail, moved, walk
 from tests.db.store.test_prune import ago, make
 from tests.sample import tasks
@@ -23,13 +25,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def restore(batch=1000):
     """Move back all tasks of all days; return their number."""
     turn_off("default")
-    total = 0
-    for day in archive_state("default").days:
-        count, after = restore_window("default", day, 0, batch=batch)
-        while after:
-            total += count
-            count, after = restore_window("default", day, after, batch=batch)
-    return total
+    return restore_all("default", batch=batch).moved
 
 
 def values_of(rows):
@@ -85,6 +81,27 @@ def test_tasks_that_are_locked_or_whose_id_is_taken_stay(somebody):
     assert Task.objects.get(pk=taken.pk).status == other.status == "READY"
     assert set(ArchivedTask.objects.values_list("pk", flat=True)) == {locked.pk, taken.pk}
     assert Task.objects.filter(pk=free.pk).exists()
+
+
+def test_each_day_is_reported_and_the_tasks_that_stay_are_counted():
+    turn_on("default")
+    rows = [make(days=days) for days in (4, 4, 3, TWO_HOURS)]
+    assert walk() == 4
+    make("READY", days=0, id=rows[2].pk)
+    [first, _, last] = archive_state("default").days
+    turn_off("default")
+    told = []
+    assert restore_all("default", batch=1, progress=lambda *values: told.append(values)) == Restored(3, 1)
+    assert told == [(first, 2), (last, 1)]
+
+
+def test_tasks_do_not_move_back_while_the_archive_is_on():
+    turn_on("default")
+    row = make(days=TWO_HOURS)
+    assert walk() == 1
+    with pytest.raises(ConfigurationError, match="The archive is on: workers would move the tasks to it again"):
+        restore_all("default")
+    assert moved(row) == [True]
 
 
 def test_an_id_that_is_twice_in_the_archive_moves_back_once():

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN, ADMIT_OWN_AT_RATE
+from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, scans_by_key
 from tests.plans.store.backlog import Call
-
-
-def own_at_rate(id_, most):
-    """Return the values of ``ADMIT_OWN_AT_RATE``, where ``most`` tasks may be admitted at once."""
-    key = "backlog"
-    return (id_, most, key, key, "READY", most + 1, most - 1, key, key, 1, 1, key)
 
 
 def calls(backlog):
@@ -22,8 +16,6 @@ def calls(backlog):
         "ADMIT, behind tasks that wait for others": Call(filled(ADMIT), (["after others"],), by_index=True),
         "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
         "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
-        "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), own_at_rate(first, BATCH), by_index=True),
-        "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), own_at_rate(first, 1), by_index=True),
         "ADMIT_OWN": Call(filled(ADMIT_OWN), ("backlog", "backlog", first, first), by_index=True),
     }
 
@@ -37,4 +29,3 @@ def test_admission_to_one_key_reads_the_index_of_keys(plans):
     """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
     assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
     assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]
-    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"], most=2) == [1, 2]

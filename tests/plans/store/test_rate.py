@@ -1,4 +1,4 @@
-"""Unused buckets of ``rate=`` are searched along the primary key, some keys at a time."""
+"""A token is taken beside a backlog at its key, and unused buckets are searched some keys at a time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,47 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import RateLimit
-from django_pglock.store.rate import DELETE_UNUSED_RATES, OPEN_RATES
+from django_pglock.store.rate import ADMIT_OWN_AT_RATE, DELETE_UNUSED_RATES, ENQUEUE_AT_RATE, OPEN_RATES
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, executed, nodes, pages_read
+from tests.plans.reading import BATCH, ROW, executed, nodes, pages_read, scans_by_key
 from tests.plans.store.backlog import Call
 
 KEYS, WINDOW = 20_000, 500
 
 
-def calls(_backlog):
-    return {"OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True)}
+def enqueue(most):
+    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be admitted at once."""
+    return (
+        *("backlog", 1, "backlog", "backlog", "READY", most, most, 1, most - 1),
+        *(*ROW, "backlog", None, None, None, "backlog"),
+    )
+
+
+def admit_own(id_, most):
+    """Return the values of ``ADMIT_OWN_AT_RATE``, where ``most`` tasks may be admitted at once."""
+    key = "backlog"
+    return (id_, most, key, key, "READY", most + 1, most - 1, key, key, 1, 1, key)
+
+
+def calls(backlog):
+    first = backlog.ids[0]
+    return {
+        "OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True),
+        "ENQUEUE_AT_RATE": Call(filled(ENQUEUE_AT_RATE), enqueue(BATCH), by_index=True),
+        "ENQUEUE_AT_RATE of one": Call(filled(ENQUEUE_AT_RATE), enqueue(1), by_index=True),
+        "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, BATCH), by_index=True),
+        "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, 1), by_index=True),
+    }
 
 
 def test_rates_with_a_due_token_are_found_by_the_index_of_dates(plans):
-    plans.check(pages=20)
+    assert pages_read(plans["OPEN_RATES"]) <= 20
+
+
+def test_a_token_is_taken_without_reading_the_backlog(plans):
+    plans.check(rows=20 * BATCH, pages=400)
+    assert scans_by_key(plans["ENQUEUE_AT_RATE of one"]) == [1, 1]
+    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"], most=2) == [1, 2]
 
 
 @pytest.fixture

@@ -34,6 +34,23 @@ def test_a_revocation_concerns_the_leases_that_are_held():
     assert ends[expired.key] < ends[endless.key]
 
 
+def test_each_lease_has_its_state_by_the_time_of_the_server():
+    """The same conditions as for ``held()``."""
+    states = {
+        (1, True, False): {"expires_at": None},
+        (2, True, False): {"expires_at": Now() + HOUR},
+        (3, False, False): {"expires_at": Now() - HOUR},
+        (4, False, True): {"expires_at": Now() + HOUR, "released_at": Now()},
+        (5, False, False): {"expires_at": Now() - HOUR, "released_at": Now()},
+    }
+    for (key, *_), dates in states.items():
+        make(key, **dates)
+    rows = list(Row.objects.all().with_state().order_by("key"))
+    assert [(row.key, row.is_held, row.is_kept) for row in rows] == list(states)
+    assert {row.pk for row in rows if row.is_held} == set(Row.objects.held().values_list("pk", flat=True))
+    assert {row.server_time for row in rows} == {rows[0].server_time}
+
+
 def test_a_revoked_lease_can_be_taken_at_once():
     taken = Lease("a")
     with taken as lease:
