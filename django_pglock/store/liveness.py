@@ -175,12 +175,7 @@ class HeartbeatReply(NamedTuple):
 
 def alive(workers: Any) -> Any:
     """Return the workers that have sent a heartbeat within the hard limit."""
-    return workers.filter(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
-
-
-def silent(workers: Any) -> Any:
-    """Return the workers that have sent no heartbeat for longer than the hard limit."""
-    return workers.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
+    return workers.filter(heartbeat_at__gt=Now() - timedelta(seconds=get_settings().HEARTBEAT_LIMIT))
 
 
 def witness_values() -> tuple[float, float]:
@@ -230,7 +225,3 @@ def is_oldest(using: str, worker: UUID) -> bool:
     """Return whether this is the oldest living worker. It writes the log records that only one worker should write."""
     oldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
     return bool(oldest == worker)
-
-
-def _ago(seconds: float) -> Any:
-    return Now() - timedelta(seconds=seconds)
