@@ -11,13 +11,13 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.store import windows
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.retry import _retriable
+from django_pglock.store.retry import retriable
 from tests.plans.reading import analyze, insert, plan_of, reads
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
-    retried = _retriable(Task.objects.filter(pk=backlog.first)).order_by("pk")
+    retried = retriable(Task.objects.filter(pk=backlog.first)).order_by("pk")
     changes = {"status": "READY", "finished_at": None}
     return {"of one": Call(*marking_sql(first_free(retried, 1000, no_key=True), changes, '"queue"'))}
 
