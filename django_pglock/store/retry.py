@@ -30,6 +30,8 @@ RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 #: How often a retry is repeated because another task with the same unique key was committed meanwhile.
 CONFLICT_REPEATS = 10
 
+_RETRIABLE = movable(TaskStatus.READY, FINISHED)
+
 
 def retry(tasks: Any, *, progress: Progress | None = None) -> int:
     """Make failed and cancelled tasks READY again, with all their retries and snoozes. Returns how many.
@@ -41,7 +43,7 @@ def retry(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def retriable(tasks: Any) -> Any:
     """Return the tasks that ``retry`` would move now."""
-    return _without_duplicates(tasks).filter(status__in=movable(TaskStatus.READY, FINISHED))
+    return _without_duplicates(tasks).filter(status__in=_RETRIABLE)
 
 
 def _retry(tasks: Any) -> int:
@@ -123,10 +125,10 @@ def _short_waits(using: str) -> Iterator[None]:
 
 
 def _without_duplicates(tasks: Any) -> Any:
-    """Return the tasks whose unique key is free. Of several tasks with the same key, return only the last."""
+    """Return the tasks whose unique key is free. Of several that may be retried with the same key, return the last."""
     others = tasks.model._base_manager.using(tasks.db).filter(unique_key=OuterRef("unique_key"))
     there = others.filter(HAS_UNIQUE_KEY).exclude(pk=OuterRef("pk"))
     # Without the successful tasks, which may be so many that PostgreSQL would not hash them.
-    last = tasks.filter(unique_key__isnull=False, status__in=FINISHED)
+    last = tasks.filter(unique_key__isnull=False, status__in=_RETRIABLE)
     last = last.order_by("unique_key", "-pk").distinct("unique_key")
     return tasks.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
