@@ -20,7 +20,7 @@
         ├── TaskCancelled                             a cancel of the running task was requested
         ├── TooManySnoozes                            recorded for a task that snoozed more often than max_snoozes
         ├── DependencyFailed                          recorded for a task whose after= task did not succeed
-        ├── ClaimLost                                 another worker has the task now
+        ├── ClaimLost                                 the task no longer belongs to this worker
         └── WorkerLost                                recorded for an attempt whose worker died
 
 All other database errors pass through unchanged, so a broken connection is never mistaken for a busy lock.
@@ -212,7 +212,7 @@ class TooManySnoozes(TaskError):
 
 
 class ClaimLost(TaskError):
-    """The worker no longer has the claim on the task: the task was rescued, cancelled or reset meanwhile."""
+    """The worker no longer has the claim on the task: the task was rescued, reset or deleted meanwhile."""
 
 
 class WorkerLost(TaskError):

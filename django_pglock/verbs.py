@@ -9,7 +9,11 @@ from typing import Any
 from django.utils.text import get_text_list
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_pglock.store.move_to_queue import check_target
+from django_pglock.store.cancel import cancellable
+from django_pglock.store.delete import deletable
+from django_pglock.store.move_to_queue import check_target, movable_to
+from django_pglock.store.reset_stuck import stuck
+from django_pglock.store.retry import retriable
 from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
@@ -54,6 +58,8 @@ class Verb:
     unchanged: Message = _not_changed
     #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
     question: Message = _no_question
+    #: Returns those rows of a queryset that ``apply`` would change now; None: those in one of ``statuses``.
+    selection: Callable[[Any], Any] | None = None
     #: Whether to begin with the newest rows.
     newest_first: bool = False
     #: The label of the value that the verb needs besides the rows; empty if it needs none.
@@ -72,15 +78,11 @@ class Verb:
 
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
-        return rows.filter(status__in=sorted(self.statuses))
+        return rows.filter(status__in=sorted(self.statuses)) if self.selection is None else self.selection(rows)
 
 
-class ResetVerb(Verb):
-    """Changes running tasks, but only those whose worker is dead."""
-
-    def movable(self, rows: Any) -> Any:
-        """Return the rows that the verb would change now."""
-        return rows.stuck()
+def _would_be_moved(number: int) -> str:
+    return ngettext("%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", number)
 
 
 class MoveVerb(Verb):
@@ -89,7 +91,13 @@ class MoveVerb(Verb):
     def with_value(self, using: str, value: str) -> Verb:
         """Return the verb with the name of the queue. Raises ``ValueError`` for a wrong one."""
         check_target(using, value)
-        return replace(self, value=value, apply=lambda rows, progress: rows.move_to_queue(value, progress=progress))
+        return replace(
+            self,
+            value=value,
+            apply=lambda rows, progress: rows.move_to_queue(value, progress=progress),
+            selection=lambda rows: movable_to(rows, value),
+            question=_would_be_moved,
+        )
 
 
 def _needs_value(rows: Any, progress: Progress | None) -> int:
@@ -99,13 +107,14 @@ def _needs_value(rows: Any, progress: Progress | None) -> int:
 TASK_VERBS = {
     verb.name: verb
     for verb in (
-        ResetVerb(
+        Verb(
             name="reset_stuck",
             permission="reset",
             label=gettext_lazy("Reset stuck tasks"),
             button=gettext_lazy("Reset"),
             statuses=frozenset({TaskStatus.RUNNING.value}),
             apply=lambda rows, progress: rows.reset_stuck(),
+            selection=stuck,
             done=lambda number: ngettext(
                 "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", number
             ),
@@ -126,6 +135,7 @@ TASK_VERBS = {
             button=gettext_lazy("Retry"),
             statuses=frozenset({TaskStatus.FAILED.value, TaskStatus.CANCELLED.value}),
             apply=lambda rows, progress: rows.retry(progress=progress),
+            selection=retriable,
             done=lambda number: ngettext("%(count)s task will run again.", "%(count)s tasks will run again.", number),
             question=lambda number: ngettext(
                 "%(count)s task would run again.", "%(count)s tasks would run again.", number
@@ -164,6 +174,7 @@ TASK_VERBS = {
             button=gettext_lazy("Cancel"),
             statuses=frozenset({*WAITING, TaskStatus.RUNNING.value}),
             apply=lambda rows, progress: rows.cancel(progress=progress),
+            selection=cancellable,
             done=lambda number: ngettext(
                 "%(count)s task was cancelled, or asked to end if it runs.",
                 "%(count)s tasks were cancelled, or asked to end if they run.",
@@ -189,8 +200,11 @@ TASK_VERBS = {
                 "%(count)s of the selected tasks were not moved: they do not wait, or are in this queue already.",
                 number,
             ),
+            # Until the queue is known.
             question=lambda number: ngettext(
-                "%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", number
+                "%(count)s waiting task would be moved, unless it is in that queue already.",
+                "%(count)s waiting tasks would be moved, except those that are in that queue already.",
+                number,
             ),
             value_label=gettext_lazy("Queue"),
         ),
@@ -202,6 +216,7 @@ TASK_VERBS = {
             button="",
             statuses=FINISHED,
             apply=lambda rows, progress: rows.delete_finished(progress=progress),
+            selection=deletable,
             done=lambda number: ngettext("%(count)s task was deleted.", "%(count)s tasks were deleted.", number),
             unchanged=lambda number: ngettext(
                 "%(count)s of the selected tasks was not deleted: it is not finished, or is still needed.",

@@ -16,6 +16,7 @@ from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Task, Worker
 from django_pglock.store.count import MOST_COUNTED, in_status
+from django_pglock.store.failures import failures
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks.backends import our_backends
@@ -48,7 +49,7 @@ def attention(facts: Facts) -> list[Sentence]:
 
 def failing_functions(facts: Facts) -> Iterator[Sentence]:
     """The failures of the last day, by function, exception and place, without muted groups."""
-    groups = Task.objects.using(facts.using).all().failures(limit=MOST_GROUPS, with_muted=False)
+    groups = failures(facts.using, limit=MOST_GROUPS, with_muted=False)
     recent = sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count)
     url = facts.address("failuregroup_changelist")
     for group in recent[:FEW]:

@@ -48,7 +48,7 @@ def resume(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
 def perform(verb: str, request: HttpRequest, names: Iterable[str], *, reason: str = "") -> None:
     """Pause or resume queues, show how many changed, and write one log entry."""
     chosen = sorted(names)
-    queues = Queue.objects.using(router.db_for_write(Queue))
+    queues = Queue.objects.db_manager(router.db_for_write(Queue))
     with transaction.atomic(using=queues.db):
         if verb == "pause":
             changed = [name for name in chosen if queues.pause(name, by=request.user.get_username(), reason=reason)]
@@ -119,7 +119,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Pause the queue. Django writes the log entry."""
-        queues = Queue.objects.using(router.db_for_write(Queue))
+        queues = Queue.objects.db_manager(router.db_for_write(Queue))
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:

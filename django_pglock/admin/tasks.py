@@ -40,6 +40,7 @@ from django_pglock.admin.task_list import (
 )
 from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
 from django_pglock.store.archived import archived_among
+from django_pglock.store.delete import delete
 from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
@@ -50,6 +51,10 @@ _WITHOUT_ARGUMENTS = {
     *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
     *("django_pglock_task_stack", "django_pglock_task_export"),
 }
+
+
+class _NotDeleted(PermissionDenied):
+    """The task is not finished, or is still needed."""
 
 
 class TaskAdmin(ReadOnlyAdmin):
@@ -348,12 +353,20 @@ class TaskAdmin(ReadOnlyAdmin):
         refused = {str(self.opts.verbose_name) for task in objs if not self.has_delete_permission(request, task)}
         return [str(task) for task in objs], counts, refused, []
 
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """Ask for confirmation and delete the task. Say so if it is still needed, or was retried meanwhile."""
+        try:
+            return super().delete_view(request, object_id, extra_context)
+        except _NotDeleted:
+            # Django has rolled back, also the entry in the admin log.
+            verb = TASK_VERBS["delete_finished"]
+            self.message_user(request, verb.message(verb.unchanged, 1), WARNING)
+            return HttpResponseRedirect(self._address("change", object_id))
+
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete the task, unless it was retried after the user was asked to confirm."""
-        rows = Task.objects.using(router.db_for_write(Task)).select_for_update()
-        if not rows.filter(pk=obj.pk, status__in=FINISHED).exists():
-            raise PermissionDenied
-        super().delete_model(request, obj)
+        """Delete the task by the verb of the package, which deletes no task that is still needed."""
+        if not delete(Task.objects.using(router.db_for_write(Task)).filter(pk=obj.pk)):
+            raise _NotDeleted
 
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:

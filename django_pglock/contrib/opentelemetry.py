@@ -43,7 +43,7 @@ ATTEMPT, OUTCOME = "django_pglock.attempt", "django_pglock.outcome"
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 1800, 7200)
 
 #: The failure of an attempt that has lost its task while it ran.
-CLAIM_LOST = Failure("django_pglock.errors.ClaimLost", "", "Another worker has claimed the task.")
+CLAIM_LOST = Failure("django_pglock.errors.ClaimLost", "", "The task no longer belongs to this worker.")
 
 
 class PGLockInstrumentor(BaseInstrumentor):  # type: ignore[misc]

@@ -145,7 +145,7 @@ class Running(RunObserver):
             if self.check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
                 status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
                 capture_checkin(**self.check_in, status=status)
-            # Without an outcome, another worker has the task now.
+            # Without an outcome, the task no longer belongs to this worker.
             is_error = outcome is None or (failure is not None and not isinstance(outcome, Cancelled))
             _end(self.span, is_error=is_error)
 

@@ -13,7 +13,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
-from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, in_group
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, failures, in_group
 from django_pglock.store.id_range import id_in
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
 from django_pglock.verbs import TASK_VERBS
@@ -54,7 +54,7 @@ def chosen_groups(rows: Any, options: dict[str, Any]) -> list[FailureCounts]:
     numbers, function, exception = options["fingerprint"], options["function"], options["exception"]
     return [
         group
-        for group in rows.failures(limit=MOST_FOUND)
+        for group in failures(rows.db, limit=MOST_FOUND)
         if (not numbers or group.fingerprint in numbers)
         and (function is None or function in (group.task_path, group.name))
         and (exception is None or exception in (group.exception_path, group.exception))

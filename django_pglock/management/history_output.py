@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.choosing import add_functions, add_queues
 from django_pglock.management.tables import printable
-from django_pglock.store.history import OUTCOMES, Counts, Total
+from django_pglock.store.history import OUTCOMES, Counts, Total, totals
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 #: The shares of attempts whose times are shown.
@@ -44,21 +44,21 @@ def span(text: str) -> timedelta:
     return timedelta(**{UNITS[found[2]]: int(found[1])})
 
 
-def chosen_totals(history: Any, options: dict[str, Any]) -> tuple[list[Total], float]:
+def chosen_totals(using: str, options: dict[str, Any]) -> tuple[list[Total], float]:
     """Return the totals that the options select, and the length of their period in minutes."""
     now, since = timezone.now(), options["since"]
-    totals = [
+    found = [
         total
-        for total in history.totals(now - since, now)
+        for total in totals(using, now - since, now)
         if (not options["queue"] or total.queue in options["queue"])
         and (not options["task"] or any(_is_named(total.task_path, name) for name in options["task"]))
     ]
-    return _by_queue(totals) if options["by_queue"] else totals, since.total_seconds() / 60
+    return _by_queue(found) if options["by_queue"] else found, since.total_seconds() / 60
 
 
-def _by_queue(totals: list[Total]) -> list[Total]:
+def _by_queue(found: list[Total]) -> list[Total]:
     sums: dict[str, Counts] = {}
-    for total in totals:
+    for total in found:
         sums.setdefault(total.queue, Counts()).add(total.counts)
     return [Total(queue, "", counts) for queue, counts in sums.items()]
 

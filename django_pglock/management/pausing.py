@@ -30,7 +30,7 @@ def pause(using: str, options: dict[str, Any], *, say: Callable[[str], Any], war
     """Pause the queue. Warn about a name that QUEUES does not list: it may have a typing error."""
     queue = options["queue"]
     try:
-        is_new = Queue.objects.using(using).pause(queue, by=name_of_user(), reason=options["reason"])
+        is_new = Queue.objects.db_manager(using).pause(queue, by=name_of_user(), reason=options["reason"])
     except ValueError as error:
         raise WrongArguments(str(error)) from error
     say((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
@@ -44,7 +44,7 @@ def resume(using: str, options: dict[str, Any], *, say: Callable[[str], Any]) ->
     """Resume the queue. Raises ``CommandError`` if it is not paused."""
     queue = options["queue"]
     try:
-        was_paused = Queue.objects.using(using).resume(queue)
+        was_paused = Queue.objects.db_manager(using).resume(queue)
     except ValueError as error:
         raise WrongArguments(str(error)) from error
     if not was_paused:

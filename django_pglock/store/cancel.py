@@ -21,7 +21,6 @@ NOTIFY_REQUEST = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id
 
 _RUNNING = Q(status=TaskStatus.RUNNING)
 _CANCEL_NOT_REQUESTED = _RUNNING & Q(cancel_requested_at__isnull=True)
-_WAITING = Q(status__in=sorted(WAITING))
 _UNFINISHED = (*sorted(WAITING), TaskStatus.RUNNING.value)
 
 
@@ -31,14 +30,20 @@ def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
     The newest tasks are cancelled first. Otherwise the cancel of an older task could admit a newer one to its lock key,
     or release it from its ``after=``, before the newer one is cancelled.
     """
-    return by_windows(tasks, tasks.filter(_CANCEL_NOT_REQUESTED | _WAITING).order_by("-pk"), _cancel, progress)
+    return by_windows(tasks, cancellable(tasks).order_by("-pk"), _cancel, progress)
+
+
+def cancellable(tasks: Any) -> Any:
+    """Return the tasks that ``cancel`` would change now: without those whose cancel was requested before."""
+    # Failed tasks may become CANCELLED, too, but only by discard.py.
+    return tasks.filter(_CANCEL_NOT_REQUESTED | ~_RUNNING, status__in=_UNFINISHED)
 
 
 def _cancel(tasks: Any) -> int:
     count = _cancel_free(tasks)
     for _ in range(REPEATS):
         # A row is locked for a moment when it is claimed, and when its progress is written.
-        if not tasks.filter(_CANCEL_NOT_REQUESTED | _WAITING).exists():
+        if not cancellable(tasks).exists():
             break
         time.sleep(BETWEEN_REPEATS)
         count += _cancel_free(tasks)
@@ -52,8 +57,7 @@ def _cancel_free(tasks: Any) -> int:
         "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(EXPIRES_AT, ())),  # noqa: S611
         "cancel_requested_at": Case(When(_RUNNING, then=Now())),
     }
-    # Failed tasks may become CANCELLED, too, but only by discard.py.
-    moved = move(tasks.filter(_CANCEL_NOT_REQUESTED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
+    moved = move(cancellable(tasks), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
         notify_after_commit(tasks.db, NOTIFY_REQUEST, REQUEST_CHANNEL, asked)

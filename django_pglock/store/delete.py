@@ -21,11 +21,16 @@ def delete(tasks: Any, *, progress: Progress | None = None) -> int:
     refusals = Refusals()
 
     def delete_window(tasks: Any) -> int:
-        return refusals.delete(delete_free, unneeded(tasks).filter(status__in=sorted(FINISHED)))
+        return refusals.delete(delete_free, deletable(tasks))
 
     count = by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
     refusals.log()
     return count
+
+
+def deletable(tasks: Any) -> Any:
+    """Return the tasks that ``delete`` would delete now: the finished tasks that are not needed."""
+    return unneeded(tasks).filter(status__in=sorted(FINISHED))
 
 
 def delete_with_archived(tasks: Any, archived: Any, *, progress: Progress | None = None) -> int:

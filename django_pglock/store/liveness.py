@@ -177,17 +177,12 @@ class HeartbeatReply(NamedTuple):
 
 def is_alive() -> Q:
     """Return the condition that a worker has sent a heartbeat within the hard limit."""
-    return Q(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
+    return Q(heartbeat_at__gt=Now() - timedelta(seconds=get_settings().HEARTBEAT_LIMIT))
 
 
 def alive(workers: Any) -> Any:
     """Return the workers that have sent a heartbeat within the hard limit."""
     return workers.filter(is_alive())
-
-
-def silent(workers: Any) -> Any:
-    """Return the workers that have sent no heartbeat for longer than the hard limit."""
-    return workers.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
 
 
 def witness_values() -> tuple[float, float]:
@@ -240,7 +235,3 @@ def is_oldest(using: str, worker: UUID) -> bool:
     """
     oldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
     return bool(oldest == worker)
-
-
-def _ago(seconds: float) -> Any:
-    return Now() - timedelta(seconds=seconds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.db import models
 
@@ -65,20 +64,6 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """Return the running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
         tasks: Self = stuck(self)
         return tasks
-
-    def unknown(
-        self, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
-    ) -> list[UnknownTasks]:
-        """Return the ready tasks whose function no living worker knows, the longest waiting first.
-
-        - ``limit``: the first tasks of each queue are read, up to this number, by index.
-        - ``worker``: return the tasks whose function this worker does not know, even if other workers know it.
-        - ``backend``: only tasks of this alias in TASKS.
-
-        This reads all tasks of the database, whatever the queryset selects. It does not check whether a worker that
-        knows a function also serves the queue.
-        """
-        return unknown(self.db, limit=limit, worker=worker, backend=backend)
 
     # Verbs
 
@@ -175,7 +160,17 @@ class TaskQuerySet(LockingQuerySet[Any]):
             progress=progress,
         )
 
-    # Counts, of all tasks of the database, whatever the queryset selects
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """The manager of ``Task``. Its own methods read all tasks of a database, so a filtered queryset lacks them."""
+
+    def unknown(self, *, limit: int = 1000) -> list[UnknownTasks]:
+        """Return the ready tasks whose function no living worker knows, the longest waiting first.
+
+        The first ``limit`` tasks of each queue are read, by index. This does not check whether a worker that knows a
+        function also serves the queue.
+        """
+        return unknown(self.db, limit=limit)
 
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
@@ -204,10 +199,6 @@ class TaskQuerySet(LockingQuerySet[Any]):
         all queues together.
         """
         return count_workable(self.db, queues, most=most)
-
-
-class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
-    """The manager of ``Task``."""
 
 
 class ScheduleQuerySet(models.QuerySet[Any]):
@@ -241,6 +232,10 @@ class QueueQuerySet(models.QuerySet[Any]):
         queues: Self = paused(self)
         return queues
 
+
+class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]
+    """The manager of ``Queue``. It pauses and resumes queues by name."""
+
     def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
         """Stop workers from claiming tasks of the queue ``name``. Return whether the queue was not paused before.
 
@@ -255,10 +250,6 @@ class QueueQuerySet(models.QuerySet[Any]):
         return resume(for_writing(self).db, name)
 
 
-class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]
-    """The manager of ``Queue``."""
-
-
 class WorkerQuerySet(models.QuerySet[Any]):
     """Workers, by their heartbeats."""
 
@@ -267,18 +258,13 @@ class WorkerQuerySet(models.QuerySet[Any]):
         workers: Self = liveness.alive(self)
         return workers
 
-    def silent(self) -> Self:
-        """Return the workers that have sent no heartbeat for longer than the hard limit."""
-        workers: Self = liveness.silent(self)
-        return workers
-
 
 class WorkerManager(models.Manager.from_queryset(WorkerQuerySet)):  # type: ignore[misc]
     """The manager of ``Worker``."""
 
 
-class HistoryQuerySet(models.QuerySet[Any]):
-    """The history of attempts. Its rows are written by workers."""
+class HistoryManager(models.Manager[Any]):
+    """The manager of ``TaskHistory``, whose rows are written by workers."""
 
     def series(
         self,
@@ -312,7 +298,3 @@ class HistoryQuerySet(models.QuerySet[Any]):
         The minutes or hours that contain ``since`` and ``until`` are counted as a whole.
         """
         return totals(self.db, since, until, by_function=by_function, queue=queue, task_path=task_path)
-
-
-class HistoryManager(models.Manager.from_queryset(HistoryQuerySet)):  # type: ignore[misc]
-    """The manager of ``TaskHistory``."""

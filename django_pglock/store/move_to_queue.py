@@ -19,7 +19,12 @@ def move_to_queue(tasks: Any, queue: str, *, progress: Progress | None = None) -
     def verb(window: Any) -> int:
         return _move(window, queue)
 
-    return by_windows(tasks, _movable(tasks, queue).order_by("pk"), verb, progress)
+    return by_windows(tasks, movable_to(tasks, queue).order_by("pk"), verb, progress)
+
+
+def movable_to(tasks: Any, queue: str) -> Any:
+    """Return the tasks that ``move_to_queue`` would move now: the waiting tasks of other queues."""
+    return tasks.filter(status__in=sorted(WAITING)).exclude(queue=queue)
 
 
 def check_target(using: str, queue: str) -> None:
@@ -31,12 +36,8 @@ def check_target(using: str, queue: str) -> None:
         raise ValueError(f"No backend in TASKS lists the queue {queue!r} in QUEUES, so no task may be in it.")
 
 
-def _movable(tasks: Any, queue: str) -> Any:
-    return tasks.filter(status__in=sorted(WAITING)).exclude(queue=queue)
-
-
 def _move(tasks: Any, queue: str) -> int:
-    moved = mark(first_free(_movable(tasks, queue).order_by("id"), no_key=True), {"queue": queue}, "status")
+    moved = mark(first_free(movable_to(tasks, queue).order_by("id"), no_key=True), {"queue": queue}, "status")
     if any(status == TaskStatus.READY for (status,) in moved):
         wake(tasks.db, [queue])
     return len(moved)

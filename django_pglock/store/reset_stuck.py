@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, OuterRef, Q, Subquery, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
@@ -34,4 +34,14 @@ def reset_stuck(tasks: Any) -> int:
         "expires_at": Case(When(_CANCEL_REQUESTED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
         "worker": None,
     }
-    return len(move(stuck(tasks), TaskStatus.READY, changes))
+    return len(move(_seen(stuck(tasks)), TaskStatus.READY, changes))
+
+
+def _seen(tasks: Any) -> Any:
+    """Return those of the running tasks whose claim is the one that the statement has seen, as in ``RESCUE``.
+
+    Before the statement locks a row, a worker may rescue and claim the task. It may be so new that the list of living
+    workers does not contain it. PostgreSQL then checks the new version of the row, but a subquery reads the old one.
+    """
+    before = rows_of("Task", tasks.db).filter(pk=OuterRef("pk")).values("attempts")
+    return tasks.filter(attempts=Subquery(before[:1]))

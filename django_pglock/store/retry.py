@@ -29,13 +29,20 @@ RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 #: How often a retry is repeated because another task with the same unique key was committed meanwhile.
 CONFLICT_REPEATS = 10
 
+_RETRIABLE = movable(TaskStatus.READY, FINISHED)
+
 
 def retry(tasks: Any, *, progress: Progress | None = None) -> int:
     """Make failed and cancelled tasks READY again, with all their retries and snoozes. Returns how many.
 
     ``TaskQuerySet.retry`` describes tasks with ``after=`` and ``unique=``.
     """
-    return by_windows(tasks, _retriable(tasks).order_by("pk"), _retry, progress)
+    return by_windows(tasks, retriable(tasks).order_by("pk"), _retry, progress)
+
+
+def retriable(tasks: Any) -> Any:
+    """Return the tasks that ``retry`` would move now."""
+    return _without_duplicates(tasks).filter(status__in=_RETRIABLE)
 
 
 def _retry(tasks: Any) -> int:
@@ -44,7 +51,7 @@ def _retry(tasks: Any) -> int:
         # The release of a task locks the rows of its waiting tasks for a moment, so this may have to be repeated. It is
         # not repeated if any task was moved: that task may have been cancelled since, because a task of its ``after=``
         # has failed.
-        if count or not _retriable(tasks).exists():
+        if count or not retriable(tasks).exists():
             break
         time.sleep(BETWEEN_REPEATS)
         count = _retry_free(tasks)
@@ -116,14 +123,11 @@ def _short_waits(using: str) -> Iterator[None]:
     run(using, RESTORE_WAITS, before)
 
 
-def _retriable(tasks: Any) -> Any:
-    return _without_duplicates(tasks).filter(status__in=movable(TaskStatus.READY, FINISHED))
-
-
 def _without_duplicates(tasks: Any) -> Any:
-    """Return the tasks whose unique key is free. Of several tasks with the same key, return only the last."""
+    """Return the tasks whose unique key is free. Of several that may be retried with the same key, return the last."""
     others = tasks.model._base_manager.using(tasks.db).filter(unique_key=OuterRef("unique_key"))
     there = others.filter(HAS_UNIQUE_KEY).exclude(pk=OuterRef("pk"))
-    last = tasks.filter(unique_key__isnull=False, status__in=FINISHED)
+    # Without the successful tasks, which may be so many that PostgreSQL would not hash them.
+    last = tasks.filter(unique_key__isnull=False, status__in=_RETRIABLE)
     last = last.order_by("unique_key", "-pk").distinct("unique_key")
     return tasks.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))

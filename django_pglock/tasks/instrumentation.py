@@ -52,7 +52,7 @@ class RunObserver:
         """Called with the exception of the function, while its frames still have their variables."""
 
     def ended(self, outcome: Any) -> None:
-        """Called with the outcome of the attempt (``store/outcome.py``); None: another worker has the task now."""
+        """Called with the outcome of the attempt (``store/outcome.py``); None: the claim was lost."""
 
 
 class Instrument(Protocol):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class EndedClaim:
     """One claim and its outcome.
 
-    ``outcome`` is None if another worker had taken the claim over. ``is_settled``: an atomic task has already written
+    ``outcome`` is None if the task no longer belonged to the claim. ``is_settled``: an atomic task has already written
     the outcome in its own transaction, so the settler only reports it.
     """
 

@@ -76,7 +76,7 @@ def test_a_queue_of_any_valid_name_is_enqueued_and_claimed(claim):
         row = Task.objects.get(queue=name)
         assert (row.queue, claimed.queue, row.args, result.task.queue_name) == (name, name, [name], name)
         assert row.status == "RUNNING"
-    assert {each.queue for each in Task.objects.all().queue_counts()} == {*HARMLESS.values()}
+    assert {each.queue for each in Task.objects.queue_counts()} == {*HARMLESS.values()}
 
 
 def test_a_queue_of_any_valid_name_is_paused_and_resumed(claim):
@@ -273,7 +273,7 @@ def test_unknown_task_paths_are_rescued_and_reported(eventually, worker, caplog)
     worker(queues=["other"])
     eventually(lambda: {*Task.objects.values_list("status", flat=True)} == {"READY"})
     assert [(row.task_path, row.queue) for row in Task.objects.order_by("id")] == [(name, name) for name in names]
-    unknown = Task.objects.all().unknown()
+    unknown = Task.objects.unknown()
     assert sorted(each[:3] for each in unknown) == sorted((name, name, 1) for name in names)
     UnknownReport("default", uuid4())._report(unknown)
     for said in ("which no running worker has imported", "was taken back"):

@@ -168,13 +168,13 @@ def move_to_queue(world: World, results: Results) -> None:
 
 @verb("plain")
 def pause(world: World, results: Results) -> None:
-    Queue.objects.all().pause("default")
+    Queue.objects.pause("default")
 
 
 @verb("plain")
 def pause_and_resume(world: World, results: Results) -> None:
-    Queue.objects.all().pause("default")
-    Queue.objects.all().resume("default")
+    Queue.objects.pause("default")
+    Queue.objects.resume("default")
 
 
 @verb("plain", "key")

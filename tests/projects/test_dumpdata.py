@@ -140,7 +140,7 @@ def test_a_project_is_dumped_and_loaded(filled):
         last = tasks.order_by("id").last().pk
         new = greet.using(backend="copy").enqueue("Eve")
         assert int(new.id) > last, (new.id, last)
-        Queue.objects.using("copy").resume("default")
+        Queue.objects.db_manager("copy").resume("default")
         """
     )
     made.manage("runlockworker", "--drain", "--database", "copy")

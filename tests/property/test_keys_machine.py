@@ -323,11 +323,11 @@ class Asking(Working):
 
     @rule(number=st.integers(0, 2))
     def pause_and_resume(self, number):
-        assert Queue.objects.all().pause("default")
+        assert Queue.objects.pause("default")
         worker = self._living(number)
         assert not claim(worker, 10, PATHS)
         assert not self._claim_fair(worker, 10)
-        assert Queue.objects.all().resume("default")
+        assert Queue.objects.resume("default")
 
 
 class Upkeeping(Working):

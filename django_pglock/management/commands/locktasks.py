@@ -48,9 +48,9 @@ from django_pglock.management.task_output import (
     queue_as_line,
 )
 from django_pglock.management.terminal import TerminalCommand, confirm
-from django_pglock.models import Task, TaskHistory, Worker
+from django_pglock.models import Task, Worker
 from django_pglock.store.archive_days import prune_archive
-from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
+from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.delete import deletable_in_archive, delete_with_archived
 from django_pglock.store.newest import newest
 from django_pglock.store.unreadable import as_texts, decoded
@@ -208,7 +208,7 @@ class Command(TerminalCommand):
     # Subcommands that show
 
     def _status(self, rows: Any, options: dict[str, Any]) -> None:
-        queues: list[QueueCounts] = rows.queue_counts()
+        queues = queue_counts(rows.db)
         workers = Worker.objects.using(rows.db).alive().count()
         if options["json"]:
             self._print_json({"queues": [queue_as_json(each) for each in queues], "workers": workers})
@@ -275,7 +275,7 @@ class Command(TerminalCommand):
             self.stdout.write(failures.groups_as_table(groups))
 
     def _stats(self, rows: Any, options: dict[str, Any]) -> None:
-        found, minutes = chosen_totals(TaskHistory.objects.using(rows.db), options)
+        found, minutes = chosen_totals(rows.db, options)
         if options["json"]:
             self._print_json([total_as_json(each, minutes) for each in found])
         elif found:
@@ -291,7 +291,7 @@ class Command(TerminalCommand):
             self.stdout.write(schedules.as_table(found))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
-        count = rows.count_workable(options["queue"] or ())
+        count = count_workable(rows.db, options["queue"] or ())
         self.stdout.write(json.dumps({"tasks": count}) if options["json"] else str(count))
 
     # Subcommands that change

@@ -84,8 +84,8 @@ async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]])
 def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """Run a function in a transaction whose last statement settles the claim.
 
-    So its database changes and its completion are committed together, or neither is. If another worker has taken the
-    claim over because this one counted as dead, everything is rolled back.
+    So its database changes and its completion are committed together, or neither is. If the task no longer belongs to
+    the claim, everything is rolled back.
     """
     claim = attempt.claim
     session: Any = None

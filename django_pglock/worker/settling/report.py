@@ -62,10 +62,10 @@ def report(ended: EndedClaim) -> None:
 
 
 def report_lost(ended: EndedClaim) -> None:
-    """Report a claim whose outcome was dropped, because another worker had taken the claim over."""
-    log_claim(
-        logging.WARNING, ended.claim, "was lost: another worker has claimed the task, so this outcome was dropped"
-    )
+    """Report a claim whose outcome was dropped, because the task no longer belonged to the claim."""
+    # Another worker may have rescued the task, or a person may have reset or deleted it. The row does not say which.
+    text = "was lost: the task no longer belongs to this worker, so this outcome was dropped"
+    log_claim(logging.WARNING, ended.claim, text)
 
 
 def _after(ended: EndedClaim) -> str:

@@ -136,7 +136,7 @@ def test_questions_messages_and_the_history_escape_it_too(admin_client, evil_row
     pause = url("queue", "verb", quote(queue.pk), "resume")
     refuse_activity(admin_client.post(pause, {"reason": EVIL}, follow=True))
     refuse_activity(admin_client.post(url("queue", "add"), {"name": f"{EVIL}2", "reason": EVIL}, follow=True))
-    Queue.objects.all().resume(queue.pk)
+    Queue.objects.resume(queue.pk)
     finished = make("SUCCESSFUL", queue=EVIL, task_path=EVIL)
     for model, row in (("task", finished), ("queue", queue), ("schedule", schedule)):
         refuse_activity(admin_client.get(url(model, "delete", quote(row.pk))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -9,10 +10,20 @@ from django.contrib.admin.models import LogEntry
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from django_pglock.models import Attempt, Task
-from tests.db.admin.visits import LIST, make, person
+from django_pglock.models import Attempt, Task, Waiter
+from django_pglock.store.after import insert_after
+from django_pglock.store.call import Call
+from tests.db.admin.visits import LIST, make, person, said
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
+
+NOT_DELETED = "1 of the selected tasks was not deleted: it is not finished, or is still needed."
+
+
+def delete(client, row):
+    """Confirm the deletion of one task, and return the page that follows."""
+    return client.post(reverse("admin:django_pglock_task_delete", args=[row.pk]), {"post": "yes"}, follow=True)
 
 
 @pytest.mark.parametrize("status", ["READY", "SCHEDULED", "RUNNING", "SUCCESSFUL", "FAILED", "CANCELLED"])
@@ -109,13 +120,43 @@ def test_a_task_that_was_started_again_is_not_deleted(client, monkeypatch):
         Task.objects.filter(pk=row.pk).retry()
         return log(self, request, queryset)
 
-    url = reverse("admin:django_pglock_task_delete", args=[row.pk])
     monkeypatch.setattr(TaskAdmin, "log_deletions", retry_first)
-    assert client.post(url, {"post": "yes"}).status_code == 403
-    assert Task.objects.filter(pk=row.pk).exists()
+    assert said(delete(client, row)) == [NOT_DELETED]
     monkeypatch.undo()
     Task.objects.filter(pk=row.pk).update(status="FAILED", finished_at=Now())
-    assert client.post(url, {"post": "yes"}).status_code == 302
+    assert "was deleted successfully" in said(delete(client, row))[0]
+    assert not Task.objects.exists()
+    assert LogEntry.objects.get().is_deletion()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_for_which_another_session_has_enqueued_another_is_not_deleted(client, monkeypatch, in_threads):
+    """The other session has committed before the deletion, and has not yet released the new task."""
+    from django_pglock.admin.tasks import TaskAdmin
+
+    person(client, "view_task", "delete_task")
+    row = make("SUCCESSFUL")
+    log = TaskAdmin.log_deletions
+
+    def enqueue_first(self, request, queryset):
+        # Nothing is released, as if the process of the caller were killed right after its commit.
+        later = tasks.nothing.using(after=[str(row.pk)])
+        in_threads(lambda _: insert_after("default", later, Call("[]", "{}"), "{}"), 1)
+        return log(self, request, queryset)
+
+    monkeypatch.setattr(TaskAdmin, "log_deletions", enqueue_first)
+    assert said(delete(client, row)) == [NOT_DELETED]
+    assert Task.objects.filter(pk=row.pk).exists()
+    assert Waiter.objects.get().awaited == row.pk
+    assert not LogEntry.objects.exists(), "the log names only what was deleted"
+
+
+def test_a_task_whose_unique_key_is_taken_for_a_period_is_not_deleted(client):
+    person(client, "view_task", "delete_task")
+    row = make("SUCCESSFUL", unique_key="x", unique_scope="PERIOD", unique_until=Now() + timedelta(hours=1))
+    assert said(delete(client, row)) == [NOT_DELETED]
+    Task.objects.filter(pk=row.pk).update(unique_until=Now() - timedelta(seconds=1))
+    assert NOT_DELETED not in said(delete(client, row))
     assert not Task.objects.exists()
 
 

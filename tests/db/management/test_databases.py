@@ -9,7 +9,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
-from django_pglock.models import Task
 from tests.db.management.commands.test_locktasks import locktasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,7 +40,7 @@ def test_a_server_that_cannot_be_reached_is_a_command_error(monkeypatch):
     def refuse(*arguments):
         raise OperationalError("connection failed: Connection refused\n\tIs the server running?")
 
-    monkeypatch.setattr(type(Task.objects.all()), "queue_counts", refuse)
+    monkeypatch.setattr("django_pglock.management.commands.locktasks.queue_counts", refuse)
     with pytest.raises(CommandError, match=r"^connection failed: Connection refused\. The database did not execute"):
         locktasks("status")
 
@@ -72,6 +71,6 @@ def test_another_error_of_the_database_is_not_hidden(monkeypatch):
     def fail(*arguments):
         raise ProgrammingError("syntax error")
 
-    monkeypatch.setattr(type(Task.objects.all()), "queue_counts", fail)
+    monkeypatch.setattr("django_pglock.management.commands.locktasks.queue_counts", fail)
     with pytest.raises(ProgrammingError):
         locktasks("status")

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task, Worker
 from django_pglock.store.liveness import beat
 from django_pglock.tasks.states import TaskStatus
-from tests.db.store.test_prune import make
+from tests.db.admin.visits import make
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,3 +40,30 @@ def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):
     assert Task.objects.filter(status="RUNNING").count() == 1
     assert Task.objects.get(pk=orphan.id).status == "READY"
     assert Task.objects.values("status").distinct().count() == len(TaskStatus.values), "the others are as before"
+
+
+@pytest.mark.parametrize("keep_result", [None, 60])
+def test_a_stuck_task_whose_cancel_was_requested_is_cancelled_and_does_not_run_again(claim, keep_result):
+    tasks.nothing.enqueue()
+    [orphan] = claim()
+    Task.objects.update(keep_result=keep_result)
+    assert Task.objects.all().cancel() == 1
+    assert Task.objects.get().status == "RUNNING", "its worker has been asked"
+    assert Task.objects.all().reset_stuck() == 1
+    row = Task.objects.get(pk=orphan.id)
+    assert (row.status, row.worker) == ("CANCELLED", None)
+    assert row.finished_at is not None
+    assert (row.expires_at is None) == (keep_result is None)
+    assert not claim()
+
+
+def test_the_waiters_of_a_stuck_task_that_is_cancelled_are_released(claim):
+    awaited = tasks.nothing.enqueue()
+    claim()
+    waiting = tasks.nothing.using(after=[awaited]).enqueue()
+    Task.objects.filter(pk=awaited.id).cancel()
+    assert Task.objects.all().reset_stuck() == 1
+    assert set(Task.objects.values_list("pk", "status")) == {
+        (int(awaited.id), "CANCELLED"),
+        (int(waiting.id), "CANCELLED"),
+    }

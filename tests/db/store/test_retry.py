@@ -344,3 +344,11 @@ def test_at_repeatable_read_a_unique_key_that_was_taken_after_the_snapshot_is_an
         in_threads(lambda number: keyed.rebuild.enqueue(1), 1)
         Task.objects.all().retry()
     assert statuses() == ["FAILED", "READY"]
+
+
+def test_a_failed_unique_task_is_retried_although_a_later_one_has_succeeded():
+    """Whatever the queryset selects besides the failed task: the later one has given its key back."""
+    row = make("FAILED", unique_key="u", unique_scope="UNFINISHED")
+    make("SUCCESSFUL", unique_key="u", unique_scope="UNFINISHED")
+    assert Task.objects.all().retry() == 1
+    assert Task.objects.get(pk=row.pk).status == "READY"

@@ -9,6 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
+from django_pglock.store.unknown import unknown
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +28,7 @@ def start(*paths, silent_for=0):
 
 
 def found(**options):
-    return [(each.task_path, each.queue, each.waiting) for each in Task.objects.unknown(**options)]
+    return [(each.task_path, each.queue, each.waiting) for each in unknown("default", **options)]
 
 
 def test_functions_that_no_living_worker_knows_are_returned_the_oldest_first():

@@ -11,13 +11,13 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.store import windows
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.retry import _retriable
-from tests.plans.reading import analyze, insert, plan_of, reads
+from django_pglock.store.retry import retriable
+from tests.plans.reading import analyze, insert, nodes, plan_of, reads
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
-    retried = _retriable(Task.objects.filter(pk=backlog.first)).order_by("pk")
+    retried = retriable(Task.objects.filter(pk=backlog.first)).order_by("pk")
     changes = {"status": "READY", "finished_at": None}
     return {"of one": Call(*marking_sql(first_free(retried, 1000, no_key=True), changes, '"queue"'))}
 
@@ -42,3 +42,18 @@ def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
     for sql in statements:
         plan = plan_of(sql)
         assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, json.dumps(plan, indent=1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_unique_tasks_that_have_succeeded_are_not_compared_with_those_to_retry(new_table):
+    """Each of 100,000 failed tasks was compared with a history of 300,000 unique tasks, for minutes."""
+    insert("SUCCESSFUL", 20_000)
+    insert("FAILED", 500)
+    analyze()
+    with connection.cursor() as cursor:
+        # As many keys as fit into the memory are hashed.
+        cursor.execute("SET work_mem = '64kB'")
+        sql, values = retriable(Task.objects.all()).values("pk").query.sql_with_params()
+        plan = plan_of(sql, values)
+        cursor.execute("RESET work_mem")
+    assert "Materialize" not in {node["Node Type"] for node in nodes(plan)}, json.dumps(plan, indent=1)

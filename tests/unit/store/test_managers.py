@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db.models import QuerySet
 
-from django_pglock.models import Task
+from django_pglock.models import Queue, Task, TaskHistory
 from tests.sample.models import Letter
 
 
@@ -24,3 +24,19 @@ def test_tasks_change_their_status_only_by_verbs_of_tasks(name):
     assert not hasattr(Task.objects, name)
     assert not hasattr(Task.objects.all(), name)
     assert hasattr(Task.objects.all(), "claim")
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Task, ["unknown", "queue_counts", "failures", "count_workable"]),
+        (Queue, ["pause", "resume"]),
+        (TaskHistory, ["series", "totals"]),
+    ],
+)
+def test_what_reads_a_whole_database_is_no_method_of_a_queryset(model, names):
+    """``filter(queue="mail").failures()`` would return the failures of all queues."""
+    other = model.objects.db_manager("other")
+    assert [name for name in names if not hasattr(other, name)] == []
+    assert [name for name in names if hasattr(model.objects.filter(pk=1), name)] == []
+    assert other.db == "other"

@@ -105,7 +105,7 @@ def test_status_shows_capped_counts_with_a_plus_sign():
     for queue in ("a", "a", "b"):
         make("FAILED", queue=queue)
     make("RUNNING", queue="a")
-    a, b, default = Task.objects.all().queue_counts(most=3)
+    a, b, default = Task.objects.queue_counts(most=3)
     assert (default.counts["READY"], default.at_least) == (3, {"READY"})
     assert (a.counts["FAILED"], a.at_least) == (2, frozenset())
     assert (a.counts["RUNNING"], b.counts["FAILED"]) == (1, 1)
@@ -116,7 +116,7 @@ def test_failures_of_one_queue_do_not_hide_those_of_others():
     make("FAILED", queue="before")
     for _ in range(3):
         make("FAILED", queue="incident")
-    before, incident = Task.objects.all().queue_counts(most=2)
+    before, incident = Task.objects.queue_counts(most=2)
     assert (before.counts["FAILED"], before.at_least) == (1, frozenset())
     assert (incident.counts["FAILED"], incident.at_least) == (2, {"FAILED"})
 
@@ -345,7 +345,7 @@ def test_keda_gets_one_number():
 def test_keda_stops_counting():
     for _ in range(5):
         tasks.nothing.enqueue()
-    assert Task.objects.all().count_workable(most=3) == 3
+    assert Task.objects.count_workable(most=3) == 3
 
 
 def test_the_help_of_locktasks_has_examples(capsys):

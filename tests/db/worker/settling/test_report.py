@@ -108,7 +108,7 @@ def test_a_claim_that_is_given_back_or_lost_has_one_log_line(claim, caplog):
     report_lost(EndedClaim(given, None))
     assert [each.getMessage().partition("attempt 1 of 1 ")[2] for each in caplog.records] == [
         "was given back.",
-        "was lost: another worker has claimed the task, so this outcome was dropped.",
+        "was lost: the task no longer belongs to this worker, so this outcome was dropped.",
     ]
 
 

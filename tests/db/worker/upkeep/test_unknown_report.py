@@ -80,7 +80,7 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
     worker()
     eventually(lambda: Effect.objects.count() == 2)
     eventually(lambda: Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == 2)
-    assert Task.objects.all().unknown() == []
+    assert Task.objects.unknown() == []
     assert len(warnings(caplog)) == 1
 
 
@@ -92,19 +92,19 @@ def test_the_longest_waiting_function_is_first_with_count_and_date():
     beat_of("shop.known", "shop.other")
     for row in (first, later):
         row.refresh_from_db()
-    assert Task.objects.all().unknown() == [
+    assert Task.objects.unknown() == [
         ("shop.first", "mail", 2, first.enqueued_at),
         ("shop.later", "default", 3, later.enqueued_at),
     ]
-    assert [each.waiting for each in Task.objects.all().unknown(limit=1)] == [1, 1]
+    assert [each.waiting for each in Task.objects.unknown(limit=1)] == [1, 1]
 
 
 def test_a_function_that_only_dead_workers_knew_is_unknown():
     enqueue_unknown(1, "shop.gone")
     worker = beat_of("shop.gone")
-    assert Task.objects.all().unknown() == []
+    assert Task.objects.unknown() == []
     Worker.objects.filter(pk=worker).update(heartbeat_at=F("heartbeat_at") - timedelta(minutes=5))
-    assert [each.task_path for each in Task.objects.all().unknown()] == ["shop.gone"]
+    assert [each.task_path for each in Task.objects.unknown()] == ["shop.gone"]
 
 
 def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):

@@ -1,0 +1,16 @@
+"""The tasks that a cancel would change are counted by the key, as they are changed."""
+
+from __future__ import annotations
+
+from django_pglock.models import Task
+from django_pglock.store.cancel import cancellable
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    chosen = cancellable(Task.objects.filter(pk__in=backlog.ids)).values("pk")
+    return {"of a few": Call(*chosen.query.sql_with_params())}
+
+
+def test_a_few_tasks_to_cancel_are_read_by_their_keys(plans):
+    plans.check()

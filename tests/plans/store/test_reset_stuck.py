@@ -1,0 +1,17 @@
+"""A reset of stuck tasks reads these tasks twice, by the key."""
+
+from __future__ import annotations
+
+from django_pglock.models import Task
+from django_pglock.store.marking import first_free, marking_sql
+from django_pglock.store.reset_stuck import _seen, stuck
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    chosen = first_free(_seen(stuck(Task.objects.filter(pk__in=backlog.ids))).order_by("id"), no_key=True)
+    return {"of a few": Call(*marking_sql(chosen, {"status": "READY", "worker": None}, '"queue"'))}
+
+
+def test_a_reset_of_a_few_reads_their_rows(plans):
+    plans.check()
