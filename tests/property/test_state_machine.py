@@ -103,8 +103,8 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
     @rule()
     def pause_or_resume(self):
-        queues = Queue.objects.all()
-        assert queues.resume("default") if self.is_paused else queues.pause("default")
+        verb = Queue.objects.resume if self.is_paused else Queue.objects.pause
+        assert verb("default")
         self.is_paused = not self.is_paused
 
     @rule()

@@ -202,7 +202,7 @@ ORM_CALL = re.compile(r"\brows_of\(|\.(filter|exclude|exists|values_list|bulk_cr
 #: Files of the store whose statements the ORM builds, without plan tests of the same name, by the reason.
 ORM_WITHOUT_PLAN = {
     "it changes tasks that a person has chosen, by their ids or in the caller's transaction": (
-        *("cancel", "delete", "discard", "move_to_queue", "reset_stuck", "run_now"),
+        *("discard", "move_to_queue", "run_now"),
     ),
     "it has a part of the statements of other files, or is given a queryset": (
         *("claim_manager", "marking", "move_to_status", "newest", "references", "refusals", "statements", "windows"),

@@ -305,4 +305,3 @@ def test_a_worker_is_alive_by_the_hard_limit_in_a_filter_and_as_a_value(settings
     workers = Worker.objects.filter(pk__in=[young, old])
     assert dict(workers.annotate(is_alive=is_alive()).values_list("pk", "is_alive")) == {young: True, old: False}
     assert [each.pk for each in workers.alive()] == [young]
-    assert [each.pk for each in workers.silent()] == [old]
