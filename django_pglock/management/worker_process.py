@@ -28,6 +28,8 @@ from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSock
 
 logger = get_logger(WORKER)
 
+#: The signals that stop a worker.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
 
@@ -105,23 +107,45 @@ def collect_garbage_less_often() -> None:
         gc.set_threshold(max(often, GARBAGE), *others)
 
 
+class StopAtSignal:
+    """The handler of SIGTERM and SIGINT of a worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.process = os.getpid()
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Stop the worker; under a supervisor end it, as after its first signal."""
+        if os.getpid() != self.process:
+            # The signal has reached a forked child before its handlers were reset.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.worker.stop() if self.worker.channel is None else self.worker.end()
+
+
 def stop_at_signals(worker: Worker) -> None:
     """Make SIGTERM and SIGINT stop the worker. After the first signal, running tasks finish; the second stops at once.
 
     Under a supervisor, each signal counts as the first one, because a service manager signals all processes of a
     service, and then the supervisor signals its workers again.
     """
-    process = os.getpid()
+    for number in STOP_SIGNALS:
+        signal.signal(number, StopAtSignal(worker))
 
-    def stop(number: int, frame: Any) -> None:
-        if os.getpid() != process:
-            # A child that a task has forked: the signal, for example multiprocessing's terminate(), is for the child.
+
+def _reset_signals_after_fork() -> None:
+    """Let the signals end a child that a task has forked: multiprocessing's terminate(), for example, is for the child.
+
+    A handler in Python would not do. In a child that another thread than the main thread has forked, Python 3.13.0 does
+    not call handlers while Python code runs.
+    """
+    for number in STOP_SIGNALS:
+        if isinstance(signal.getsignal(number), StopAtSignal):
             signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        worker.stop() if worker.channel is None else worker.end()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_signals_after_fork)
 
 
 def show_log(verbosity: int, supervisor: SupervisorSockets | None = None) -> None:
