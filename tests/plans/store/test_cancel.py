@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.db import connection
+
 from django_pglock.models import Task
 from django_pglock.store.cancel import cancellable
 from tests.plans.store.backlog import Call
@@ -13,4 +15,5 @@ def calls(backlog):
 
 
 def test_a_few_tasks_to_cancel_are_read_by_their_keys(plans):
-    plans.check()
+    # Servers before 17 may read all unfinished tasks by the index of their statuses, as a cancel of all tasks does.
+    plans.check(**({"rows": 60_000, "pages": 6_000} if connection.pg_version < 170_000 else {}))

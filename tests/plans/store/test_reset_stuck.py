@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.db import connection
+
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.reset_stuck import _seen, stuck
@@ -14,4 +16,5 @@ def calls(backlog):
 
 
 def test_a_reset_of_a_few_reads_their_rows(plans):
-    plans.check()
+    # Servers before 17 may read all running tasks by the index of their statuses, as a reset of all tasks does.
+    plans.check(**({"rows": 6_000, "pages": 6_000} if connection.pg_version < 170_000 else {}))
