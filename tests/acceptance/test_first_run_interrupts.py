@@ -185,8 +185,13 @@ def test_ctrl_c_while_pip_installs_keeps_an_existing_environment(run, bare, even
 
 
 def own_environment():
-    """Return the environment of the tests, in which everything is installed, without their database."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    """Return the environment of the tests, in which everything is installed, without their database.
+
+    Also without development mode: Ctrl-C may come while psycopg opens a connection, and psycopg would then warn that
+    this connection is deleted while it is open.
+    """
+    others = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDEVMODE")
+    kept = {name: value for name, value in os.environ.items() if name not in others}
     return {**kept, "PGLOCK_NO_BOOTSTRAP": "1"}
 
 
