@@ -1,4 +1,4 @@
-"""PostgreSQL decides who may run, for Django: advisory locks and tasks.
+"""Background tasks and locks for Django, on PostgreSQL alone.
 
 Importing this package touches no database, no settings and no model, so its decorators work in any module. A name is
 imported when it is first used: a project that uses only locks needs no task backend, and the reverse.
