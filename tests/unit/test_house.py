@@ -1,4 +1,4 @@
-"""Rules of the code: imports, sizes, names of tests."""
+"""Rules of the code: imports, sizes, plans."""
 
 from __future__ import annotations
 
@@ -78,15 +78,6 @@ def complaints(path):
             yield f"{name}: {node.name} is public and says nothing"
 
 
-@pytest.mark.parametrize("folder", [PACKAGE, TESTS], ids=["the package", "the tests"])
-def test_no_file_is_longer_than_400_lines(folder):
-    """A longer file has several ideas. A review misses small errors in it, and tests are hard to find in it."""
-    paths = [path for path in folder.rglob("*.py") if "migrations" not in path.parts or folder == TESTS]
-    lengths = {str(path.relative_to(folder)): len(path.read_text().splitlines()) for path in paths}
-    assert len(lengths) > 200
-    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
-
-
 def test_every_test_in_the_list_of_quick_tests_exists():
     """One wrong name makes pytest refuse the whole list, and CI does not read the list."""
     names = [line.partition("::") for line in (TESTS / "quick.txt").read_text().splitlines() if "/" in line]
@@ -95,45 +86,6 @@ def test_every_test_in_the_list_of_quick_tests_exists():
         found = TESTS.parent / path
         assert found.exists(), path
         assert not function or f"\ndef {function}(" in found.read_text(), function
-
-
-#: Files of the store whose tests are not in ``tests/db``: what sends no statement needs no server, the verbs that
-#: managers offer are tested in the files of the verbs, and ``plans.py`` keeps plans.
-TESTED_IN = {
-    **dict.fromkeys(("call", "claim_columns", "histogram", "managers", "outcome"), "unit"),
-    "plans": "plans",
-}
-
-
-def test_each_file_of_the_store_has_a_test_of_the_same_name():
-    """So a reader finds the tests of a verb, and notices missing ones."""
-    tests = {f"{TESTED_IN.get(name, 'db')}/store/test_{name}.py" for name in STORE}
-    assert {name for name in tests if not (TESTS / name).exists()} == set()
-    found = {path.stem.removeprefix("test_") for path in TESTS.glob("*/store/test_*.py")}
-    assert found - STORE.keys() == set(), "tests whose file is not there"
-
-
-#: Files without tests of the same name, with the file that tests them.
-TESTED_ELSEWHERE = {
-    # They need packages of other authors, so their tests run in processes of their own.
-    "contrib/opentelemetry": "foreign/test_otel_tasks.py",
-    "contrib/prometheus": "foreign/test_prometheus.py",
-    "contrib/sentry": "foreign/test_sentry_tasks.py",
-    # It has fields and no function. The settler uses them.
-    "worker/ended_claim": "db/worker/settling/test_settler.py",
-}
-#: Declarations of tables, which the tests of the verbs use. ``test_models_and_migrations_agree`` compares them.
-DECLARATIONS = ("models/", "migrations/")
-
-
-def test_each_file_of_the_package_has_tests_of_the_same_name():
-    """So a reader finds the tests of a file, and notices missing ones."""
-    folders = ("unit", "db", "concurrency", "acceptance", "plans")
-    tests = {path.relative_to(TESTS / folder) for folder in folders for path in (TESTS / folder).rglob("test_*.py")}
-    named = {path.with_name(path.stem.removeprefix("test_")).as_posix() for path in tests}
-    files = {path.relative_to(PACKAGE).with_suffix("").as_posix() for path in SOURCES if path.name != "__init__.py"}
-    assert {name for name in files - named if not name.startswith(DECLARATIONS)} == TESTED_ELSEWHERE.keys()
-    assert [path for path in TESTED_ELSEWHERE.values() if not (TESTS / path).exists()] == []
 
 
 #: Statements of the store whose plan no test reads, by the reason.
@@ -180,47 +132,20 @@ def statements(name):
                 yield constant
 
 
-def test_the_plan_of_each_statement_of_the_store_is_tested_in_the_file_of_the_same_name():
+def test_the_plan_of_each_statement_of_the_store_is_tested():
     """A plan that is right on a small table may read a backlog or a long history, and a small test does not show it."""
     # Parts of triggers, for tables that are not ours.
     held = {name: set(statements(name)) for name in STORE.keys() - {"capture"}}
     excused = {constant for constants in WITHOUT_PLAN.values() for constant in constants}
     assert excused <= set().union(*held.values()), "a statement that is excused is there"
-    folder = TESTS / "plans" / "store"
-    tests = {path.stem.removeprefix("test_"): path.read_text() for path in folder.glob("test_*.py")}
+    tests = "\n".join(path.read_text() for path in (TESTS / "plans").rglob("*.py"))
     missing = {
         f"{constant} in {name}.py"
         for name, constants in held.items()
         for constant in constants - excused
-        if not re.search(rf"\b{constant}\b", tests.get(name, ""))
+        if not re.search(rf"\b{constant}\b", tests)
     }
     assert missing == set()
-
-
-#: A call that begins or narrows a statement of Django's ORM.
-ORM_CALL = re.compile(r"\brows_of\(|\.(filter|exclude|exists|values_list|bulk_create|get_or_create|order_by)\(")
-#: Files of the store whose statements the ORM builds, without plan tests of the same name, by the reason.
-ORM_WITHOUT_PLAN = {
-    "it changes tasks that a person has chosen, by their ids or in the caller's transaction": (
-        *("discard", "move_to_queue", "run_now"),
-    ),
-    "it has a part of the statements of other files, or is given a queryset": (
-        *("claim_manager", "marking", "move_to_status", "newest", "references", "refusals", "statements", "windows"),
-    ),
-    "it reads or writes few rows of a small table": (
-        *("pause", "schedule_register", "schedule_run_now", "schedule_switch", "schedule_tick"),
-    ),
-    "it reads the attempts of one task, by the index of their numbers": ("attempts",),
-    "it reads the first pages of one partition": ("archive_days",),
-    "its plan is read in admin/test_argument_index.py": ("argument_index",),
-    "its plan is read in store/test_failures.py": ("redrive",),
-}
-
-
-def test_the_plan_of_each_file_that_uses_the_orm_is_tested_or_needs_no_test():
-    tests = {path.stem.removeprefix("test_") for path in (TESTS / "plans" / "store").glob("test_*.py")}
-    untested = {name for name, path in STORE.items() if ORM_CALL.search(path.read_text())} - tests
-    assert untested == {name for names in ORM_WITHOUT_PLAN.values() for name in names}
 
 
 @pytest.mark.django_db
