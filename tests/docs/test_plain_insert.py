@@ -11,10 +11,8 @@ from psycopg import errors
 
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.worker import Worker
 from example_project.shop.models import Effect
 from tests.conftest import ROOT
-from tests.sample import advisory_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -112,12 +110,3 @@ def test_the_table_has_all_columns_that_are_needed_and_none_that_is_not_there():
     needed = {name for name, field in fields.items() if not (field.null or field.has_db_default() or field.primary_key)}
     assert needed == {"queue", "backend", "task_path"}
     assert needed == {name for name, default in named.items() if default == "needed"}
-
-
-def test_a_row_without_the_key_of_an_advisory_lock_fails_with_that(eventually):
-    """The task does not run, because it would run concurrently with holders of the lock."""
-    row = Task.objects.create(queue="default", backend="default", task_path=advisory_tasks.count_in_time.module_path)
-    Worker(drain=True, threads=1).run()
-    row.refresh_from_db()
-    assert row.status == "FAILED"
-    assert "has no lock key" in row.failures.get().traceback

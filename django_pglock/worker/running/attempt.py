@@ -11,7 +11,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from django_pglock.error_reading import attribute_of, class_name_of, is_a
-from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
+from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
@@ -27,6 +27,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.call_keys import keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
@@ -77,10 +78,25 @@ class Attempt(StoppableAttempt):
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
             raise TypeError(f"Task {claim.id} has args that are not a list, or kwargs that are not an object.")
+        self._check_row()
         #: Whether there are observers of its start and its success. A failure is always reported.
         self.has_observers = has_observers()
         # Earlier attempts are read now. If this fails, the function has not begun, and the claim is given back.
         self._result = self._running_result() if self.has_observers or not claim.is_first else None
+
+    def _check_row(self) -> None:
+        """Refuse a row of other code that the present code cannot run as its caller has meant it."""
+        where = f"Task {self.claim.id} was enqueued by another version of {self.claim.task_path}"
+        if self.definition.group is not None and self.args:
+            raise TaskArgumentsError(
+                f"{where}, with positional arguments. The present version has a group, so its calls take only keyword "
+                "arguments. Enqueue the call again with names, or retry the task with the other version."
+            )
+        if self.is_atomic and registry.is_async(self.claim.task_path):
+            raise TaskOptionError(
+                f"{where}, with atomic=True. The present version is a coroutine function, which has no transaction. "
+                "Enqueue the call again without atomic, or retry the task with the other version."
+            )
 
     @property
     def result(self) -> TaskResult[..., Any]:
@@ -107,11 +123,11 @@ class Attempt(StoppableAttempt):
         return function(*self.args, **self.kwargs)
 
     def _lock_name(self) -> str:
-        """Return the name of the advisory lock to hold. Raises if the row, written by another program, has none."""
-        name = self.claim.lock_key
-        if name is None:
-            raise TaskOptionError(f"{self.claim.task_path} has advisory=True, but the row of the task has no lock key.")
-        return name
+        """Return the name of the advisory lock to hold. A row from before ``lock=`` was added has no key."""
+        claim = self.claim
+        return claim.lock_key or str(
+            keys_of(self.definition, tuple(from_json(claim.args)), from_json(claim.kwargs)).lock
+        )
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         """Return the outcome of each claim of this attempt."""
