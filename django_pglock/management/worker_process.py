@@ -24,18 +24,17 @@ from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
 from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSockets
 
 logger = get_logger(WORKER)
 
-#: The signals that stop a worker.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
 
 
 def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> None:
-    """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
+    """Run one worker in the main thread. SIGTERM, SIGINT and SIGHUP stop the worker."""
     # Not imported at module level, because these modules need a backend. They are imported here, because a busy worker
     # searches for unknown functions only every half minute, and a bulk change or a redrive has to begin at once.
     import_module("django_pglock.bulk")
@@ -108,28 +107,32 @@ def collect_garbage_less_often() -> None:
 
 
 class StopAtSignal:
-    """The handler of SIGTERM and SIGINT of a worker."""
+    """The handler of the signals that stop a worker."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.process = os.getpid()
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Stop the worker; under a supervisor end it, as after its first signal."""
+        """Stop the worker. Under a supervisor, and at a SIGHUP, end it, as after its first signal."""
         if os.getpid() != self.process:
             # The signal has reached a forked child before its handlers were reset.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.worker.stop() if self.worker.channel is None else self.worker.end()
+        if self.worker.channel is None and number != HANG_UP:
+            self.worker.stop()
+        else:
+            self.worker.end()
 
 
 def stop_at_signals(worker: Worker) -> None:
-    """Make SIGTERM and SIGINT stop the worker. After the first signal, running tasks finish; the second stops at once.
+    """Make signals stop the worker. After the first signal, running tasks finish; the second stops at once.
 
     Under a supervisor, each signal counts as the first one, because a service manager signals all processes of a
-    service, and then the supervisor signals its workers again.
+    service, and then the supervisor signals its workers again. So does each SIGHUP, because a shell and the kernel may
+    both send one when a terminal is closed.
     """
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, StopAtSignal(worker))
 
 
@@ -139,7 +142,7 @@ def _reset_signals_after_fork() -> None:
     A handler in Python would not do. In a child that another thread than the main thread has forked, Python 3.13.0 does
     not call handlers while Python code runs.
     """
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         if isinstance(signal.getsignal(number), StopAtSignal):
             signal.signal(number, signal.SIG_DFL)
 

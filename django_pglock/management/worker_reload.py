@@ -17,6 +17,7 @@ from django_pglock.management.worker_process import (
     stop_at_signals,
 )
 from django_pglock.worker import Worker
+from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
 
 #: The exit code by which Django's reloader reports that code has changed.
 CHANGED = 3
@@ -40,11 +41,15 @@ def restart_until_end() -> int:
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: Any) -> None:
+        if number == HANG_UP:
+            # Django's reloader handles only SIGTERM. A shell and the kernel may both send a SIGHUP: one is enough.
+            signal.signal(number, signal.SIG_IGN)
+            number = signal.SIGTERM
         if child is not None:
             child.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
+    for each in stop_signals():
+        signal.signal(each, pass_on)
     while True:
         child = subprocess.Popen(own_command_line(), env=environment, start_new_session=True)  # noqa: S603
         code = child.wait()

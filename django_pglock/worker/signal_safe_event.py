@@ -1,9 +1,19 @@
-"""An event that a signal handler may set."""
+"""The signals that stop a worker, and an event that a signal handler may set."""
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+
+#: SIGHUP comes when a terminal or an ssh session is closed. Windows has no such signal.
+HANG_UP: int | None = getattr(signal, "SIGHUP", None)
+
+
+def stop_signals() -> list[int]:
+    """Return the signals that stop a worker in this process. ``nohup`` has SIGHUP ignored, and that stays so."""
+    is_heard = HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([HANG_UP] if HANG_UP is not None and is_heard else [])]
 
 
 class SignalSafeEvent:

@@ -98,7 +98,7 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventu
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_to_a_supervisor_lets_all_running_tasks_finish(supervisor, eventually, number):
     process = supervisor("--grace", "600")
     for _ in range(2):
@@ -107,6 +107,7 @@ def test_the_first_signal_to_a_supervisor_lets_all_running_tasks_finish(supervis
     tasks.record.enqueue("stays")
     process.send(number)
     eventually(lambda: process.output.count("Waiting up to") == 2, why=process.output)
+    process.send(signal.SIGHUP)
     Effect.objects.create(name="go on")
 
     assert process.wait() == 0

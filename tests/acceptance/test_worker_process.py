@@ -77,14 +77,16 @@ def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_p
     assert Task.objects.get().attempts == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
+    """Also SIGHUP, which comes when a terminal is closed, and often twice: from the shell and from the kernel."""
     process = worker_process("--threads", "1", "--grace", "600")
     running_tasks.wait_for_note.enqueue("go on")
     tasks.record.enqueue("stays")
     eventually(lambda: Effect.objects.exists())
     process.send(number)
     process.wait_for("Waiting up to")
+    process.send(signal.SIGHUP)
     Effect.objects.create(name="go on")
 
     assert process.wait() == 0

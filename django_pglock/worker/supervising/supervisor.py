@@ -23,6 +23,7 @@ from typing import Any
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat_process_main import LONGEST, is_running
+from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
 from django_pglock.worker.supervising.channel import ENDING, LEFT_BEHIND, REPLACE
 from django_pglock.worker.supervising.child_process import ChildProcess
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
@@ -121,9 +122,8 @@ class Supervisor:
             self._selector.register(ours, selectors.EVENT_READ, ours)
             earlier_wakeup = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
             # SIGCHLD has an empty handler. Without a handler, the signal would not wake this thread.
-            handlers = {
-                signal.SIGTERM: self._on_signal,
-                signal.SIGINT: self._on_signal,
+            handlers: dict[int, Any] = {
+                **dict.fromkeys(stop_signals(), self._on_signal),
                 signal.SIGCHLD: lambda *_: None,
             }
             earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -135,7 +135,8 @@ class Supervisor:
                     signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals += 1
+        # A shell and the kernel may both send a SIGHUP, so it never counts as the second signal.
+        self._signals = max(1, self._signals + (number != HANG_UP))
 
     def _pass_on_signals(self) -> None:
         signals = self._signals

@@ -18,7 +18,8 @@ from tests.settings import *
 """
 
 
-def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, eventually, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, eventually, tmp_path, number):
     """Other task queues lose the task: its row stays RUNNING forever."""
     settings = tmp_path / "watched_settings.py"
     settings.write_text(WATCHED)
@@ -39,6 +40,6 @@ def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, event
 
     tasks.note_and_sleep.enqueue("second", 1)
     eventually(lambda: Effect.objects.count() == 2)
-    process.send(signal.SIGINT)
+    process.send(number)
     process.wait()
     eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=process.output)

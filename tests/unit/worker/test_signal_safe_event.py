@@ -1,4 +1,4 @@
-"""The event that a signal handler may set."""
+"""The signals that stop a worker, and the event that a signal handler may set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from django_pglock.worker.signal_safe_event import SignalSafeEvent
+from django_pglock.worker.signal_safe_event import SignalSafeEvent, stop_signals
 from tests.conftest import NEVER
 
 
@@ -39,3 +39,12 @@ def test_without_a_set_the_wait_ends_by_its_timeout():
     event = SignalSafeEvent()
     assert not event.wait(0.01)
     assert not event.is_set()
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_hang_up_stops_a_worker_unless_nohup_has_it_ignored(handler):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        assert (signal.SIGHUP in stop_signals()) is (handler is signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
