@@ -182,7 +182,7 @@ class PostgresTask(TaskFields):
             )
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Enqueue this call after the commit of the transactions that are open now, in all databases.
+        """Enqueue this call after the commits of all transactions that are open now, if all of them commit.
 
         For tasks that are stored in another database than their data. In the same database, ``enqueue()`` is part of
         the transaction. Without a transaction this enqueues at once. Arguments are checked at once. The name is that of
@@ -193,12 +193,31 @@ class PostgresTask(TaskFields):
         backend: Any = self.get_backend()
         if hasattr(backend, "check_call"):
             backend.check_call(self, args, kwargs)
-        _refuse_manual_transactions(self.module_path, except_in=getattr(backend, "database", None))
+        waits_for = {each.alias for each in connections.all(initialized_only=True) if has_commit_hooks(each)}
+        # Beside other databases, the caller's own COMMIT in the tasks' database cannot be waited for either.
+        own = None if waits_for else getattr(backend, "database", None)
+        _refuse_manual_transactions(self.module_path, except_in=own)
         call: Callable[[], Any] = partial(self.enqueue, *args, **kwargs)
-        for connection in connections.all(initialized_only=True):
-            if has_commit_hooks(connection):
-                call = partial(transaction.on_commit, call, using=connection.alias)
-        call()
+        if waits_for:
+            _call_after_commits(waits_for, call)
+        else:
+            call()
+
+
+def _call_after_commits(waits_for: set[str], call: Callable[[], Any]) -> None:
+    """Call a function after the last of these databases' commits; never, if one of them rolls back.
+
+    Each database is asked at once. A savepoint or transaction that is open now, and is rolled back later, takes its
+    database's function with it, so that the set never becomes empty.
+    """
+
+    def note_commit(alias: str) -> None:
+        waits_for.discard(alias)
+        if not waits_for:
+            call()
+
+    for alias in tuple(waits_for):
+        transaction.on_commit(partial(note_commit, alias), using=alias)
 
 
 def _refuse_manual_transactions(path: str, *, except_in: str | None) -> None:

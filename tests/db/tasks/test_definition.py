@@ -104,6 +104,21 @@ def test_on_commit_is_a_part_of_a_transaction_of_its_own_database_that_the_calle
     assert [row.args for row in Task.objects.order_by("id")] == [[2], [3]]
 
 
+def test_on_commit_is_refused_if_it_would_have_to_wait_for_another_database_beside_the_callers_own_commit(elsewhere):
+    """The caller may roll its own transaction back before the other database commits."""
+    elsewhere.set_autocommit(True)
+    transaction.set_autocommit(False)
+    try:
+        elsewhere.in_atomic_block = elsewhere.commit_on_exit = True
+        with pytest.raises(transaction.TransactionManagementError, match="'default'"):
+            tasks.echo.enqueue_on_commit(1)
+    finally:
+        elsewhere.in_atomic_block = False
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert not Task.objects.exists()
+
+
 def test_enqueue_on_commit_checks_the_arguments_at_once():
     with transaction.atomic(), pytest.raises(TaskArgumentsError):
         tasks.echo.enqueue_on_commit(object())
