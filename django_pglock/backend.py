@@ -21,7 +21,6 @@ from django.utils.functional import cached_property
 from django_pglock.conf import get_settings, require_queues, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
-from django_pglock.store.archived import find_archived
 from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.call import Call, batches, due_of, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
@@ -183,8 +182,7 @@ class PostgresBackend(BaseTaskBackend):
         return result
 
     def _row_of(self, task_id: int) -> Any:
-        row = rows_of("Task", self._using).filter(pk=task_id, backend=self.alias).first()
-        return row or find_archived(self._using, task_id, backend=self.alias)
+        return rows_of("Task", self._using).filter(pk=task_id, backend=self.alias).first()
 
     def await_end(self, task_id: int, timeout: float | None) -> bool | None:
         """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).

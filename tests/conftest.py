@@ -29,7 +29,7 @@ from django_pglock import loggers
 from django_pglock.conf import get_settings
 from django_pglock.contrib.capture import Capture, CaptureTrigger
 from django_pglock.postgres.message import OWN_WRAPPERS
-from django_pglock.store import archive_state, plans
+from django_pglock.store import plans
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
@@ -219,7 +219,6 @@ def notifications_of_this_test() -> None:
     """Clear the caches of earlier tests: rows that were rolled back, and the answer that no worker sleeps."""
     wakeup._no_worker_slept_at.clear()
     wakeup._pending_notifications.clear()
-    archive_state._known.clear()
 
 
 @pytest.fixture

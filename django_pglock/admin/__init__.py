@@ -1,8 +1,7 @@
-"""The pages of the Django admin: overview, tasks, archive, failures, workers, locks, leases, queues and schedules."""
+"""The pages of the Django admin: overview, tasks, failures, workers, locks, leases, queues and schedules."""
 
 from django.contrib import admin
 
-from django_pglock.admin.archived_tasks import ArchivedTaskAdmin
 from django_pglock.admin.failures import FailureGroupAdmin
 from django_pglock.admin.leases import LeaseAdmin
 from django_pglock.admin.locks import AdvisoryLockAdmin
@@ -11,11 +10,10 @@ from django_pglock.admin.queues import QueueAdmin
 from django_pglock.admin.schedules import ScheduleAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.admin.workers import WorkerAdmin
-from django_pglock.models import AdvisoryLock, ArchivedTask, FailureGroup, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, FailureGroup, Lease, Queue, Schedule, Task, Worker
 
 admin.site.register(Overview, OverviewAdmin)
 admin.site.register(Task, TaskAdmin)
-admin.site.register(ArchivedTask, ArchivedTaskAdmin)
 admin.site.register(FailureGroup, FailureGroupAdmin)
 admin.site.register(Worker, WorkerAdmin)
 admin.site.register(AdvisoryLock, AdvisoryLockAdmin)

@@ -27,7 +27,6 @@ from django_pglock.admin.task_filters import (
 )
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task, Worker
-from django_pglock.store.archive_state import has_days, may_be_archived
 from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded, id_in
@@ -57,7 +56,6 @@ class TaskChangeList(CappedChangeList):
         self.matching = self.queryset
         self.queryset = self.queryset.annotate(
             lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready()),
-            has_archive=has_days(),
         )
         if is_search(request, self.query):
             self._search(request)
@@ -125,13 +123,6 @@ class TaskChangeList(CappedChangeList):
     def is_without_worker(self) -> bool:
         """Whether tasks are ready, and no worker is alive that could run them."""
         return bool(self.result_list) and self.result_list[0].lacks_worker
-
-    @property
-    def has_archive(self) -> bool:
-        """Whether the archive has a day, or may have one."""
-        if self.result_list:
-            return bool(self.result_list[0].has_archive)
-        return may_be_archived(self.root_queryset.db)
 
     @property
     def older_query(self) -> str:

@@ -38,10 +38,8 @@ from django_pglock.admin.task_list import (
     status_mark,
     wait_or_run_time,
 )
-from django_pglock.models import ArchivedTask, Attempt, Task, Waiter
-from django_pglock.store.archived import archived_among
+from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store.delete import delete
-from django_pglock.store.id_range import id_in
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 from django_pglock.why_it_waits import why_it_waits
@@ -268,30 +266,10 @@ class TaskAdmin(ReadOnlyAdmin):
         if ERROR_FLAG in request.GET:
             self.message_user(request, gettext("A filter could not be read, so the list is not filtered."), WARNING)
         may = {"export": self.has_export_permission(request), "enqueue": self.has_enqueue_permission(request)}
-        context = {"pglock_may": may, "pglock_archive": self._address_of_archive(), **(extra_context or {})}
-        return super().changelist_view(request, context)
-
-    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> HttpResponse:
-        """Lead to the page of the archive if the task is there."""
-        number = id_in(object_id)
-        may_show = self.has_view_permission(request) and self.admin_site.is_registered(ArchivedTask)
-        if number is not None and may_show and archived_among(Task.objects.db, [number]):
-            name = "admin:django_pglock_archivedtask_change"
-            return HttpResponseRedirect(reverse(name, args=[object_id], current_app=self.admin_site.name))
-        parent: Any = super()
-        response: HttpResponse = parent._get_obj_does_not_exist_redirect(  # noqa: SLF001 - it is our own
-            request, opts, object_id
-        )
-        return response
+        return super().changelist_view(request, {"pglock_may": may, **(extra_context or {})})
 
     def _address(self, page: str, *arguments: Any) -> str:
         return reverse(f"admin:django_pglock_task_{page}", args=arguments, current_app=self.admin_site.name)
-
-    def _address_of_archive(self) -> str:
-        """Return the address of the list of archived tasks; an empty string if this admin site does not have it."""
-        if not self.admin_site.is_registered(ArchivedTask):
-            return ""
-        return reverse("admin:django_pglock_archivedtask_changelist", current_app=self.admin_site.name)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may retry tasks and run them now."""

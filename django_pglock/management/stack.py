@@ -8,7 +8,6 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import printable
-from django_pglock.store.archived import archived_among
 from django_pglock.store.running_stack import request_stack, wait_for_stack
 
 #: Seconds for which the command waits for the worker: a few heartbeats of a worker that does not listen.
@@ -18,7 +17,7 @@ TIMEOUT = 15.0
 def stack_text(rows: Any, task: int) -> str:
     """Ask for the stack of a running task of the database of these tasks, and return it. Raises ``CommandError``."""
     if not request_stack(rows.db, task):
-        exists = rows.filter(pk=task).exists() or archived_among(rows.db, [task])
+        exists = rows.filter(pk=task).exists()
         raise CommandError((_("Task %d is not running.") if exists else _("There is no task %d.")) % task)
     found = wait_for_stack(rows.db, task, timeout=TIMEOUT)
     if found is None or found.answered_at is None:

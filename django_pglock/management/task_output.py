@@ -11,7 +11,6 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import ago, duration_text, printable
 from django_pglock.models import Task
-from django_pglock.store.archived import find_archived, is_archived
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.unreadable import first_row
@@ -39,25 +38,18 @@ def fields_of_task(task: Task, names: Iterable[str]) -> dict[str, Any]:
 
 
 def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """Return the fields of a task and of its failed and lost attempts; None if there is no such task.
-
-    The task may be in the archive.
-    """
-    task = first_row(rows.filter(pk=task_id)) or find_archived(rows.db, task_id)
+    """Return the fields of a task and of its failed and lost attempts; None if there is no such task."""
+    task = first_row(rows.filter(pk=task_id))
     if task is None:
         return None
-    names = [field.attname for field in task._meta.concrete_fields if field.attname != "failed_attempts"]
-    fields = fields_of_task(task, names)
+    fields = fields_of_task(task, [field.attname for field in task._meta.concrete_fields])
     # Beside the status, which is among the first fields.
     about = {
         "id": fields.pop("id"),
         "status": fields.pop("status"),
         "why_it_waits": why_it_waits(task, rows.db) or None,
     }
-    about |= fields
-    if is_archived(task):
-        about["is_archived"] = True
-    return about, [fields_of_attempt(row) for row in failures_of(task)]
+    return about | fields, [fields_of_attempt(row) for row in failures_of(task)]
 
 
 def queue_as_json(queue: QueueCounts) -> dict[str, Any]:

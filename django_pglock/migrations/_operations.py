@@ -38,16 +38,6 @@ RESTORE_WAIT = "SELECT set_config('lock_timeout', %s, true)"
 #: Whether there is an index of this name, and whether it is complete.
 INDEX_STATE = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
 
-#: Whether a table is partitioned.
-IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)"
-#: Replaces an empty table by a partitioned one with the same columns and defaults.
-REPLACE_BY_PARTITIONED = (
-    "CREATE TABLE %(new)s (LIKE %(table)s INCLUDING DEFAULTS) PARTITION BY RANGE (%(column)s)",
-    "DROP TABLE %(table)s",
-    "ALTER TABLE %(new)s RENAME TO %(table)s",
-    "ALTER TABLE %(table)s ADD PRIMARY KEY (%(key)s, %(column)s)",
-)
-
 
 class AddFieldOnline(migrations.AddField):
     """Add a column without making other transactions wait for longer than ``LOCK_TIMEOUT``.
@@ -186,50 +176,6 @@ class ChangeRows(TableSQL):
         return f"Change rows of {self.model_name}"
 
 
-class PartitionTable(Operation):
-    """Replace the new and empty table of a model by one that is partitioned by ranges of a column.
-
-    Django cannot create such a table: the primary key of a partitioned table has to contain this column. So the
-    operation comes right after the one that creates the table. Indexes of the model are not kept.
-    """
-
-    reduces_to_sql = True
-
-    def __init__(self, model_name: str, column: str) -> None:
-        self.model_name = model_name
-        self.column = column
-
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing: how a table is stored is not part of a model."""
-
-    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Replace the table, unless it is partitioned."""
-        model = to_state.apps.get_model(app_label, self.model_name)
-        if not self.allow_migrate_model(schema_editor.connection.alias, model):
-            return
-        table = schema_editor.quote_name(model._meta.db_table)
-        if not schema_editor.collect_sql:
-            with schema_editor.connection.cursor() as cursor:
-                cursor.execute(IS_PARTITIONED, [table])
-                if cursor.fetchone() == (True,):
-                    return
-        names = {
-            "table": table,
-            "new": schema_editor.quote_name(f"{model._meta.db_table}_new"),
-            "column": schema_editor.quote_name(self.column),
-            "key": schema_editor.quote_name(model._meta.pk.column),
-        }
-        for statement in REPLACE_BY_PARTITIONED:
-            schema_editor.execute(statement % names, params=None)
-
-    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Do nothing: the operation before drops the table with its partitions."""
-
-    def describe(self) -> str:
-        """Return the line that ``sqlmigrate`` prints above the SQL."""
-        return f"Partition the table of {self.model_name}"
-
-
 class CreateView(Operation):
     """Create the view that an unmanaged model reads, where the routers allow the model.
 
@@ -280,24 +226,22 @@ def run_without_migrations(using: str) -> None:
     """Run the SQL of this app's migrations in a database whose tables were made from the models.
 
     ``MIGRATION_MODULES`` can disable migrations, as ``--nomigrations`` of pytest-django does. Called after each
-    ``post_migrate``, which ``flush`` sends, too. Does nothing if the app has migrations. If the view exists, only
-    tables that are not partitioned yet are replaced.
+    ``post_migrate``, which ``flush`` sends, too. Does nothing if the app has migrations, or if the view exists.
     """
     app = apps.get_app_config("django_pglock")
     if MigrationLoader.migrations_module(app.label)[0] is not None or connections[using].vendor != VENDOR:
         return
     view = app.get_model("AdvisoryLock")._meta.db_table
-    is_done = view in connections[using].introspection.table_names(include_views=True)
-    # A later version may have a table that has to be partitioned; this operation looks at the table first.
-    operations = [each for each in _operations_with_sql() if isinstance(each, PartitionTable) or not is_done]
+    if view in connections[using].introspection.table_names(include_views=True):
+        return
     with connections[using].schema_editor() as editor:
-        for operation in operations:
+        for operation in _operations_with_sql():
             operation.database_forwards(app.label, editor, None, SimpleNamespace(apps=apps))
 
 
-def _operations_with_sql() -> Iterator[TableSQL | CreateView | PartitionTable]:
+def _operations_with_sql() -> Iterator[TableSQL | CreateView]:
     package = import_module(__package__)
     for name in sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"):
         for operation in import_module(f"{__package__}.{name}").Migration.operations:
-            if isinstance(operation, (TableSQL, CreateView, PartitionTable)):
+            if isinstance(operation, (TableSQL, CreateView)):
                 yield operation

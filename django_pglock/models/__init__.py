@@ -9,7 +9,6 @@ if not apps.is_installed("django_pglock"):
     raise ConfigurationError(NOT_INSTALLED)
 
 from django_pglock.models.advisory_lock import AdvisoryLock
-from django_pglock.models.archived_task import ArchivedTask
 from django_pglock.models.attempt import Attempt
 from django_pglock.models.failure_group import FailureGroup
 from django_pglock.models.lease import Lease
@@ -25,7 +24,6 @@ from django_pglock.models.worker import Worker
 
 __all__ = [
     "AdvisoryLock",
-    "ArchivedTask",
     "Attempt",
     "FailureGroup",
     "Lease",

@@ -19,8 +19,7 @@ BLOCKED_AT_ONCE = 200
 
 # Locks the tasks of ``after=``, because pruning skips locked rows. Before the commit of the new task, no other
 # transaction can see that the new task waits for them. FOR KEY SHARE is the lock that a foreign key takes. It does not
-# conflict with a claim or a settle, because those lock the row without its key. Pruning, archiving and deletion lock
-# the key.
+# conflict with a claim or a settle, because those lock the row without its key. Pruning and deletion lock the key.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
 # One call that runs after other tasks and is not unique. Returns nothing if one of the other tasks does not exist. The
@@ -73,7 +72,7 @@ SELECT DISTINCT awaited FROM waits
 
 
 def lock_awaited(using: str, ids: Collection[int]) -> list[int]:
-    """Lock these tasks against deletion and archiving until the end of the transaction. Return ids without a task."""
+    """Lock these tasks against deletion until the end of the transaction. Return ids without a task."""
     known = {id_ for (id_,) in run(using, LOCK_AWAITED, array_of_numbers(ids))}
     return [each for each in ids if each not in known]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from django_pglock.errors import TaskOptionError
@@ -11,7 +10,6 @@ from django_pglock.postgres.connections import connection_for, in_transaction, t
 from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.archived import succeeded_among
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
 from django_pglock.store.insert_at_key import insert_at_key
 from django_pglock.store.insert_tasks import insert_calls, insert_plain
@@ -58,15 +56,10 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     if not task.after:
         return _enqueue_many(using, task, calls, meta)
     with transaction_block(using):
-        missing = lock_awaited(using, task.after)
-        # Tasks in the archive have succeeded, so there is nothing to wait for.
-        succeeded = succeeded_among(using, missing)
-        if missing := [each for each in missing if each not in succeeded]:
+        if missing := lock_awaited(using, task.after):
             raise TaskOptionError(
                 f"after of {task.module_path} names a task that does not exist: {', '.join(map(str, missing))}."
             )
-        if succeeded:
-            task = replace(task, after=tuple(each for each in task.after if each not in succeeded))
         return _enqueue_many(using, task, calls, meta)
 
 

@@ -183,17 +183,17 @@ def expired(tasks: Any) -> Any:
     return unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
 
 
-def locking_old(tasks: Any, limit: int | None, before: str = "") -> tuple[str, tuple[Any, ...]]:
+def locking_old(tasks: Any, limit: int | None) -> tuple[str, tuple[Any, ...]]:
     """Return the statement that locks the first of these tasks that are not locked, and keeps their ids.
 
-    ``before``: the first parts of its WITH. Raises ``EmptyResultSet`` if nothing can match.
+    Raises ``EmptyResultSet`` if nothing can match.
     """
     # FOR UPDATE, which locks the key as well. A claim or a settle locks the row without its key. A transaction that
     # enqueues a task with ``after=`` has locked the key of the awaited task, and then that task is still needed.
     selection, values = locking_sql(first_free(tasks, limit))
     # A condition of the project's own may have braces.
     selection = selection.replace("{", "{{").replace("}", "}}")
-    return f"WITH {before}old (id) AS MATERIALIZED ({selection}){KEEP_IDS}", values
+    return f"WITH old (id) AS MATERIALIZED ({selection}){KEEP_IDS}", values
 
 
 def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Reads a task's row, or its row in the archive, as a ``TaskResult`` of django.tasks."""
+"""Reads a task's row as a ``TaskResult`` of django.tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_pglock.tasks.states import TaskStatus
 def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     """Return the ``TaskResult`` of a task's row, None if this process does not know its function.
 
-    Sends one query for the failed attempts, unless the task cannot have any or the row is in the archive.
+    Sends one query for the failed attempts, unless the task cannot have any.
     """
     definition = registry.find(row.task_path)
     if definition is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from django_pglock.store.archive_state import may_be_archived
 from django_pglock.store.statements import rows_of, run
 
 #: The key in ``meta`` for the id of the task that the previous tick has enqueued.
@@ -36,27 +35,14 @@ SELECT id FROM run
 """
 
 
-# The same, also for archived tasks. The plan is an Append of both tables by their primary keys.
-SCHEDULE_RUNS_ARCHIVED = SCHEDULE_RUNS.replace(
-    "FROM {task}",
-    "FROM (SELECT id, meta, task_path FROM {task} UNION ALL SELECT id, meta, task_path FROM {archived_task}) AS task",
-)
-
-
 def last_runs(using: str, task_path: str, last_task: int | None, *, limit: int = 20) -> list[Any]:
     """Return up to ``limit`` tasks that the ticks of a schedule have enqueued, the newest first, without arguments.
 
     ``last_task`` is from the schedule's row. Tasks of ``run_now`` are not in the list. Sends two statements, which read
-    by the primary key, and one more if the archive is in use.
+    by the primary key.
     """
     if last_task is None:
         return []
-    is_archived = may_be_archived(using)
-    statement = SCHEDULE_RUNS_ARCHIVED if is_archived else SCHEDULE_RUNS
-    ids = [id_ for (id_,) in run(using, statement, last_task, task_path, task_path, limit)]
-    found = [
-        row
-        for model in (("Task", "ArchivedTask") if is_archived else ("Task",))
-        for row in rows_of(model, using).filter(pk__in=ids).defer("args", "kwargs", "result")
-    ]
+    ids = [id_ for (id_,) in run(using, SCHEDULE_RUNS, last_task, task_path, task_path, limit)]
+    found = rows_of("Task", using).filter(pk__in=ids).defer("args", "kwargs", "result")
     return sorted(found, key=attrgetter("pk"), reverse=True)

@@ -181,7 +181,7 @@ def test_the_limit_of_the_caller_for_waits_is_as_before(database):
 
 def test_rows_that_a_new_constraint_refuses_comply_before_it_is_validated(database):
     """Those that the old version has written, and those that it writes between the two steps of the first migration."""
-    assert Migrating("9004_partitioned_table").end() is None
+    assert Migrating("9003_column_of_attempts").end() is None
     write = "INSERT INTO django_pglock_task (queue, backend, task_path) VALUES ('default', %s, 'x')"
     drop, add = (
         f"ALTER TABLE django_pglock_task {each}"

@@ -8,11 +8,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import archive_state
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.tasks.claim import Claim
 from tests.sample import tasks
@@ -62,19 +60,3 @@ def locked() -> Callable[[int | str], AbstractContextManager[None]]:
             connection.close()
 
     return lock
-
-
-@pytest.fixture
-def own_archive(transactional_db: None) -> Iterator[None]:
-    """Turn the archive off and drop its days after the test: other tests expect a project without archive."""
-    yield
-    drop_archive()
-
-
-def drop_archive() -> None:
-    archive_state._known.clear()
-    with connection.cursor() as cursor:
-        cursor.execute("COMMENT ON TABLE django_pglock_archivedtask IS NULL")
-        cursor.execute("SELECT relname FROM pg_class WHERE relname ~ '^django_pglock_archivedtask_[0-9]{8}$'")
-        for (name,) in cursor.fetchall():
-            cursor.execute(f"DROP TABLE {name}")

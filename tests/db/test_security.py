@@ -326,7 +326,7 @@ def as_role():
     page = (ROOT / "docs" / "security.md").read_text()
     name = f"pglock_{os.getpid()}"  # roles belong to the server, not to the tests' database
     grants = re.sub(r"TO (app|worker);", rf"TO {name}_\1;", page)
-    app, besides, archiving = re.findall(r"```sql\n(.*?)```", grants, re.DOTALL)
+    app, besides = re.findall(r"```sql\n(.*?)```", grants, re.DOTALL)
     settings = connection.settings_dict
     before = settings["OPTIONS"]
     with connection.cursor() as cursor:
@@ -340,7 +340,6 @@ def as_role():
         connections.close_all()
         settings["OPTIONS"] = {**before, **({"options": f"-c role={name}_{role}"} if role else {})}
 
-    connect.archiving = archiving
     yield connect
     connect(None)
     with connection.cursor() as cursor:

@@ -8,7 +8,6 @@ import pytest
 
 from django_pglock.store import cancel, retry, schedule_tick
 from django_pglock.worker.settling import settler
-from tests.db.conftest import drop_archive
 from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
 from tests.interleavings.cases import CaseRunner
 from tests.interleavings.worlds import World
@@ -29,4 +28,3 @@ def runner(transactional_db, own_registry, capture, settings, monkeypatch, reque
     yield runner
     runner.close()
     world.drop()
-    drop_archive()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from django.db import connection
 
-from django_pglock.models import ArchivedTask, Task, Waiter
+from django_pglock.models import Task, Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Succeeded
@@ -22,11 +22,10 @@ LOCK_NOT_AVAILABLE = "55P03"
 TO_EXPECT = ("40001", "23505")
 
 #: What each judge reads. To compile a query of Django takes longer than to execute it.
-ALL_TASKS, ALL_ARCHIVED, ALL_WAITERS = (
+ALL_TASKS, ALL_WAITERS = (
     str(rows.query)
     for rows in (
         Task.objects.order_by("pk").values_list(*NAMES),
-        ArchivedTask.objects.values_list("pk"),
         Waiter.objects.values_list("task_id", "awaited"),
     )
 )
@@ -79,13 +78,11 @@ class Judge(Laws):
         self.before = self.world.before
         with connection.cursor() as cursor:
             self.now = {task.pk: task for task in map(self.world.task_of, cursor.execute(ALL_TASKS))}
-            self.archived = {pk for (pk,) in cursor.execute(ALL_ARCHIVED)}
             self.waiters = list(cursor.execute(ALL_WAITERS))
 
     def all_hold(self) -> None:
         if any(verb.prunes for verb in self.verbs):
             self.pruned = self.before.keys() - self.now.keys()
-            self.what_was_archived_is_there_once()
         if any(verb.retries for verb in self.verbs):
             self.retried = set(self.now)
         else:
@@ -113,11 +110,6 @@ class Judge(Laws):
                 continue
             if state not in TO_EXPECT or run.level == READ_COMMITTED:
                 raise AssertionError(f"{type(run.error).__name__}: {run.error}") from run.error
-
-    def what_was_archived_is_there_once(self) -> None:
-        assert self.archived.isdisjoint(self.now)
-        if all(verb.archives or not verb.prunes for verb in self.verbs):
-            assert self.pruned == self.archived & self.before.keys()
 
     def nobody_overtakes_another_of_its_key(self) -> None:
         """Of the waiting tasks, count only those that waited all the time. An uncommitted task is not overtaken."""

@@ -83,8 +83,6 @@ def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_ne
 FILES = {
     "admit": {"sweep", "open_buckets"},
     "after": {"enqueue_after", "enqueue_several_after"},
-    "archive": {"archive_a_window"},
-    "archive_days": {"archive_a_window"},
     "capture": {"change_one", "change_all", "run_captured"},
     "cancel": {"cancel", "cancel_in_a_transaction"},
     "claim": {"claim_ready"},
@@ -125,11 +123,10 @@ FILES = {
 }
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
-    # restore.py: the archive is off and holds tasks, which is so in none of the worlds.
-    *("after_commit", "archive_state", "archived", "argument_index", "attempts", "await_end", "call"),
+    *("after_commit", "argument_index", "attempts", "await_end", "call"),
     *("claim_columns", "count", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
-    *("refusals", "requests_to_worker", "restore", "result", "result_listener", "running_stack", "schedule_rows"),
+    *("refusals", "requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows"),
     *("schedule_runs", "schedule_status", "statements", "unknown", "unreadable", "upkeep_lock", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }

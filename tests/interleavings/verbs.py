@@ -53,7 +53,7 @@ class Verb:
     """``call`` is what it does in a world. ``is_workers``: a worker's session is READ COMMITTED whatever the role says.
 
     ``worlds``: where it meets others; a verb that does nothing in a world is left out by itself. ``retries`` and
-    ``prunes``: it may move finished tasks, or delete them; ``archives``: into the archive, and nowhere else.
+    ``prunes``: it may move finished tasks, or delete them.
     """
 
     name: str
@@ -62,7 +62,6 @@ class Verb:
     worlds: frozenset[str] = EVERYWHERE
     retries: bool = False
     prunes: bool = False
-    archives: bool = False
     is_in_transaction: bool = False
 
 

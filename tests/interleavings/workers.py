@@ -11,7 +11,6 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit
-from django_pglock.store.archive import archive_window
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.failures import FailureGroupId
@@ -201,11 +200,6 @@ def sweep(world: World, results: Results) -> None:
 @verb("plain", "unique", "after", is_workers=True, prunes=True)
 def prune_a_window(world: World, results: Results) -> None:
     prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
-
-
-@verb("plain", "unique", "after", is_workers=True, prunes=True, archives=True)
-def archive_a_window(world: World, results: Results) -> None:
-    archive_window("default", 0, None, age=0)
 
 
 @verb("shared", is_workers=True)

@@ -23,7 +23,6 @@ def ship(number):
 TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
-    "archivedtask",
     "failuregroup",
     "queuecount",
     "runningstack",
@@ -75,15 +74,6 @@ WITH made AS (
 )
 INSERT INTO django_pglock_waiter (task_id, awaited) SELECT id, id FROM made
 """
-A_DAY_OF_THE_ARCHIVE = """
-CREATE TABLE django_pglock_archivedtask_day PARTITION OF django_pglock_archivedtask
-    FOR VALUES FROM ('2026-01-01') TO ('2026-01-02');
-INSERT INTO django_pglock_archivedtask
-    (id, status, queue, priority, task_path, args, kwargs, backend, retries, max_retries, attempts, uncounted, rescues,
-     enqueued_at, finished_at, meta)
-VALUES (1, 'SUCCESSFUL', 'default', 0, 'shop.tasks.send', '[]', '{}', 'default', 0, 0, 1, 0, 0,
-        '2026-01-01', '2026-01-01', '{}')
-"""
 
 
 def test_the_tables_are_created_and_dropped_in_postgresql(project):
@@ -100,7 +90,6 @@ def test_the_tables_are_created_and_dropped_in_postgresql(project):
     assert "DROP VIEW" in backwards
     with made.session() as session:
         session.execute(A_ROW_IN_EVERY_STATUS)
-        session.execute(A_DAY_OF_THE_ARCHIVE)
     made.manage("migrate", "-v0", "django_pglock", "zero")
     assert made.tables() == set()
 
@@ -116,8 +105,6 @@ def test_the_view_of_locks_is_created_without_migrations(project):
         options = "SELECT reloptions FROM pg_class WHERE relname = 'django_pglock_task'"
         assert "fillfactor=80" in session.execute(options).fetchone()[0]
         assert session.execute("SELECT count(*) FROM django_pglock_advisorylock").fetchone() == (0,)
-        kind = "SELECT relkind FROM pg_class WHERE relname = 'django_pglock_archivedtask'"
-        assert session.execute(kind).fetchone() == ("p",)
 
 
 FEW_FEATURES = """

@@ -94,14 +94,10 @@ WITHOUT_PLAN = {
         *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_BLOCKED", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
     ),
     "it takes a lock, sets a limit, or notifies": (
-        *("LIMIT_MOVE", "LIMIT_RESTORE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
+        *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
-    "it reads the catalog of the server": (
-        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "HAS_DAYS"),
-        *("HAS_PRERELEASE_TABLES", "PARTITIONS_AND_DETACHED"),
-        *("REFERENCES_TO_TASKS", "REFUSING_KEYS", "SIZES_OF_DAYS"),
-    ),
+    "it reads the catalog of the server": ("ARGUMENT_INDEX", "HAS_PRERELEASE_TABLES", "REFUSING_KEYS"),
     "its table has a row for each worker, queue, schedule or group of failures": (
         *(
             "BEAT",
@@ -115,7 +111,7 @@ WITHOUT_PLAN = {
         *("SCHEDULES", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
-        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "MOVE_TO_ARCHIVE", "UNAWAITED"),
+        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "UNAWAITED"),
     ),
 }
 

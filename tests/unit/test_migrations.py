@@ -24,7 +24,6 @@ from django_pglock.migrations._operations import (
     AddIndexOnline,
     ChangeRows,
     CreateView,
-    PartitionTable,
     TableSQL,
 )
 from tests.sample import online_migrations
@@ -71,16 +70,13 @@ def obstacles_after_the_first(package):
 
 def obstacles(migration):
     """Return each operation of a migration that may hold up a table that is in use, with the reason."""
-    found, created = [], [each for each in migration.operations if isinstance(each, migrations.CreateModel)]
+    found = []
     for operation in migration.operations:
         if isinstance(operation, CONCURRENT):
             reason = "needs atomic = False" if migration.atomic else ""
         elif isinstance(operation, (AddFieldOnline, AddCheckOnline)):
             is_last = operation is migration.operations[-1]
             reason = _obstacle_of_addition(operation) if is_last else "keeps its lock while the next operation runs"
-        elif isinstance(operation, PartitionTable):
-            is_new = any(each.name_lower == operation.model_name for each in created)
-            reason = "" if is_new else "replaces a table that may have rows"
         else:
             reason = "" if isinstance(operation, ONLINE) else "is not online"
         if reason:
@@ -111,7 +107,7 @@ def test_the_first_migration_creates_and_changes_nothing():
     assert names(migrations_of_the_package)[0] == "0001_initial"
     first = migration_of(migrations_of_the_package, "0001_initial")
     assert first.initial
-    assert {type(each) for each in first.operations} == {migrations.CreateModel, PartitionTable, TableSQL, CreateView}
+    assert {type(each) for each in first.operations} == {migrations.CreateModel, TableSQL, CreateView}
 
 
 def test_no_migration_has_a_name_that_may_be_recorded_already():
@@ -203,7 +199,6 @@ def test_online_migrations_have_no_obstacles(migration):
         Later(migrations.AddConstraint("task", CHECK)),
         Later(migrations.RunSQL("VACUUM FULL django_pglock_task")),
         Later(migrations.RunPython(migrations.RunPython.noop)),
-        Later(PartitionTable("task", "finished_at")),
     ],
 )
 def test_migrations_that_are_not_online_have_obstacles(migration):

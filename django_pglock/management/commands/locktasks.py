@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import archiving, argument_index, failures, pausing, schedules, stack
+from django_pglock.management import argument_index, failures, pausing, schedules, stack
 from django_pglock.management.arguments import WrongArguments, positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -49,9 +49,7 @@ from django_pglock.management.task_output import (
 )
 from django_pglock.management.terminal import TerminalCommand, confirm
 from django_pglock.models import Task, Worker
-from django_pglock.store.archive_days import prune_archive
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
-from django_pglock.store.delete import deletable_in_archive, delete_with_archived
 from django_pglock.store.newest import newest
 from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.store.windows import WINDOW
@@ -97,7 +95,6 @@ class Command(TerminalCommand):
   locktasks prune --older-than 30 --status FAILED
   locktasks pause mail --reason "provider is down"
   locktasks resume mail
-  locktasks archive on --wait                   move finished tasks to daily partitions
   locktasks keda --queue mail                   one number, for an autoscaler
 
 "locktasks SUBCOMMAND --help" shows all options. The exit code is 0 on success and 1 on failure."""
@@ -140,13 +137,6 @@ class Command(TerminalCommand):
         self._add_prune(add)
         argument_index.add_options(
             add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
-        )
-        archiving.add_options(
-            add(
-                "archive",
-                self._archive,
-                _("Move successful tasks to an archive with one partition a day."),
-            )
         )
         pausing.add_pause(
             add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
@@ -302,21 +292,14 @@ class Command(TerminalCommand):
         except ValueError as error:
             raise WrongArguments(str(error)) from error
         tasks = chosen(rows, options)
-        # The archive has only tasks that have succeeded, and no other verb changes these.
-        archived = chosen(deletable_in_archive(rows.db), options) if verb.name == "delete_finished" else None
         if options["dry_run"] or not (options["ids"] or options["yes"]):
-            matching = [verb.movable(tasks), archived]
-            count = sum(each[: MOST_COUNTED + 1].count() for each in matching if each is not None)
+            count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
             self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             confirm()
         progress = self._progress() if options["verbosity"] else None
-        if archived is None:
-            count = verb.apply(tasks, progress)
-        else:
-            count = delete_with_archived(tasks, archived, progress=progress)
-        self._say_changed(verb, count, options["ids"])
+        self._say_changed(verb, verb.apply(tasks, progress), options["ids"])
 
     def _say_changed(self, verb: Verb, count: int, ids: list[int]) -> None:
         left = len(set(ids)) - count
@@ -351,8 +334,6 @@ class Command(TerminalCommand):
         else:
             text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
             self.stdout.write(text % count)
-        if dropped := prune_archive(rows.db, **ages):
-            self.stdout.write(archiving.dropped_text(dropped, is_dry=is_dry))
 
     def _progress(self) -> Callable[[int, int], None]:
         """Return a function that prints the progress every two seconds."""
@@ -374,9 +355,6 @@ class Command(TerminalCommand):
 
     def _index(self, rows: Any, options: dict[str, Any]) -> None:
         self.stdout.write(argument_index.change_index(rows.db, options))
-
-    def _archive(self, rows: Any, options: dict[str, Any]) -> None:
-        archiving.archive(rows.db, options, say=self.stdout.write)
 
     # Output
 

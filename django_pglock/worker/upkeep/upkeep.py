@@ -1,4 +1,4 @@
-"""The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, prune and archive.
+"""The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, and prune.
 
 Each worker runs this service, but only one worker at a time does a round. A round is a transaction that begins with an
 attempt to take an advisory lock. The lock only saves work. Correctness does not depend on it. A worker that freezes in
@@ -41,7 +41,6 @@ from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.upkeep_lock import try_upkeep_lock
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
 from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
@@ -104,7 +103,6 @@ class Upkeep(ConnectedService):
         self._wakeup = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
-        self.archive = ArchiveKeeping(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this pass began. If another worker holds the lock of the rounds, also when the first of these passes
         # began.
@@ -165,7 +163,6 @@ class Upkeep(ConnectedService):
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
-            self._attempt(self.archive.run_if_due, interval_factor),
         )
         self._attempt(self.queue_counts.run_if_due, interval_factor)
         self._check_for_delay()

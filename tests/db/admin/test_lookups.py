@@ -15,7 +15,7 @@ from django_pglock import task
 from django_pglock.admin.overview import Overview
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
-from django_pglock.models import AdvisoryLock, ArchivedTask, FailureGroup, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, FailureGroup, Lease, Queue, Schedule, Task, Worker
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,6 @@ SERVED = {
         "argument": "a=1",
         "metadata": "a=1",
     },
-    ArchivedTask: {"day": "2026-11-23", "queue": "mail", "task_path": "a.b", "id__lt": "5"},
     Worker: {},
     AdvisoryLock: {"is_granted__exact": "1", "mode": "ExclusiveLock"},
     Lease: {"held": "1"},
@@ -45,7 +44,7 @@ SERVED = {
     Schedule: {"is_enabled__exact": "1"},
 }
 #: The names of filters that are not names of fields.
-OF_FILTERS = {"day", "attention", "held", "paused", "exception", "since", "before", "key", "argument", "metadata"}
+OF_FILTERS = {"attention", "held", "paused", "exception", "since", "before", "key", "argument", "metadata"}
 LOOKUPS = (
     *("", "exact", "iexact", "startswith", "icontains", "regex", "isnull", "in", "gt", "lt", "gte", "lte"),
     *("email", "email__startswith", "0__regex", "year", "length"),
@@ -53,8 +52,7 @@ LOOKUPS = (
 
 
 def permission_to_view(model):
-    # Archived tasks have no permission of their own.
-    return f"view_{(Task if model is ArchivedTask else model)._meta.model_name}"
+    return f"view_{model._meta.model_name}"
 
 
 def address(model, page="changelist", *args):

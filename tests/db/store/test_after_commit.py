@@ -7,10 +7,9 @@ from django.db import DataError, InternalError, OperationalError, connection, tr
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import DuplicateTask, Unique, enqueue_many
-from django_pglock.models import ArchivedTask, FailureGroup, Queue, Schedule, Task
+from django_pglock.models import FailureGroup, Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit, after_commit, release, wake
-from django_pglock.store.delete import delete_archived
 from django_pglock.store.failures import mute
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
@@ -191,7 +190,6 @@ IN_BLOCKS = {
     "delete_finished": lambda: Task.objects.all().delete_finished(),
     "prune": lambda: Task.objects.all().prune(older_than=0),
     "claim": claim_one,
-    "archive": lambda: delete_archived(ArchivedTask.objects.all()),
     "pause": lambda: Queue.objects.pause("mail"),
     "schedules": lambda: Schedule.objects.run_now(),
     "mute": lambda: mute("default", 7),

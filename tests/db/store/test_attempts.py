@@ -1,23 +1,23 @@
-"""The failed and lost attempts of a task, before and after it has moved to the archive."""
+"""The failed and lost attempts of a task."""
 
 from __future__ import annotations
 
-import pytest
+from uuid import uuid4
 
-from django_pglock.models import ArchivedTask, Task
-from django_pglock.store.attempts import attempts_before, failures_of, last_ended_by
-from tests.db.store.archiving import TWO_HOURS, fail, walk
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Attempt, Task
+from django_pglock.store.attempts import attempts_before, last_ended_by
 from tests.db.store.test_prune import make
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
-
-#: What both rows of an attempt have.
-VALUES = ("task_id", "number", "worker", "worker_name", "outcome", "exception_path", "traceback", "log")
-DATES = ("started_at", "finished_at")
+pytestmark = pytest.mark.django_db
 
 
-def values(attempts):
-    return [[getattr(each, name) for name in (*VALUES, *DATES)] for each in attempts]
+def fail(row, number, **fields):
+    known = {"worker": uuid4(), "worker_name": "w", "started_at": Now(), "finished_at": Now(), "outcome": "FAILED"}
+    texts = {"exception_path": "builtins.ValueError", "traceback": f"Traceback {number}", "log": "a\nb"}
+    return Attempt.objects.create(task=row, number=number, **{**known, **texts, **fields})
 
 
 def test_attempts_of_a_task_are_returned_in_their_order():
@@ -42,16 +42,3 @@ def test_tasks_are_found_by_the_exception_of_their_last_attempt():
     assert set(last_ended_by(Task.objects.all(), "a.Refused")) == {last, given_back}
     assert set(last_ended_by(Task.objects.filter(pk=last.pk), "a.Refused")) == {last}
     assert not last_ended_by(Task.objects.all(), "a.Refuse").exists()
-
-
-def test_attempts_of_an_archived_task_are_unchanged(django_assert_num_queries, settings):
-    row = make(days=TWO_HOURS, attempts=3)
-    fail(row, 2, outcome="LOST", worker=None, log=None), fail(row, 1)
-    before = {}
-    for settings.USE_TZ in (True, False):
-        before[settings.USE_TZ] = values(failures_of(Task.objects.get(pk=row.pk)))
-    assert walk() == 1
-    archived = ArchivedTask.objects.get(pk=row.pk)
-    for settings.USE_TZ in (True, False):
-        with django_assert_num_queries(0):
-            assert values(failures_of(archived)) == before[settings.USE_TZ]

@@ -9,14 +9,10 @@ import pytest
 from django.db import transaction
 from django.db.models.functions import Now
 
-from django_pglock.models import ArchivedTask, Attempt, Task
-from django_pglock.store.archive_state import archive_state, turn_on
-from django_pglock.store.delete import deletable_in_archive, delete_archived, delete_with_archived
+from django_pglock.models import Attempt, Task
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.db.admin.visits import make
-from tests.db.store.archiving import TWO_HOURS, walk
 from tests.db.store.test_failures import fail
-from tests.db.store.test_prune import make as make_finished
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -57,43 +53,6 @@ def test_delete_finished_keeps_tasks_that_are_still_needed():
     assert Task.objects.all().delete_finished() == 1
     assert Task.objects.count() == 3
     assert not Task.objects.filter(pk=over.pk).exists()
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_archive")
-def test_rows_of_the_archive_are_deleted():
-    rows = [make_finished(days=TWO_HOURS) for _ in range(3)]
-    turn_on("default")
-    assert walk() == 3
-    told = []
-    chosen = ArchivedTask.objects.exclude(pk=rows[0].pk).order_by("pk")
-    assert delete_archived(chosen, lambda *values: told.append(values)) == 2
-    assert told == [(2, rows[2].pk)]
-    assert list(ArchivedTask.objects.values_list("pk", flat=True)) == [rows[0].pk]
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_archive")
-def test_tasks_and_rows_of_the_archive_are_deleted_together():
-    moved = [make_finished(days=TWO_HOURS) for _ in range(2)]
-    turn_on("default")
-    assert walk() == 2
-    finished, unfinished = make("FAILED"), make("READY")
-    told = []
-    count = delete_with_archived(
-        Task.objects.all(), deletable_in_archive("default"), progress=lambda *values: told.append(values)
-    )
-    assert count == 3
-    assert told == [(1, finished.pk), (2, moved[1].pk)]
-    assert [*Task.objects.all(), *ArchivedTask.objects.all()] == [unfinished]
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_archive")
-def test_without_an_archive_it_is_not_read(django_assert_num_queries):
-    archive_state("default")
-    with django_assert_num_queries(0):
-        assert list(deletable_in_archive("default")) == []
 
 
 @pytest.mark.django_db(transaction=True)

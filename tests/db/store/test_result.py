@@ -13,7 +13,7 @@ from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultErro
 from django_pglock.models import Task
 from django_pglock.store.result import result_of_row
 from django_pglock.worker import Worker
-from tests.db.store.archiving import fail
+from tests.db.store.test_attempts import fail
 from tests.db.store.test_prune import ago, make
 from tests.sample import result_tasks as sample
 from tests.sample import tasks

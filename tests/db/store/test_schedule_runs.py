@@ -6,12 +6,9 @@ from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
-from django.urls import reverse
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
-from django_pglock.store.archive import archive_window
-from django_pglock.store.archive_state import turn_on
 from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_runs import last_runs
 from django_pglock.store.schedule_tick import enqueue_due
@@ -86,19 +83,3 @@ def test_the_first_task_of_the_table_is_found(nightly):
     last = tick()
     Task.objects.filter(pk=last).update(meta={"previous_run": 7})
     assert ids(nightly) == [last, 7]
-
-
-@pytest.mark.usefixtures("own_archive")
-def test_runs_are_found_in_the_archive(nightly, admin_client):
-    first, second, third = tick(), tick(), tick()
-    old = Now() - timedelta(hours=2)
-    turn_on("default")
-    Task.objects.exclude(pk=third).update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
-    assert archive_window("default", 0, 7.0)[0] == 2
-    Task.objects.update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
-    for _ in range(2):
-        assert ids(nightly) == [third, second, first]
-        page = admin_client.get(reverse("admin:django_pglock_schedule_change", args=[nightly.pk])).text
-        assert page.count("pglock-successful") >= 3
-        archive_window("default", 0, 7.0)
-    assert not Task.objects.exists()

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from django.db.models.functions import Now
-from django.urls import reverse
 
-from django_pglock.management.schedules import listed
 from django_pglock.models import Schedule, Task
-from django_pglock.store.archive import archive_window
-from django_pglock.store.archive_state import turn_on
 from django_pglock.store.schedule_status import set_last_status
 from tests.db.store.test_prune import make
 
@@ -35,21 +28,3 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
     assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
     with django_assert_num_queries(0):
         set_last_status("default", rows[3:])
-
-
-@pytest.mark.usefixtures("own_archive")
-def test_the_admin_and_the_command_show_the_last_status_of_an_archived_task(admin_client):
-    row = make("SUCCESSFUL", days=0)
-    [schedule] = schedules(row.pk)
-    old = Now() - timedelta(hours=2)
-    turn_on("default")
-    Task.objects.update(enqueued_at=old, finished_at=old)
-    pages = [
-        reverse("admin:django_pglock_schedule_changelist"),
-        reverse("admin:django_pglock_schedule_change", args=[schedule.pk]),
-    ]
-    for is_archived in (False, True):
-        assert Task.objects.exists() is not is_archived
-        assert all("pglock-successful" in admin_client.get(page).text for page in pages)
-        assert listed(Task.objects.all())[0]["last_status"] == "SUCCESSFUL"
-        archive_window("default", 0, 7.0)

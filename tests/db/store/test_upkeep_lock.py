@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 
-from django_pglock.keys.reserved import UPKEEP
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.store.upkeep_lock import TRY_UPKEEP_LOCK, try_upkeep_lock
@@ -28,14 +27,6 @@ def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):
     with transaction.atomic():
         assert not try_upkeep_lock("default")
     session.rollback()
-    with transaction.atomic():
-        assert try_upkeep_lock("default")
-
-
-def test_a_move_to_the_archive_does_not_keep_workers_from_their_upkeep(session):
-    """Its lock has another number."""
-    with session.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s, 1)", [UPKEEP])
     with transaction.atomic():
         assert try_upkeep_lock("default")
 

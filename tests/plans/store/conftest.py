@@ -7,9 +7,7 @@ from uuid import uuid4
 import pytest
 from django.db import DatabaseError, connection
 
-from django_pglock.models import ArchivedTask, Task
-from django_pglock.store.archive import archive_window
-from django_pglock.store.archive_state import turn_on
+from django_pglock.models import Task
 from tests.plans.reading import BATCH, analyze, insert
 from tests.plans.store.backlog import STATISTICS, plans_beside_backlog
 
@@ -67,16 +65,3 @@ def finished(request, new_table):
     if request.param == "with statistics":
         analyze()
     return list(Task.objects.order_by("pk").values_list("pk", flat=True))
-
-
-@pytest.fixture
-def archived(new_table):
-    """Nearly all of the finished tasks have moved to the archive; their ids, in order."""
-    with connection.cursor() as cursor:
-        cursor.execute(FINISHED, [20_000, 20_000, 20_000])
-        turn_on("default")
-        after = archive_window("default", 0, 7.0)[1]
-        while after:
-            after = archive_window("default", after, 7.0)[1]
-        cursor.execute("ANALYZE django_pglock_archivedtask")
-    return list(ArchivedTask.objects.order_by("pk").values_list("pk", flat=True))

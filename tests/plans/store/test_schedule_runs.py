@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from django_pglock.store.schedule_runs import SCHEDULE_RUNS, SCHEDULE_RUNS_ARCHIVED
+from django_pglock.store.schedule_runs import SCHEDULE_RUNS
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, PATH, executed, indexes, nodes
+from tests.plans.reading import BATCH, PATH
 from tests.plans.store.backlog import Call
 
 
@@ -16,9 +16,3 @@ def calls(backlog):
 
 def test_each_run_is_found_by_the_id_that_the_next_one_has(plans):
     plans.check()
-
-
-def test_runs_in_the_archive_are_found_by_their_ids(archived):
-    plan = executed(filled(SCHEDULE_RUNS_ARCHIVED), (archived[-1], PATH, PATH, 20))
-    assert "Seq Scan" not in {node["Node Type"] for node in nodes(plan)}
-    assert any("archivedtask" in name for name in indexes(plan))

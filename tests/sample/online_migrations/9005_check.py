@@ -8,7 +8,7 @@ COMPLY = """UPDATE "django_pglock_task" SET backend = 'default' WHERE backend = 
 class Migration(migrations.Migration):
     """A constraint for rows that are written from now on."""
 
-    dependencies = [("django_pglock", "9004_partitioned_table")]
+    dependencies = [("django_pglock", "9003_column_of_attempts")]
     operations = [
         ChangeRows("task", COMPLY),
         AddCheckOnline("task", models.CheckConstraint(condition=~models.Q(backend=""), name="online_check")),

@@ -264,7 +264,6 @@ def test_invalid_arguments_raise_a_command_error(arguments, text):
         ["pause", "mail*"],
         ["resume", "mail*"],
         ["prune", "--status", "FAILED"],
-        *(["archive", what, "--wait"] for what in ("off", "status", "restore")),
     ],
 )
 def test_the_exit_code_of_wrong_arguments_is_2(arguments):
