@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from django_pglock.admin.failures import FailureGroupAdmin
+from django_pglock.admin.failures import FailureGroup, FailureGroupAdmin
 from django_pglock.admin.leases import LeaseAdmin
 from django_pglock.admin.locks import AdvisoryLockAdmin
 from django_pglock.admin.overview import Overview, OverviewAdmin
@@ -10,7 +10,7 @@ from django_pglock.admin.queues import QueueAdmin
 from django_pglock.admin.schedules import ScheduleAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.admin.workers import WorkerAdmin
-from django_pglock.models import AdvisoryLock, FailureGroup, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
 
 admin.site.register(Overview, OverviewAdmin)
 admin.site.register(Task, TaskAdmin)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, ClassVar
 
+from django.apps.registry import Apps
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import models, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -19,12 +19,13 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_pglock.admin.actions import perform, record
 from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
-from django_pglock.models import FailureGroup, Task
-from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group, mute, unmute
+from django_pglock.models import Task
+from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group
 from django_pglock.store.shared_failures import invalidate_failures, shared_failures
 from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import TASK_VERBS
@@ -49,15 +50,30 @@ class Row:
     redrive_url: str
 
 
+class FailureGroup(models.Model):
+    """The name under which admin sites list the page. It has no table: the failed tasks have the fingerprints."""
+
+    class Meta:
+        """Where the admin shows it. Outside of the registry of models, as the overview is."""
+
+        apps = Apps()
+        app_label = "django_pglock"
+        managed = False
+        default_permissions = ()
+        verbose_name = gettext_lazy("failure")
+        verbose_name_plural = gettext_lazy("failures")
+
+    def __str__(self) -> str:
+        return str(self._meta.verbose_name)
+
+
 class FailureGroupAdmin(ReadOnlyAdmin):
-    """The page of all groups, the confirmation of a change of all tasks of a group, and the buttons that mute."""
+    """The page of all groups, and the confirmation of a change of all tasks of a group."""
 
     #: The permission of each verb.
     permissions: ClassVar[dict[str, str]] = {
         "retry": "django_pglock.retry_task",
         "discard": "django_pglock.cancel_task",
-        "mute": "django_pglock.mute_failuregroup",
-        "unmute": "django_pglock.mute_failuregroup",
     }
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -93,19 +109,17 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         return self._answer(request, "change_list", {**context, **(extra_context or {})})
 
     def verb_view(self, request: HttpRequest, number: int, verb: str) -> HttpResponse:
-        """Apply a verb to a group by POST, with CSRF protection; ask for confirmation by GET if it changes tasks."""
+        """Apply a verb to a group by POST, with CSRF protection; ask for confirmation by GET."""
         if verb not in self.permissions or not self.has_view_permission(request) or verb not in self._may(request):
             raise PermissionDenied
-        if request.method not in (["GET", "HEAD", "POST"] if verb in TASK_VERBS else ["POST"]):
-            return HttpResponseNotAllowed(["POST"])
+        if request.method not in ("GET", "HEAD", "POST"):
+            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         if number >= 2**63:
             raise Http404
         using = router.db_for_write(Task)
         group = find_failure_group(using, number)
         if group is None:
             messages.warning(request, _("No task of this group is failed any more."))
-        elif verb not in TASK_VERBS:
-            self._mute(request, group, is_muted=verb == "mute")
         elif request.method != "POST":
             return self._confirmation(request, group, verb)
         elif verb == "retry" and request.POST.get("rate"):
@@ -174,7 +188,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
                 made, is_new = enqueue_redrive(router.db_for_write(Task), group, rate)
                 if is_new:
                     text = f"redrive: group {group.fingerprint}, {rate:g} tasks a second, by #{made}"
-                    record(request, FailureGroup, text, object_id=str(group.fingerprint))
+                    record(request, Task, text, object_id=str(made))
         except ValueError:
             messages.error(request, _("Enter a number of tasks a second, such as 10."))
             return
@@ -183,18 +197,6 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             text = _("The group is retried already, so nothing was changed. Progress, and a button to cancel: {link}")
         link = format_html('<a href="{}">#{}</a>', self._task_url(made), made)
         messages.info(request, format_html(text, rate=f"{rate:g}", link=link))
-
-    def _mute(self, request: HttpRequest, group: FailureGroupId, *, is_muted: bool) -> None:
-        using = router.db_for_write(FailureGroup)
-        change = partial(mute, by=request.user.get_username()) if is_muted else unmute
-        with transaction.atomic(using=using):
-            has_changed = change(using, group.fingerprint)
-            verb = "mute" if is_muted else "unmute"
-            record(request, FailureGroup, f"{verb}: {group.fingerprint}", object_id=str(group.fingerprint))
-        text = _("The group was muted: it is at the end of the list, and not in the overview.")
-        if not is_muted:
-            text = _("The group is no longer muted.")
-        (messages.success if has_changed else messages.warning)(request, text)
 
     def _address(self, page: str, *arguments: Any) -> str:
         name = f"admin:django_pglock_failuregroup_{page}"

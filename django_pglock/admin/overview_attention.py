@@ -11,10 +11,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview_facts import Facts
 from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
-from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.failures import failures
 from django_pglock.store.lock_keys import blocked_keys
@@ -48,8 +49,8 @@ def attention(facts: Facts) -> list[Sentence]:
 
 
 def failing_functions(facts: Facts) -> Iterator[Sentence]:
-    """The failures of the last day, by function, exception and place, without muted groups."""
-    groups = failures(facts.using, limit=MOST_GROUPS, with_muted=False)
+    """The failures of the last day, by function, exception and place."""
+    groups = failures(facts.using, limit=MOST_GROUPS)
     recent = sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count)
     url = facts.address("failuregroup_changelist")
     for group in recent[:FEW]:

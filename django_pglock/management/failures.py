@@ -105,12 +105,12 @@ def groups_as_table(groups: list[FailureCounts]) -> str:
     """Return the table of groups, or the sentence that there are none."""
     if not groups:
         return _("No task has failed.")
-    head = (_("FINGERPRINT"), _("FAILED"), _("LAST"), _("TASK"), _("EXCEPTION"), _("PLACE"), _("MUTED"))
+    head = (_("FINGERPRINT"), _("FAILED"), _("LAST"), _("TASK"), _("EXCEPTION"), _("PLACE"))
     lines = [
         (
             *(str(group.fingerprint), f"{group.count}{'+' if group.is_capped else ''}"),
             *(_("%s ago") % ago(group.last_at), printable(group.task_path), printable(group.exception_path) or "-"),
-            *(printable(group.place) or "-", printable(group.muted_by) or _("yes") if group.muted_at else "-"),
+            printable(group.place) or "-",
         )
         for group in groups
     ]

@@ -1,4 +1,4 @@
-"""The schema of the first release: twelve tables, their storage parameters, and the view of advisory locks."""
+"""The schema of the first release: eleven tables, their storage parameters, and the view of advisory locks."""
 
 from datetime import datetime, timezone
 
@@ -346,24 +346,6 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited"),
                 ],
-            },
-            managers=MANAGERS,
-        ),
-        migrations.CreateModel(
-            name="FailureGroup",
-            fields=[
-                ("fingerprint", models.BigIntegerField(primary_key=True, serialize=False, verbose_name="fingerprint")),
-                ("muted_at", models.DateTimeField(null=True, verbose_name="muted at")),
-                ("muted_by", models.CharField(blank=True, default="", max_length=255, verbose_name="muted by")),
-            ],
-            options={
-                "verbose_name": "failure",
-                "verbose_name_plural": "failures",
-                "permissions": [
-                    ("mute_failuregroup", "Can mute failures"),
-                ],
-                "default_permissions": (),
-                **POSTGRESQL,
             },
             managers=MANAGERS,
         ),

@@ -10,7 +10,6 @@ if not apps.is_installed("django_pglock"):
 
 from django_pglock.models.advisory_lock import AdvisoryLock
 from django_pglock.models.attempt import Attempt
-from django_pglock.models.failure_group import FailureGroup
 from django_pglock.models.lease import Lease
 from django_pglock.models.queue import Queue
 from django_pglock.models.queue_count import QueueCount
@@ -25,7 +24,6 @@ from django_pglock.models.worker import Worker
 __all__ = [
     "AdvisoryLock",
     "Attempt",
-    "FailureGroup",
     "Lease",
     "Queue",
     "QueueCount",

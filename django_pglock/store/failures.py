@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.models import CharField, OuterRef, Subquery, Value
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Coalesce
 
-from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.fingerprint import fingerprint_of
@@ -31,10 +30,10 @@ MOST_READ = 20_000
 #: Hours for which failures are counted by the hour.
 HOURS = 24
 
-# The groups of failed tasks, those with the latest failures first, and muted groups last. Each fingerprint is found by
-# one index probe. A group is counted in the same index, the newest tasks first, up to a limit. The index has the dates,
-# too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1. The
-# beginning of a traceback is read, too, because the message at its end may have any length.
+# The groups of failed tasks, those with the latest failures first. One index probe finds each fingerprint. A group
+# is counted in the same index, the newest tasks first, up to a limit. The index has the dates, too. ready.py says why
+# the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1. The beginning of a traceback is
+# read, too, because the message at its end may have any length.
 FAILURE_GROUPS = """
 WITH RECURSIVE found AS (
     (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
@@ -46,21 +45,18 @@ WITH RECURSIVE found AS (
         ORDER BY task.fingerprint LIMIT 1) AS next
     WHERE found.number < %s
 ), shown AS MATERIALIZED (
-    SELECT found.fingerprint, newest.id, muted.muted_at, muted.muted_by
+    SELECT found.fingerprint, newest.id
     FROM found CROSS JOIN LATERAL (
         SELECT task.id, task.finished_at FROM {task} AS task
         WHERE task.status = 'FAILED' AND task.fingerprint = found.fingerprint
         ORDER BY task.fingerprint DESC, task.id DESC LIMIT 1) AS newest
-    LEFT JOIN {failure_group} AS muted ON muted.fingerprint = found.fingerprint AND muted.muted_at IS NOT NULL
-    WHERE %s OR muted.muted_at IS NULL
-    ORDER BY muted.muted_at IS NOT NULL, newest.finished_at DESC LIMIT (SELECT %s::bigint)
+    ORDER BY newest.finished_at DESC LIMIT (SELECT %s::bigint)
 ), hour AS MATERIALIZED (
     SELECT array_agg(statement_timestamp() - make_interval(hours => n) ORDER BY n DESC) AS begins
     FROM generate_series(1, %s) AS n
 )
 SELECT shown.fingerprint, task.task_path, COALESCE(last.exception_path, ''), COALESCE(last.trace, ''), shown.id,
-       counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts,
-       shown.muted_at, COALESCE(shown.muted_by, '')
+       counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts
 FROM shown JOIN {task} AS task ON task.id = shown.id AND task.id = ANY (ARRAY(SELECT id FROM shown))
 CROSS JOIN LATERAL (
     SELECT sum(each.count)::bigint AS count, min(each.first_at) AS first_at, max(each.last_at) AS last_at,
@@ -142,9 +138,6 @@ class FailureCounts:
     last_at: datetime
     #: How many failed in each of the last 24 hours, the oldest hour first.
     by_hour: tuple[int, ...]
-    #: When the group was muted, and who muted it; None: it is not muted.
-    muted_at: datetime | None = None
-    muted_by: str = ""
 
     @property
     def group(self) -> FailureGroupId:
@@ -162,26 +155,19 @@ class FailureCounts:
         return self.exception_path.rpartition(".")[2]
 
 
-def failures(
-    using: str, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
-) -> list[FailureCounts]:
-    """Return the groups of failed tasks, those with the latest failures first, and muted groups last.
+def failures(using: str, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED) -> list[FailureCounts]:
+    """Return the groups of failed tasks, those with the latest failures first.
 
     - ``limit``: the largest number of groups that are returned. They are chosen from at most a thousand.
     - ``most``: the largest number of tasks that are counted in a group. Of the tasks without a fingerprint, at most 500
       are counted.
-    - ``with_muted``: False leaves the muted groups out.
     """
-    rows = run(using, FAILURE_GROUPS, MOST_FOUND, with_muted, limit, HOURS, most, MOST_READ)
+    rows = run(using, FAILURE_GROUPS, MOST_FOUND, limit, HOURS, most, MOST_READ)
     groups = {row[0]: _group_of(row, most) for row in rows}
     for group in _groups_without_fingerprint(using):
         known = groups.get(group.fingerprint)
-        if known is None and (with_muted or group.muted_at is None):
-            groups[group.fingerprint] = group
-        elif known is not None:
-            groups[group.fingerprint] = _joined(known, group)
-    newest_first = sorted(groups.values(), key=lambda group: group.last_at, reverse=True)
-    return sorted(newest_first, key=lambda group: group.muted_at is not None)[:limit]
+        groups[group.fingerprint] = group if known is None else _joined(known, group)
+    return sorted(groups.values(), key=lambda group: group.last_at, reverse=True)[:limit]
 
 
 def find_failure_group(using: str, fingerprint: int) -> FailureGroupId | None:
@@ -221,25 +207,12 @@ def without_fingerprint(tasks: Any, group: FailureGroupId) -> Any:
     return failed.alias(_exception=exception).filter(_exception=exception_path)
 
 
-def mute(using: str, fingerprint: int, *, by: str = "") -> bool:
-    """Mute a group: it is last in the list, and not in overviews. Return whether it was not muted before."""
-    rows = rows_of("FailureGroup", using)
-    with transaction_block(using):
-        rows.bulk_create([rows.model(fingerprint=fingerprint)], ignore_conflicts=True)
-    return bool(rows.filter(pk=fingerprint, muted_at=None).update(muted_at=Now(), muted_by=by))
-
-
-def unmute(using: str, fingerprint: int) -> bool:
-    """Show a group like the other groups again. Return whether it was muted."""
-    return bool(rows_of("FailureGroup", using).filter(pk=fingerprint).exclude(muted_at=None).update(muted_at=None))
-
-
 def _group_of(row: tuple[Any, ...], most: int) -> FailureCounts:
-    fingerprint, path, exception, trace, newest, count, first, last, hours, counts, muted_at, muted_by = row
+    fingerprint, path, exception, trace, newest, count, first, last, hours, counts = row
     by_hour = dict(zip(hours, counts, strict=True))
     return FailureCounts(
         *(fingerprint, path, exception, place_in(trace), message_in(trace, exception), newest, count, count >= most),
-        *(first, last, tuple(by_hour.get(hour, 0) for hour in range(1, HOURS + 1)), muted_at, muted_by),
+        *(first, last, tuple(by_hour.get(hour, 0) for hour in range(1, HOURS + 1))),
     )
 
 
@@ -251,19 +224,17 @@ def _groups_without_fingerprint(using: str) -> Iterable[FailureCounts]:
     if not by_kind:
         return []
     traces = dict(run(using, LAST_TRACEBACKS, MOST_READ, [found[0][0] for found in by_kind.values()]))
-    muted = rows_of("FailureGroup", using).exclude(muted_at=None).in_bulk([fingerprint_of(*kind) for kind in by_kind])
     groups = []
     for (path, exception), found in by_kind.items():
         newest, fingerprint, by_hour = found[0][0], fingerprint_of(path, exception), [0] * HOURS
         for _, _, age in found:
             if 0 <= age < HOURS * 3600:
                 by_hour[HOURS - 1 - int(age / 3600)] += 1
-        dates, trace, row = [date for _, date, _ in found], traces[newest] or "", muted.get(fingerprint)
+        dates, trace = [date for _, date, _ in found], traces[newest] or ""
         groups.append(
             FailureCounts(
                 *(fingerprint, path, exception, place_in(trace), message_in(trace, exception), newest, len(found)),
                 *(len(rows) >= MOST_WITHOUT_FINGERPRINT, min(dates), max(dates), tuple(by_hour)),
-                *((row.muted_at, row.muted_by) if row else ()),
             )
         )
     return groups

@@ -180,17 +180,14 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         """
         return queue_counts(self.db, most=most)
 
-    def failures(
-        self, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
-    ) -> list[FailureCounts]:
+    def failures(self, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED) -> list[FailureCounts]:
         """Return the failed tasks in groups of one function, exception and place: the latest failures first.
 
         - ``limit``: the largest number of groups that are returned. They are chosen from at most a thousand.
         - ``most``: the largest number of tasks that are counted in a group. Of the tasks without a fingerprint, at most
           500 are counted.
-        - ``with_muted``: True puts the muted groups last, False leaves them out.
         """
-        return failures(self.db, limit=limit, most=most, with_muted=with_muted)
+        return failures(self.db, limit=limit, most=most)
 
     def count_workable(self, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
         """Return how many tasks of these queues (none: of all) a worker could start now: ready tasks and due tasks.

@@ -18,7 +18,7 @@ from django_pglock.store.statements import run
 #: Seconds after which counts are too old for a page. Then the page itself counts.
 MAX_AGE_FOR_PAGES = 120.0
 #: The fields with dates, which are texts in JSON.
-_DATES = ("first_at", "last_at", "muted_at")
+_DATES = ("first_at", "last_at")
 
 # The stored groups. No row if they are too old, or if no worker is alive: then no worker will count again.
 READ_FAILURES = """
@@ -68,5 +68,5 @@ def _loaded(document: Any) -> Any:
 
 
 def _group(values: dict[str, Any]) -> FailureCounts:
-    dates = {name: datetime.fromisoformat(values[name]) for name in _DATES if values[name]}
+    dates = {name: datetime.fromisoformat(values[name]) for name in _DATES}
     return FailureCounts(**{**values, **dates, "by_hour": tuple(values["by_hour"])})

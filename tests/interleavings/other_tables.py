@@ -1,26 +1,24 @@
-"""Tables beside those of tasks: the history, the counts of the queues, and which failures are muted."""
+"""Tables beside those of tasks: the history, and the counts of the queues."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from datetime import timedelta
 
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pglock.models import FailureGroup, QueueCount, TaskHistory
-from django_pglock.store import failures, shared_failures
+from django_pglock.models import QueueCount, TaskHistory
+from django_pglock.store import shared_failures
 from django_pglock.store.count import queue_counts
 from django_pglock.store.history import KEPT, add_rescued, prune_history
 from django_pglock.store.shared_counts import WRITE_COUNTS, shared_counts
 from django_pglock.store.statements import filled
 from tests.interleavings.judge import Judge, law
-from tests.interleavings.verbs import Results, in_a_transaction, verb
+from tests.interleavings.verbs import Results, verb
 from tests.interleavings.worlds import World
 from tests.sample import tasks
 
-FINGERPRINT = 7
 #: The age of the old rows is twice as much.
 LONG = timedelta(days=180)
 
@@ -66,22 +64,6 @@ def invalidate_failures(world: World, results: Results) -> None:
     shared_failures.invalidate_failures("default")
 
 
-@verb("other_tables")
-def mute(world: World, results: Results) -> None:
-    name = threading.current_thread().name
-    if failures.mute("default", FINGERPRINT, by=name):
-        results.muted.append(name)
-
-
-@verb("other_tables")
-def unmute(world: World, results: Results) -> None:
-    failures.unmute("default", FINGERPRINT)
-
-
-for name in ("mute", "unmute"):
-    in_a_transaction(name)
-
-
 @law("other_tables")
 def whatever_is_counted_is_in_the_sums(judge: Judge) -> None:
     sums = {(seconds, *row): Counter() for seconds in KEPT for row in ((False, False), (True, False), (True, True))}
@@ -107,11 +89,3 @@ def one_counts_for_all(judge: Judge) -> None:
     if written and not judge.has_died:
         found = {each.queue: each.counts["READY"] for each in queue_counts("default")}
         assert found == dict(QueueCount.objects.exclude(queue="").values_list("queue", "ready"))
-
-
-@law("other_tables")
-def one_has_muted(judge: Judge) -> None:
-    if judge.has_died or any(each.name.startswith("unmute") for each in judge.verbs):
-        return
-    row = FailureGroup.objects.filter(pk=FINGERPRINT).first()
-    assert judge.results.muted == ([row.muted_by] if row else []), "two have muted the same failures"

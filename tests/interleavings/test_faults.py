@@ -14,7 +14,6 @@ from django.db import connection
 from django_pglock.store import (
     admit,
     claim,
-    failures,
     history,
     insert_at_key,
     marking,
@@ -129,15 +128,6 @@ def no_turns(monkeypatch):
     monkeypatch.setattr(shared_counts, "BEGIN_COUNT", statement)
 
 
-def no_look_at_who_has_muted(monkeypatch):
-    def mute(using, fingerprint, *, by):
-        rows = failures.rows_of("FailureGroup", using)
-        rows.update_or_create(pk=fingerprint, defaults={"muted_by": by})
-        return True
-
-    monkeypatch.setattr(failures, "mute", mute)
-
-
 FAULTS = [
     Fault(plain, Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",)), "was taken back", no_fence),
     Fault(
@@ -179,7 +169,6 @@ FAULTS = [
     Fault(
         other_tables, Case("other_tables", "count_for_all", 1, COMMIT, ("count_for_all",)), "two have counted", no_turns
     ),
-    Fault(other_tables, Case("other_tables", "mute", 1, COMMIT, ("mute",)), "two have muted", no_look_at_who_has_muted),
 ]
 
 

@@ -91,7 +91,6 @@ FILES = {
     "claim_manager": {"hold_rows"},
     "delete": {"delete_finished"},
     "discard": {"discard", "discard_in_a_transaction"},
-    "failures": {"mute", "unmute"},
     "enqueue": {"enqueue", "enqueue_in_a_transaction"},
     "give_back": {"give_back_lost_answers"},
     "history": {"write_history", "write_history_backwards", "delete_old_history"},
@@ -124,7 +123,7 @@ FILES = {
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
     *("after_commit", "argument_index", "attempts", "await_end", "call"),
-    *("claim_columns", "count", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
+    *("claim_columns", "count", "failures", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
     *("refusals", "requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows"),
     *("schedule_runs", "schedule_status", "statements", "unknown", "unreadable", "upkeep_lock", "wake"),

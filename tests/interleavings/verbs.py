@@ -37,9 +37,8 @@ class Results:
         self.moves: list[tuple[int, tuple[str, ...], str]] = []
         #: What captured tasks have read: the product and its price.
         self.read: list[tuple[int, int]] = []
-        #: How many times the same was added to the history, and which callers have muted a group.
+        #: How many times the same was added to the history.
         self.counted: list[int] = []
-        self.muted: list[str] = []
         self._lock = threading.Lock()
 
     def worker(self) -> UUID:

@@ -18,7 +18,6 @@ from django.db.models.functions import Now
 
 from django_pglock.models import (
     Attempt,
-    FailureGroup,
     Queue,
     QueueCount,
     RateLimit,
@@ -47,7 +46,7 @@ PK = NAMES.index("id")
 JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
 TABLES = [
     model._meta.db_table
-    for model in (*(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter, FailureGroup),)
+    for model in (*(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter),)
 ]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.

@@ -23,7 +23,6 @@ def ship(number):
 TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
-    "failuregroup",
     "queuecount",
     "runningstack",
     "taskhistory",

@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pglock.admin import failures as page_of_failures
-from django_pglock.models import FailureGroup, Task, Worker
+from django_pglock.models import Task, Worker
 from django_pglock.redrive import enqueue_redrive
 from django_pglock.store import failures as store
 from django_pglock.store import shared_failures
@@ -141,53 +141,33 @@ def test_an_invalid_rate_is_refused(client, failed, rate):
     assert not Task.objects.filter(status="READY").exists()
 
 
-def test_a_muted_group_sinks_to_the_end(client, failed):
-    user = person(client, "view_task", "mute_failuregroup")
-    page = client.post(button("mute"), follow=True)
-    assert said(page) == ["The group was muted: it is at the end of the list, and not in the overview."]
-    text = page.content.decode()
-    assert text.index("Closed") < text.index("Refused")
-    assert f"Muted by {user.username}" in text
-    assert button("unmute") in text
-    assert button("mute") not in text
-    assert FailureGroup.objects.get().muted_by == user.username
-    client.post(button("unmute"))
-    assert FailureGroup.objects.get().muted_at is None
-    assert logged() == ["mute: 7", "unmute: 7"]
-    assert set(LogEntry.objects.values_list("object_id", flat=True)) == {"7"}
-
-
 def test_verbs_need_post_csrf_and_their_permissions(client, failed):
     person(client)
     assert client.get(PAGE).status_code == 403
     person(client, "view_task")
     page = client.get(PAGE).content.decode()
-    for verb in ("retry", "discard", "mute", "unmute"):
+    for verb in ("retry", "discard"):
         assert button(verb) not in page
         assert client.post(button(verb)).status_code == 403
     assert client.get(button("retry")).status_code == 403
-    person(client, "retry_task", "mute_failuregroup")
+    person(client, "retry_task")
     assert client.post(button("retry")).status_code == 403, "what one does not see"
-    user = person(client, "view_task", "retry_task", "mute_failuregroup")
-    assert client.get(button("mute")).status_code == 405
+    user = person(client, "view_task", "retry_task")
     assert client.put(button("retry")).status_code == 405
     assert client.post(PAGE).status_code == 405
     assert client.post(button("explode")).status_code == 403
     assert client.post(button("retry", 2**63)).status_code == 404
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(user)
-    for verb in ("retry", "mute"):
-        assert strict.post(button(verb)).status_code == 403
+    assert strict.post(button("retry")).status_code == 403
     client.logout()
     assert "login" in client.post(button("retry"))["Location"]
     assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
 
 
 def test_a_verb_on_a_group_without_failures_shows_a_message(client, failed):
-    person(client, "view_task", "retry_task", "mute_failuregroup")
-    for verb in ("retry", "mute"):
-        assert said(client.post(button(verb, 9), follow=True)) == ["No task of this group is failed any more."]
-    assert not FailureGroup.objects.exists()
+    person(client, "view_task", "retry_task")
+    assert said(client.post(button("retry", 9), follow=True)) == ["No task of this group is failed any more."]
 
 
 def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
@@ -208,16 +188,16 @@ def test_the_index_of_the_admin_lists_the_page_with_the_right_to_view_tasks(clie
 
 
 def test_the_page_shows_counts_of_a_worker_until_a_group_is_changed(client, failed):
-    person(client, "view_task", "mute_failuregroup")
+    person(client, "view_task", "cancel_task")
     Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
     keep_counts("default")
     page = client.get(PAGE)
     assert "A worker has counted the failures" in page.content.decode()
     number = page.context["rows"][0].group.fingerprint
-    client.post(f"{PAGE}{number}/do/mute/")
+    client.post(f"{PAGE}{number}/do/discard/")
     page = client.get(PAGE)
     assert "A worker has counted the failures" not in page.content.decode()
-    assert [row.group.fingerprint for row in page.context["rows"] if row.group.muted_at] == [number]
+    assert number not in [row.group.fingerprint for row in page.context["rows"]]
 
 
 def test_the_page_counts_itself_when_no_worker_is_alive(client, failed):

@@ -12,10 +12,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock import task
+from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import Overview
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
-from django_pglock.models import AdvisoryLock, FailureGroup, Lease, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db

@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.urls import reverse
 
+from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import VIEWED, Overview
-from django_pglock.models import FailureGroup, Queue
+from django_pglock.models import Queue
 from tests.db.admin.test_security import refuse_activity
 from tests.db.admin.visits import make, person, start_worker
 

@@ -15,7 +15,6 @@ from django.utils import timezone
 from django_pglock import lock
 from django_pglock.admin import overview_attention as sentences
 from django_pglock.models import AdvisoryLock, Attempt, Queue, Schedule, Task, Worker
-from django_pglock.store.failures import mute
 from django_pglock.store.liveness import beat
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -63,11 +62,8 @@ def test_failures_of_a_function_with_exception_and_place(facts):
     assert sentence.text.startswith("3 failures of charge since ")
 
 
-def test_failures_of_another_day_and_muted_ones_need_no_attention(facts):
+def test_failures_of_another_day_need_no_attention(facts):
     fail(1, at=Now() - timedelta(days=2))
-    fail(1, "shop.mail.send", fingerprint=8)
-    assert len(texts(sentences.failing_functions(facts))) == 1
-    mute("default", 8)
     assert texts(sentences.failing_functions(facts)) == []
 
 

@@ -16,7 +16,6 @@ from django.urls import reverse
 
 from django_pglock import lock
 from django_pglock.models import AdvisoryLock, Attempt, Lease, Queue, Schedule, Task, Worker
-from django_pglock.store.failures import mute
 from django_pglock.store.liveness import beat
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.db.admin.visits import make, person
@@ -82,7 +81,6 @@ def evil_rows(admin_user):
     Attempt.objects.create(
         task=task, number=1, worker=worker, outcome="FAILED", exception_path=EVIL, traceback=EVIL, **dates
     )
-    mute("default", fingerprint_of(EVIL, EVIL), by=EVIL)
     Queue.objects.pause(EVIL, by=EVIL, reason=EVIL)
     schedule = Schedule.objects.create(task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
     lease = make_lease(EVIL)
@@ -102,7 +100,7 @@ def test_every_page_escapes_what_it_shows(admin_client, evil_rows):
         for row in evil_rows[model]:
             page = refuse_activity(admin_client.get(url(model, "change", quote(row.pk))))
             assert "&lt;script&gt;alert" in page
-    # A group of failures is shown with its exception, its message and the name of the user who has muted it.
+    # A group of failures is shown with its exception and its message.
     number = fingerprint_of(EVIL, EVIL)
     for page in (url("failuregroup"), url("failuregroup", "verb", number, "retry")):
         assert "&lt;script&gt;alert" in refuse_activity(admin_client.get(page))
@@ -142,8 +140,7 @@ def test_questions_messages_and_the_history_escape_it_too(admin_client, evil_row
         refuse_activity(admin_client.get(url(model, "delete", quote(row.pk))))
         refuse_activity(admin_client.post(url(model, "delete", quote(row.pk)), {"post": "yes"}, follow=True))
     assert LogEntry.objects.count() >= 8
-    for verb in ("unmute", "mute", "retry"):
-        refuse_activity(admin_client.post(url("failuregroup", "verb", fingerprint_of(EVIL, EVIL), verb), follow=True))
+    refuse_activity(admin_client.post(url("failuregroup", "verb", fingerprint_of(EVIL, EVIL), "retry"), follow=True))
     refuse_activity(admin_client.get(reverse("admin:index")))
     refuse_activity(admin_client.get(reverse("admin:app_list", args=["django_pglock"])))
 

@@ -7,10 +7,9 @@ from django.db import DataError, InternalError, OperationalError, connection, tr
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import DuplicateTask, Unique, enqueue_many
-from django_pglock.models import FailureGroup, Queue, Schedule, Task
+from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit, after_commit, release, wake
-from django_pglock.store.failures import mute
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -192,12 +191,11 @@ IN_BLOCKS = {
     "claim": claim_one,
     "pause": lambda: Queue.objects.pause("mail"),
     "schedules": lambda: Schedule.objects.run_now(),
-    "mute": lambda: mute("default", 7),
 }
 
 
 def contents():
-    models = (Task, Queue, FailureGroup)
+    models = (Task, Queue)
     return [sorted(model.objects.values_list("pk", *(["status"] if model is Task else []))) for model in models]
 
 

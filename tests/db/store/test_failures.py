@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import Attempt, FailureGroup, Task
+from django_pglock.models import Attempt, Task
 from django_pglock.store import failures as store
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.store.settle import settle
@@ -66,27 +66,15 @@ def test_a_group_of_failures_has_exception_place_count_and_dates():
     last.refresh_from_db()
     assert (group.first_at, group.last_at) == (oldest.finished_at, last.finished_at)
     assert group.by_hour == (*[0] * 21, 2, 0, 2)
-    assert (group.muted_at, group.muted_by) == (None, "")
 
 
-def test_the_latest_failures_come_first_and_muted_ones_last():
+def test_the_latest_failures_come_first():
     for fingerprint, hours_ago in ((5, 3), (6, 1), (7, 2)):
         fail(fingerprint=fingerprint, hours_ago=hours_ago)
-    FailureGroup.objects.create(fingerprint=7)
-    assert store.mute("default", 6, by="ann")
-    assert not store.mute("default", 6, by="bob"), "it is muted already"
     groups = Task.objects.failures()
-    assert [each.fingerprint for each in groups] == [7, 5, 6]
+    assert [each.fingerprint for each in groups] == [6, 7, 5]
     assert all(each.first_at == each.last_at for each in groups)
-    assert (groups[2].muted_at is not None, groups[2].muted_by) == (True, "ann")
-    assert [each.fingerprint for each in Task.objects.failures(with_muted=False)] == [7, 5]
-    assert [each.fingerprint for each in Task.objects.failures(limit=1)] == [7]
-    store.mute("default", 5)
-    assert store.unmute("default", 6)
-    assert not store.unmute("default", 6)
-    groups = Task.objects.failures()
-    assert [(each.fingerprint, each.muted_at is None) for each in groups] == [(6, True), (7, True), (5, False)]
-    assert {each.muted_by for each in groups} == {""}, "who muted it before is not shown"
+    assert [each.fingerprint for each in Task.objects.failures(limit=1)] == [6]
 
 
 def test_counts_of_failures_stop_at_their_limit(monkeypatch):
@@ -137,11 +125,6 @@ def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monke
     assert (group.newest, group.place, group.message, group.is_capped) == (rows[1].pk, "bank.py:88", "order 7", False)
     assert group.by_hour == (*[0] * 22, 1, 1)
     assert group.fingerprint == fingerprint_of(PATH, "bank.Refused")
-    store.mute("default", group.fingerprint, by="ann")
-    assert len(Task.objects.failures(with_muted=False)) == 3
-    assert Task.objects.failures()[-1].fingerprint == group.fingerprint
-    store.unmute("default", group.fingerprint)
-    assert {each.muted_by for each in Task.objects.failures()} == {""}
     assert len(Task.objects.failures(limit=2)) == 2
     monkeypatch.setattr(store, "MOST_WITHOUT_FINGERPRINT", 2)
     assert [each.is_capped for each in Task.objects.failures()] == [True, True]
@@ -202,9 +185,3 @@ def test_only_failed_tasks_are_in_a_group():
 def test_failures_is_empty_without_failed_tasks():
     make("SUCCESSFUL")
     assert Task.objects.failures() == []
-
-
-def test_the_text_of_a_muted_group_contains_muted():
-    store.mute("default", 7, by="ann")
-    row = FailureGroup.objects.get()
-    assert (str(row), repr(row)) == ("7", "<FailureGroup 7 muted>")

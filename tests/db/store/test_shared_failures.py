@@ -10,7 +10,6 @@ from django.db.models.functions import Now
 
 from django_pglock.models import QueueCount, Task, Worker
 from django_pglock.store import shared_counts, shared_failures
-from django_pglock.store.failures import mute
 from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +34,6 @@ def test_shared_groups_of_failures_are_those_of_the_last_count():
     fail(fingerprint=7)
     fail("bank.Away", fingerprint=8, trace="bank.Away: caf\u00e9 \U0001f600")
     fail(fingerprint=None)
-    mute("default", 8, by="eva")
     assert read().age is None
     count()
     groups, age = read()

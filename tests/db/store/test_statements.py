@@ -43,7 +43,7 @@ def test_names_of_tables_are_filled_in_and_values_are_sent_apart():
     assert run("default", "SELECT id, %s FROM {task} WHERE queue = %s", "a'b %s", "default") == [(id_, "a'b %s")]
     assert run("default", "UPDATE {task} SET priority = 3") == [], "it returns no rows"
     assert rows_of("Task", "default").get().priority == 3
-    assert filled("{failure_group}") == '"django_pglock_failuregroup"'
+    assert filled("{rate_limit}") == '"django_pglock_ratelimit"'
 
 
 def test_statements_are_one_message_and_one_transaction():

@@ -29,7 +29,7 @@ INDEX = "pglock_task_fingerprint"
 
 def calls(backlog):
     return {
-        "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, True, BATCH, 24, BATCH, BATCH)),
+        "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, BATCH, 24, BATCH, BATCH)),
         "FAILURES_WITHOUT_FINGERPRINT": Call(filled(FAILURES_WITHOUT_FINGERPRINT), [BATCH]),
         "LAST_TRACEBACKS": Call(filled(LAST_TRACEBACKS), (BATCH, backlog.ids)),
     }
@@ -69,7 +69,7 @@ def write_incident():
 def test_groups_are_counted_by_their_index_and_the_count_stops(incident, is_analyzed):
     if is_analyzed:
         analyze()
-    plan = executed(filled(FAILURE_GROUPS), (1000, True, 20, 24, 500, 20_000))
+    plan = executed(filled(FAILURE_GROUPS), (1000, 20, 24, 500, 20_000))
     by_key = {("Index Scan", "django_pglock_task_pkey"), ("Bitmap Heap Scan", "django_pglock_task_pkey")}
     assert reads(plan) - by_key == {("Index Only Scan", INDEX)}
     # 51 groups are found by one probe each and read by another. 20 are counted; one of them has more than 500.
@@ -88,10 +88,10 @@ def test_only_a_limited_number_of_failures_without_fingerprint_is_read(incident,
     assert rows_read(plan) == 500
 
 
-def test_the_groups_are_four_statements_at_most(incident):
+def test_the_groups_are_three_statements_at_most(incident):
     with CaptureQueriesContext(connection) as queries:
         Task.objects.failures()
-    assert len(queries) == 4
+    assert len(queries) == 3
 
 
 def statements_of(function):
@@ -137,10 +137,8 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
         found = statements_of(lambda: admin_client.get(reverse("admin:django_pglock_failuregroup_changelist")))
         return [sql for sql in found if "django_pglock" in sql]
 
-    counted_here = (
-        "what a worker has counted; groups; those without a fingerprint, with their tracebacks and mutes; redrives"
-    )
-    assert len(statements()) == 6, counted_here
+    counted_here = "what a worker has counted; groups; those without a fingerprint, with their tracebacks; redrives"
+    assert len(statements()) == 5, counted_here
     Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
     keep_counts("default")
     assert len(statements()) == 2, "what a worker has counted; redrives"

@@ -57,7 +57,7 @@ def test_a_fingerprint_is_positive_and_fits_into_a_bigint():
 
 
 def test_fingerprints_are_the_same_in_every_release():
-    """It is stored with failed tasks and with muted groups."""
+    """It is stored with failed tasks."""
     assert fingerprint_of("bank.charge", "builtins.ValueError", "bank:refuse") == 1275375432507598721
 
 
