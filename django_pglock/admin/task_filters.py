@@ -185,9 +185,7 @@ class ArgumentFilter(GuardedFilter):
         definition = registry.find(request.GET.get("task_path", ""))
         names = positional_names(definition, 1) if definition is not None else []
         if name in names:
-            # An index knows which values there are, but not their places.
-            at = f"args__{names.index(name)}"
-            matches |= reduce(or_, (Q(**{at: each, "args__contains": [each]}) for each in values))
+            matches |= _has(f"args__{names.index(name)}", values)
         return queryset.filter(matches)
 
 
@@ -240,11 +238,6 @@ def status_of(request: HttpRequest) -> str:
     if len(chosen) == 1:
         return chosen[0]
     return TaskStatus.FAILED.value if request.GET.get("exception") and not chosen else ""
-
-
-def is_by_arguments(request: HttpRequest) -> bool:
-    """Return whether the list is filtered by arguments or metadata, for which a project may have an index."""
-    return any(request.GET.get(name, "").strip() for name in ("argument", "metadata"))
 
 
 def is_indexed(request: HttpRequest) -> bool:

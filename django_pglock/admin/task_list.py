@@ -18,7 +18,6 @@ from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
 from django_pglock.admin.task_filters import (
     candidates,
     first_searched,
-    is_by_arguments,
     is_by_key,
     is_indexed,
     searched_status,
@@ -27,10 +26,8 @@ from django_pglock.admin.task_filters import (
 )
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task, Worker
-from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded, id_in
-from django_pglock.store.windows import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
@@ -73,11 +70,6 @@ class TaskChangeList(CappedChangeList):
             self.searched, self.skipped_above, self.search_end = most, below, end
             limits = {lookup: id_ for lookup, id_ in (("pk__lt", below), ("pk__gt", end)) if id_}
             rows = list(self.queryset.filter(**limits)[: self.list_per_page + 1])
-            # Use the index only if the page is not full: for a common value the index would return very many tasks.
-            if len(rows) <= self.list_per_page and (ids := self._ids_by_arguments(request)) is not None:
-                self.skipped_above = self.search_end = None
-                rows = list(self.queryset.filter(is_among(ids[: self.list_per_page + 1])))
-                break
             if rows:
                 break
         self.has_more = len(rows) > self.list_per_page
@@ -109,15 +101,9 @@ class TaskChangeList(CappedChangeList):
         """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
         if not is_search(request, self.query):
             return self.matching
-        if (ids := self._ids_by_arguments(request)) is not None:
-            return self.matching.filter(is_among(ids))
         using = self.root_queryset.db
         end = search_end(candidates(request, using).filter(**time_range(request, using).ids), most=most)
         return self.matching.filter(pk__gt=end) if end else self.matching
-
-    def _ids_by_arguments(self, request: HttpRequest) -> list[int] | None:
-        """Return all tasks that match, if the filters are by argument and the index on arguments can say so."""
-        return ids_by_arguments(self.matching) if is_by_arguments(request) else None
 
     @property
     def is_without_worker(self) -> bool:

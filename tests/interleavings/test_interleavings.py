@@ -122,7 +122,7 @@ FILES = {
 }
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
-    *("after_commit", "argument_index", "attempts", "await_end", "call"),
+    *("after_commit", "attempts", "await_end", "call"),
     *("claim_columns", "count", "failures", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
     *("refusals", "requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows"),

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import argument_index, failures, pausing, schedules, stack
+from django_pglock.management import failures, pausing, schedules, stack
 from django_pglock.management.arguments import WrongArguments, positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -135,9 +135,6 @@ class Command(TerminalCommand):
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
         failures.add_redrive(redrive)
         self._add_prune(add)
-        argument_index.add_options(
-            add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
-        )
         pausing.add_pause(
             add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         )
@@ -352,9 +349,6 @@ class Command(TerminalCommand):
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
         pausing.resume(rows.db, options, say=self.stdout.write)
-
-    def _index(self, rows: Any, options: dict[str, Any]) -> None:
-        self.stdout.write(argument_index.change_index(rows.db, options))
 
     # Output
 
