@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.tasks.call_keys import is_grouped
+from django_pglock.tasks.call_keys import call_signature, is_grouped
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
 
@@ -121,7 +121,7 @@ def parameters_of(task: TaskFields) -> list[_Parameter]:
     """Return the parameters of a call, without the context."""
     if is_grouped(task):
         return list(_GROUPED.parameters.values())
-    return list(inspect.signature(task.func).parameters.values())[task.takes_context :]
+    return list(call_signature(task.func, task.takes_context).parameters.values())
 
 
 def by_parameter(task: TaskFields, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

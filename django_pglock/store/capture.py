@@ -12,7 +12,6 @@ to row: ``{id}`` and ``{schema}``.
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +26,7 @@ from django_pglock.tasks.call_keys import (
     LONGEST_ARGUMENTS,
     LONGEST_KEY,
     CallKeys,
+    call_signature,
     keys_of,
     names_in_keys,
     text_of_arguments,
@@ -197,7 +197,7 @@ def arguments_of(task: TaskFields) -> set[str]:
     """
     if task.group is not None:
         return set(ARGUMENTS) - ({"ids"} if "id" in names_in_keys(task) else {"id"})
-    parameters = [*inspect.signature(task.func).parameters.values()][task.takes_context :]
+    parameters = call_signature(task.func, task.takes_context).parameters.values()
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     names = {each.name for each in named} & set(ARGUMENTS)
     if any(each.kind is each.VAR_KEYWORD for each in parameters):

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.tasks.arguments import article
 from django_pglock.tasks.compat import InvalidTask
 
 
+@async_unsafe("enqueue_many() blocks the event loop here. Write: await aenqueue_many(…)")
 def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     """Enqueue many calls of one function: ``enqueue_many(send.using(priority=5), [{"order_id": 1}, ...])``.
 

@@ -18,13 +18,13 @@ def check_call(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     The calls of a function with ``group=`` are dicts in a list, so their names are not those of its parameters.
     """
-    if task.group is None and (why := _misfit(task.func, task.takes_context, len(args), *kwargs)):
+    if task.group is None and (why := misfit(task.func, task.takes_context, len(args), *kwargs)):
         raise TaskArgumentsError(f"{task.module_path}() {why}")
 
 
 # Cached, because the answer depends only on names and numbers, and to bind a call takes ten times as long.
 @lru_cache(maxsize=4096)
-def _misfit(function: Callable[..., Any], takes_context: bool, count: int, *names: str) -> str | None:
+def misfit(function: Callable[..., Any], takes_context: bool, count: int, *names: str) -> str | None:
     """Return why a function does not accept ``count`` positional arguments and these names; None: it does."""
     try:
         # Not the function that a decorator has wrapped: the decorator may add arguments of its own.

@@ -181,7 +181,7 @@ def names_in_keys(task: TaskFields) -> set[str]:
 
 def positional_names(task: TaskFields, count: int) -> list[str]:
     """Return the names of the parameters for ``count`` positional arguments, or their numbers if there are none."""
-    parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
+    parameters = call_signature(task.func, task.takes_context).parameters.values()
     names = [each.name for each in parameters if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
     return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
 
@@ -206,6 +206,18 @@ def _template(text: str, function: Callable[..., Any], is_grouped: bool) -> KeyT
 @lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
+
+
+@lru_cache(maxsize=1024)
+def call_signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
+    """Return the parameters of a call: those of the function without the context, which the worker adds.
+
+    A decorator may take the context itself. Then the function below it, whose parameters Python shows, has none.
+    """
+    signature = _signature(function)
+    parameters = [*signature.parameters.values()]
+    has_context = takes_context and bool(parameters) and parameters[0].name == "context"
+    return signature.replace(parameters=parameters[1:]) if has_context else signature
 
 
 @lru_cache(maxsize=1024)
@@ -235,8 +247,7 @@ def _bound(
     if names is not None and len(args) == len(names):
         return dict(zip(names, args, strict=True)), {}
     try:
-        context = (None,) if task.takes_context else ()
-        bound = _signature(task.func).bind(*context, *args, **kwargs)
+        bound = call_signature(task.func, task.takes_context).bind(*args, **kwargs)
     except TypeError as error:
         raise TaskArgumentsError(f"{task.module_path} cannot be called like this: {error}.") from error
     bound.apply_defaults()

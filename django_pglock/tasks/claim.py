@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -12,6 +13,10 @@ from django.utils.timezone import make_naive
 
 #: The attributes of log records about a task.
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
+
+
+#: The claim whose function runs in this thread or coroutine; in a worker's threads, the last one.
+running_claim: ContextVar[Claim | None] = ContextVar("django_pglock_running_claim", default=None)
 
 
 def date_of(seconds: float | None) -> datetime | None:

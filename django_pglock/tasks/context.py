@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from time import time
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.call_check import misfit
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.instrumentation import HEADERS
+from django_pglock.tasks.results import make_result
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,55 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def fencing_token(self) -> int:
         """A number that grows with each attempt of this task. With it, other systems can refuse a late attempt."""
         return self._claims[0].attempt
+
+
+def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a call without a worker, with a context if the function takes one and gets none."""
+    if not task.takes_context:
+        return args
+    count = len(args)
+    is_given = "context" in kwargs or (args and isinstance(args[0], compat.TaskContext))
+    # A test may give any object as the context. Then there is one argument more than a call has.
+    if is_given or (misfit(task.func, True, count, *kwargs) and not misfit(task.func, False, count, *kwargs)):
+        return args
+    return (_context_of(task, args, kwargs), *args)
+
+
+def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskContext:
+    """Return the context of a first attempt that is never stopped."""
+    now = str(time())
+    claim = Claim(
+        id=0,
+        attempt=1,
+        worker=UUID(int=0),
+        backend=task.backend,
+        queue=task.queue_name,
+        priority=task.priority,
+        task_path=task.module_path,
+        args="[]",
+        kwargs="{}",
+        meta=to_json(task.meta),
+        retries=0,
+        max_retries=task.max_attempts - 1,
+        rescues=0,
+        run_after=None,
+        enqueued_at=now,
+        started_at=None,
+        last_attempted_at=now,
+    )
+    result = make_result(
+        task,
+        id=claim.id,
+        status="RUNNING",
+        args=list(args),
+        kwargs=kwargs,
+        backend=claim.backend,
+        enqueued_at=claim.date("enqueued_at"),
+        started_at=claim.date("started_at"),
+        last_attempted_at=claim.date("last_attempted_at"),
+        worker_ids=[str(claim.worker)],
+    )
+    return TaskContext(task_result=result, _claims=[claim], _reason_to_stop=lambda: None)
 
 
 #: The names in a row's ``meta`` that belong to this package.

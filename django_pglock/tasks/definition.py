@@ -14,8 +14,10 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.utils import timezone
+from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
@@ -23,7 +25,7 @@ from django_pglock.postgres.connections import has_commit_hooks, manual_transact
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
-from django_pglock.tasks.context import OWN_META
+from django_pglock.tasks.context import OWN_META, with_context
 from django_pglock.tasks.dates import READABLE, is_readable
 from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import (
@@ -180,6 +182,30 @@ class PostgresTask(TaskFields):
                 "see "
                 "the name of an advisory lock."
             )
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> TaskResult[..., Any]:
+        """Write one call in the current transaction and return its result. In a coroutine: ``await aenqueue()``."""
+        try:
+            return Task.enqueue(self, *args, **kwargs)
+        except SynchronousOnlyOperation as error:
+            name = self.module_path.rpartition(".")[2]
+            raise SynchronousOnlyOperation(
+                f"{name}.enqueue() blocks the event loop, so it cannot be called in a coroutine. "
+                f"Write: await {name}.aenqueue(…)"
+            ) from error
+
+    @async_unsafe("get_result() blocks the event loop here. Write: await task.aget_result(…)")
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        """Return the result of a task of this function by its id. In a coroutine: ``await aget_result()``."""
+        return Task.get_result(self, result_id)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function here, without a row. With ``takes_context`` it gets a context, unless one is given."""
+        return Task.call(self, *with_context(self, args, kwargs), **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the same as ``call``, in a coroutine."""
+        return await Task.acall(self, *with_context(self, args, kwargs), **kwargs)
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue this call after the commits of all transactions that are open now, if all of them commit.

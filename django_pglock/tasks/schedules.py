@@ -10,7 +10,6 @@ begins with a star, the ticks follow the elapsed time.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -21,7 +20,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 
 from django_pglock.errors import LockKeyError, TaskOptionError
-from django_pglock.tasks.call_keys import is_grouped, keys_of
+from django_pglock.tasks.call_keys import call_signature, is_grouped, keys_of
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -132,9 +131,9 @@ def _check_zone(zone: Any, where: str) -> None:
 
 
 def _check_signature(task: TaskFields, where: str) -> None:
-    given = [None] * (task.takes_context + is_grouped(task))
+    given = [None] * is_grouped(task)
     try:
-        inspect.signature(task.func).bind(*given)
+        call_signature(task.func, task.takes_context).bind(*given)
         keys_of(task, (), {})
     except (TypeError, LockKeyError) as error:
         raise TaskOptionError(

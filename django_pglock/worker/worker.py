@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from django.db import connections
+
 from django_pglock.conf import get_settings
-from django_pglock.errors import model_of
+from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import HeartbeatReply
 from django_pglock.store.plans import keep_plans
@@ -271,9 +273,11 @@ class Worker:
         """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
         Waits until the database and its tables are available, or until a stop is requested. With ``drain`` it waits for
-        ``HEARTBEAT_LIMIT`` seconds at most. Raises ``ConfigurationError`` if Python's clock was replaced.
+        ``HEARTBEAT_LIMIT`` seconds at most. Raises ``ConfigurationError`` if Python's clock was replaced, and inside
+        ``atomic()``, such as that of a ``TestCase``: the worker would not see the tasks that are enqueued there.
         """
         check_clock()
+        self._refuse_in_atomic()
         began, limit = time.monotonic(), get_settings().HEARTBEAT_LIMIT
         self.probes.start()
         if self.channel is not None:
@@ -295,6 +299,14 @@ class Worker:
         logger.info(
             "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.given)) or "all queues"
         )
+
+    def _refuse_in_atomic(self) -> None:
+        if connections[self.executor.using].in_atomic_block:
+            raise ConfigurationError(
+                "A worker was started in a TestCase or inside of atomic(), whose tasks it would not see, because they "
+                "are not committed. In tests, use a TransactionTestCase (pytest: django_db(transaction=True)), or call "
+                "the function of a task: send.call(1)."
+            )
 
     def run(self) -> bool:
         """Start, wait until a stop is requested or a limit is reached, and return the value of ``shutdown()``.

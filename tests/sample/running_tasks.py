@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 
 from django_pglock import TaskContext, task
+from django_pglock.tasks import registry
 from tests.sample.models import Effect
 
 #: Seconds for which no test waits: what takes so long does not end by itself.
@@ -255,3 +256,26 @@ def weigh():
     gc.collect()
     with open("/proc/self/statm") as numbers:
         return [sys.getallocatedblocks(), int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")]
+
+
+@task
+def wait_for_other(queue):
+    """Wait for a task that is enqueued here."""
+    return sleep_async.using(queue_name=queue).enqueue(0).wait(FOREVER).return_value
+
+
+@task
+async def await_other(task_path):
+    task = registry.find(task_path)
+    return (await (await task.aenqueue(0)).await_(FOREVER)).return_value
+
+
+@task
+async def sleep_async(seconds):
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+@task
+def echo(value):
+    return value

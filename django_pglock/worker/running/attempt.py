@@ -28,7 +28,7 @@ from django_pglock.store.outcome import (
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
-from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.claim import Claim, running_claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
@@ -114,6 +114,7 @@ class Attempt(StoppableAttempt):
 
     def call(self) -> Any:
         """Call the function. For an async function this returns the coroutine."""
+        running_claim.set(self.claim)
         function = self.definition.func
         if self.definition.advisory:
             function = under_lock(self._lock_name(), function)

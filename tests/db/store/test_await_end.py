@@ -19,8 +19,9 @@ from django.test.utils import override_settings
 from django_pglock.errors import TaskError
 from django_pglock.models import Task, Waiter
 from django_pglock.store import await_end
+from tests.conftest import NEVER
 from tests.db.store.waiting import results_of, run, sessions, settle, until
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,3 +205,25 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
         result.wait(timeout)
     with pytest.raises(ValueError, match=said):
         asyncio.run(result.await_(timeout))
+
+
+def test_a_task_that_waits_for_one_that_its_own_worker_may_have_to_run_says_so(worker, eventually):
+    """Otherwise such tasks in all threads wait for ever for tasks that cannot begin, and nothing says why."""
+    worker(threads=1, queues=["default"])
+    sync, coroutine = running_tasks.wait_for_other, running_tasks.await_other
+    other = running_tasks.sleep_async.module_path
+    for refused in (sync.enqueue("default"), coroutine.enqueue(other)):
+        eventually(lambda refused=refused: refused.refresh() or refused.is_finished)
+        [error] = refused.errors
+        assert error.exception_class is TaskError
+        assert f"({refused.task.module_path}) attempt 1 of 1 waits for {other} (task " in error.traceback
+        assert "the queue is 'default'" in error.traceback
+        assert "using(after=result)" in error.traceback
+
+
+def test_a_task_may_wait_for_what_needs_none_of_its_threads(worker):
+    """Another worker serves the queue of the awaited task, or the waiter is a coroutine and the awaited is not."""
+    worker(threads=1, queues=["default"])
+    worker(threads=1, queues=["others"])
+    assert running_tasks.wait_for_other.enqueue("others").wait(NEVER).return_value == "slept"
+    assert running_tasks.await_other.enqueue(running_tasks.echo.module_path).wait(NEVER).return_value == 0

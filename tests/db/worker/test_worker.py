@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -134,3 +136,12 @@ def test_a_draining_worker_does_not_wait_for_its_database_without_end(monkeypatc
     ended = run_to_its_end(drain=True)
     assert ended.left_behind == ["what it could not read"]
     assert f"This worker ends, because it could not use the database 'default' {said}" in caplog.text
+
+
+@pytest.mark.django_db(transaction=False)
+@pytest.mark.parametrize("start", [lambda: WorkerUnderTest(drain=True).run(), lambda: call_command("runlockworker")])
+def test_a_worker_that_would_see_no_task_of_its_test_says_so(start):
+    """In a TestCase, run() would do nothing and return True."""
+    tasks.nothing.enqueue()
+    with pytest.raises((ConfigurationError, CommandError), match="use a TransactionTestCase"):
+        start()
