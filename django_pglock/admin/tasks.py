@@ -140,7 +140,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Do not load the columns that a list does not show: arguments may have megabytes."""
         rows = super().get_queryset(request)
         is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
-        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log", "progress")
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log", "progress", "stack")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""

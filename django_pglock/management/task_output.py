@@ -42,7 +42,9 @@ def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, 
     task = first_row(rows.filter(pk=task_id))
     if task is None:
         return None
-    fields = fields_of_task(task, [field.attname for field in task._meta.concrete_fields])
+    # The stack is printed by a subcommand of its own.
+    names = [field.attname for field in task._meta.concrete_fields if field.attname != "stack"]
+    fields = fields_of_task(task, names)
     # Beside the status, which is among the first fields.
     about = {
         "id": fields.pop("id"),

@@ -1,4 +1,4 @@
-"""The schema of the first release: eleven tables, their storage parameters, and the view of advisory locks."""
+"""The schema of the first release: ten tables, their storage parameters, and the view of advisory locks."""
 
 from datetime import datetime, timezone
 
@@ -264,6 +264,7 @@ class Migration(migrations.Migration):
                 ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
                 ("fingerprint", models.BigIntegerField(editable=False, null=True, verbose_name="fingerprint")),
                 ("progress", models.JSONField(null=True, verbose_name="progress")),
+                ("stack", models.JSONField(editable=False, null=True, verbose_name="stack")),
                 ("result", models.JSONField(null=True, verbose_name="result")),
                 ("log", models.TextField(editable=False, help_text="Log records of the last attempt.", null=True, verbose_name="log")),
                 ("meta", models.JSONField(db_default=models.Value({}, models.JSONField()), verbose_name="meta")),
@@ -346,24 +347,6 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited"),
                 ],
-            },
-            managers=MANAGERS,
-        ),
-        migrations.CreateModel(
-            name="RunningStack",
-            fields=[
-                ("task", models.BigIntegerField(primary_key=True, serialize=False)),
-                ("attempt", models.IntegerField()),
-                ("worker", models.UUIDField()),
-                ("asked_at", models.DateTimeField()),
-                ("answered_at", models.DateTimeField(null=True)),
-                ("stack", models.TextField()),
-            ],
-            options={
-                "verbose_name": "stack of a running task",
-                "verbose_name_plural": "stacks of running tasks",
-                "default_permissions": (),
-                **POSTGRESQL,
             },
             managers=MANAGERS,
         ),

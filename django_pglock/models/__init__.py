@@ -14,7 +14,6 @@ from django_pglock.models.lease import Lease
 from django_pglock.models.queue import Queue
 from django_pglock.models.queue_count import QueueCount
 from django_pglock.models.rate_limit import RateLimit
-from django_pglock.models.running_stack import RunningStack
 from django_pglock.models.schedule import Schedule
 from django_pglock.models.task import Task
 from django_pglock.models.task_history import TaskHistory
@@ -28,7 +27,6 @@ __all__ = [
     "Queue",
     "QueueCount",
     "RateLimit",
-    "RunningStack",
     "Schedule",
     "Task",
     "TaskHistory",

@@ -81,6 +81,8 @@ class Task(models.Model):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     fingerprint = models.BigIntegerField(_("fingerprint"), null=True, editable=False)
     progress = models.JSONField(_("progress"), null=True)
+    #: The latest request for the stack of the running task, and the answer of its worker: requests_to_worker.py.
+    stack = models.JSONField(_("stack"), null=True, editable=False)
     result = models.JSONField(_("result"), null=True)
     log = models.TextField(_("log"), null=True, editable=False, help_text=_("Log records of the last attempt."))
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))

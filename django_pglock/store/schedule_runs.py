@@ -44,5 +44,5 @@ def last_runs(using: str, task_path: str, last_task: int | None, *, limit: int =
     if last_task is None:
         return []
     ids = [id_ for (id_,) in run(using, SCHEDULE_RUNS, last_task, task_path, task_path, limit)]
-    found = rows_of("Task", using).filter(pk__in=ids).defer("args", "kwargs", "result")
+    found = rows_of("Task", using).filter(pk__in=ids).defer("args", "kwargs", "result", "stack")
     return sorted(found, key=attrgetter("pk"), reverse=True)

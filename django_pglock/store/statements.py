@@ -58,7 +58,7 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
-    *("attempt", "queue", "queue_count", "rate_limit", "running_stack"),
+    *("attempt", "queue", "queue_count", "rate_limit"),
     *("schedule", "task_history", "waiter", "worker"),
 )
 _QUOTED = '"%s"'

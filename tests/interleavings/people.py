@@ -8,6 +8,7 @@ from datetime import timedelta
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, Task
+from django_pglock.store.requests_to_worker import request_stack
 from django_pglock.store.result_waiters import ended, write_waiters
 from tests.interleavings.verbs import VERBS, Results, in_a_transaction, verb
 from tests.interleavings.worlds import World, amend
@@ -133,6 +134,12 @@ def retry(world: World, results: Results) -> None:
 @verb()
 def cancel(world: World, results: Results) -> None:
     Task.objects.all().cancel()
+
+
+@verb("plain")
+def ask_for_a_stack(world: World, results: Results) -> None:
+    for each in world.claims:
+        request_stack("default", each.id)
 
 
 @verb("plain", "unique", "after", retries=True)

@@ -105,6 +105,7 @@ FILES = {
     "rate": {"enqueue_at_a_rate", "open_buckets", "delete_buckets"},
     "redrive": {"redrive_failures"},
     "release": {"succeed", "sweep"},
+    "requests_to_worker": {"ask_for_a_stack", "report_stacks"},
     "rescue": {"rescue_claims"},
     "reset_stuck": {"reset_stuck"},
     "result_waiters": {"wait_for_results"},
@@ -125,7 +126,7 @@ NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
     *("claim_columns", "count", "failures", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
-    *("refusals", "requests_to_worker", "result", "result_listener", "running_stack", "schedule_rows"),
+    *("refusals", "result", "result_listener", "schedule_rows"),
     *("schedule_runs", "schedule_status", "statements", "unknown", "unreadable", "upkeep_lock", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }

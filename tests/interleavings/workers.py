@@ -33,6 +33,7 @@ from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.redrive import redrive
 from django_pglock.store.release import orphaned_waiters, release
+from django_pglock.store.requests_to_worker import answer_stack
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
@@ -164,6 +165,12 @@ def report_progress(world: World, results: Results) -> None:
     for each in reporting:
         each.progress = "[1, 2]"
     write_progress("default", reporting)
+
+
+@verb("plain", is_workers=True)
+def report_stacks(world: World, results: Results) -> None:
+    for each in world.claims:
+        answer_stack("default", each.id, each.attempt, each.worker, "here")
 
 
 @verb(is_workers=True)

@@ -24,7 +24,6 @@ TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
     "queuecount",
-    "runningstack",
     "taskhistory",
 }
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, pausing, schedules, stack
+from django_pglock.management import failures, pausing, schedules
 from django_pglock.management.arguments import WrongArguments, positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -51,11 +51,14 @@ from django_pglock.management.terminal import TerminalCommand, confirm
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.newest import newest
+from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
+#: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
+STACK_TIMEOUT = 15.0
 #: The verbs by the names of their subcommands.
 VERBS = {re.sub("_(stuck|finished)", "", name).replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 
@@ -252,7 +255,21 @@ class Command(TerminalCommand):
                 self._print_text(title, text)
 
     def _stack(self, rows: Any, options: dict[str, Any]) -> None:
-        self.stdout.write(stack.stack_text(rows, options["id"]))
+        id_ = options["id"]
+        if not request_stack(rows.db, id_):
+            exists = rows.filter(pk=id_).exists()
+            raise CommandError((_("Task %d is not running.") if exists else _("There is no task %d.")) % id_)
+        found = wait_for_stack(rows.db, id_, timeout=STACK_TIMEOUT)
+        if found is None or found.text is None:
+            raise CommandError(
+                _(
+                    "The worker has not answered. No answer comes while the function is in C code that lets no other "
+                    "thread run, and while the worker cannot reach the database."
+                )
+            )
+        if not found.text:
+            raise CommandError(_("The function of task %d does not run: it has not begun, or it has ended.") % id_)
+        self._print_lines(found.text)
 
     def _failures(self, rows: Any, options: dict[str, Any]) -> None:
         groups = failures.chosen_groups(rows, options)
@@ -359,8 +376,11 @@ class Command(TerminalCommand):
         self.stdout.write("\n".join(aligned(head, lines)))
 
     def _print_text(self, title: str, text: str | None) -> None:
-        for line in (title, *(f"    {each}" for each in text.splitlines())) if text else ():
-            self.stdout.write(printable(line))
+        if text:
+            self._print_lines("\n".join((title, *(f"    {each}" for each in text.splitlines()))))
+
+    def _print_lines(self, text: str) -> None:
+        self.stdout.write("\n".join(map(printable, text.splitlines())))
 
     def _print_fields(self, fields: dict[str, Any]) -> None:
         self.stdout.write("\n".join(lines_of_fields(fields)))

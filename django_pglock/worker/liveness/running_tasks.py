@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from django_pglock.conf import get_settings
-from django_pglock.store.requests_to_worker import requests_to
-from django_pglock.store.running_stack import answer_stack
+from django_pglock.store.requests_to_worker import answer_stack, requests_to
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.claim_comparison import ClaimComparison

@@ -8,8 +8,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pglock.admin import stack
-from django_pglock.models import RunningStack
-from django_pglock.store.running_stack import answer_stack
+from django_pglock.models import Task
+from django_pglock.store.requests_to_worker import answer_stack
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
@@ -31,14 +31,14 @@ def test_requesting_a_stack_needs_its_permission_and_writes_an_audit_entry(clien
     assert [client.post(address(running)).status_code, client.get(address(running)).status_code] == [403, 403]
     person(client, "stack_task")
     assert client.post(address(running)).status_code == 403, "who may not view tasks"
-    assert not RunningStack.objects.exists()
+    assert not Task.objects.filter(stack__isnull=False).exists()
 
     user = person(client, "view_task", "stack_task")
     assert "Show stack" in client.get(address(running, "change")).content.decode()
     assert "Nobody has asked" in client.get(address(running)).content.decode()
-    assert not RunningStack.objects.exists(), "to look is not to ask"
+    assert not Task.objects.filter(stack__isnull=False).exists(), "to look is not to ask"
     assert client.post(address(running)).headers["Location"] == address(running)
-    assert RunningStack.objects.get().task == running.pk
+    assert Task.objects.get(stack__isnull=False).pk == running.pk
     entry = LogEntry.objects.get()
     assert (entry.user, entry.object_id, entry.change_message) == (user, str(running.pk), "stack: asked for")
     assert client.put(address(running)).status_code == 405

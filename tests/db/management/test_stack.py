@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.core.management import CommandError
 
-from django_pglock.management import stack
-from django_pglock.models import Task
-from django_pglock.store.running_stack import answer_stack, request_stack
+from django_pglock.management.commands import locktasks as command
+from django_pglock.store.requests_to_worker import answer_stack, request_stack
+from tests.db.management.commands.test_locktasks import locktasks
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,14 +23,14 @@ def answered(mine, monkeypatch):
             answer_stack(using, task, mine.attempt, mine.worker, text)
             return True
 
-        monkeypatch.setattr(stack, "request_stack", request)
-        return stack.stack_text(Task.objects.all(), mine.id)
+        monkeypatch.setattr(command, "request_stack", request)
+        return locktasks("stack", mine.id)
 
     return answer
 
 
 def test_control_characters_of_a_stack_are_not_printed(answered):
-    assert answered('File "a.py", line 1\n  \x1b[2J\n') == 'File "a.py", line 1\n  ?[2J'
+    assert answered('File "a.py", line 1\n  \x1b[2J\n') == 'File "a.py", line 1\n  ?[2J\n'
 
 
 def test_an_empty_stack_says_that_the_function_does_not_run(answered, mine):
@@ -39,13 +39,13 @@ def test_an_empty_stack_says_that_the_function_does_not_run(answered, mine):
 
 
 def test_a_worker_that_does_not_answer_in_time_is_reported(mine, monkeypatch):
-    monkeypatch.setattr(stack, "TIMEOUT", 0.0)
+    monkeypatch.setattr(command, "STACK_TIMEOUT", 0.0)
     with pytest.raises(CommandError, match="The worker has not answered"):
-        stack.stack_text(Task.objects.all(), mine.id)
+        locktasks("stack", mine.id)
 
 
 def test_a_task_that_waits_and_one_that_does_not_exist_have_different_sentences():
     waiting = int(tasks.nothing.enqueue().id)
     for task, text in ((waiting, f"Task {waiting} is not running"), (waiting + 1, f"There is no task {waiting + 1}")):
         with pytest.raises(CommandError, match=text):
-            stack.stack_text(Task.objects.all(), task)
+            locktasks("stack", task)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from django.db import ProgrammingError, connection
 
 from django_pglock.models import Task
 from django_pglock.store import requests_to_worker
-from django_pglock.store.requests_to_worker import requests_to
-from django_pglock.store.running_stack import answer_stack, request_stack
+from django_pglock.store.requests_to_worker import answer_stack, request_stack, requests_to, wait_for_stack
+from django_pglock.store.wake import REQUEST_CHANNEL
+from tests.conftest import NEVER
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,24 +31,47 @@ def test_a_worker_gets_the_requests_about_the_tasks_that_it_runs(mine, claim):
     assert requests_to("default", uuid4()) == ([], [])
 
 
-def test_requested_cancels_are_read_by_a_role_without_rights_on_the_stacks(mine, caplog, monkeypatch):
-    """As after an upgrade: the rights of the role were granted for an earlier version."""
-    monkeypatch.setattr(requests_to_worker, "_forbidden", set())
-    Task.objects.cancel()
+def test_only_the_worker_of_a_running_task_is_asked(mine, session):
+    waiting = tasks.nothing.enqueue()
+    assert request_stack("default", waiting.id) is False
+    assert request_stack("default", 10**12) is False
+    session.ensure_connection()
+    session.connection.execute(f"LISTEN {REQUEST_CHANNEL}")
+    assert request_stack("default", mine.id) is True
+    [note] = session.connection.notifies(timeout=NEVER, stop_after=1)
+    assert note.payload == str(mine.id)
+    assert requests_to("default", mine.worker).stacks == [(mine.id, mine.attempt)]
+
+
+def test_an_answer_counts_once_and_only_from_the_attempt_that_was_asked(mine, monkeypatch):
     request_stack("default", mine.id)
-    role = f"pglock_old_{os.getpid()}"  # roles belong to the server, not to the tests' database
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {role}; GRANT SELECT ON django_pglock_task TO {role}; SET ROLE {role}")
-        try:
-            for _ in range(2):
-                assert requests_to("default", mine.worker) == ([(mine.id, mine.attempt)], [])
-        finally:
-            cursor.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
-    assert caplog.text.count("permission denied") == 1
+    answer_stack("default", mine.id, mine.attempt + 1, mine.worker, "of another attempt")
+    answer_stack("default", mine.id, mine.attempt, uuid4(), "of another worker")
+    slept = []
+    time = SimpleNamespace(monotonic=iter((0.0, 0.5, 1.0)).__next__, sleep=slept.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests_to_worker, "time", time)
+        assert wait_for_stack("default", mine.id, timeout=1).answered_at is None
+    assert slept == [requests_to_worker.CHECK_INTERVAL]
+    answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
+    answer_stack("default", mine.id, mine.attempt, mine.worker, "too late")
+    assert wait_for_stack("default", mine.id, timeout=120).text == "here"
+    assert requests_to("default", mine.worker).stacks == []
 
 
-def test_another_error_of_the_statement_is_raised(monkeypatch):
-    monkeypatch.setattr(requests_to_worker, "_forbidden", set())
-    monkeypatch.setattr(requests_to_worker, "REQUESTS", "SELECT missing FROM {task} WHERE worker IN (%s, %s, %s)")
-    with pytest.raises(ProgrammingError, match="missing"):
-        requests_to("default", uuid4())
+def test_a_later_attempt_does_not_answer_and_a_new_request_replaces_the_previous_one(mine):
+    request_stack("default", mine.id)
+    Task.objects.update(attempts=mine.attempt + 1)
+    assert requests_to("default", mine.worker) == ([], [])
+    answer_stack("default", mine.id, mine.attempt + 1, mine.worker, "of the later attempt")
+    assert wait_for_stack("default", mine.id, timeout=0).text is None
+    request_stack("default", mine.id)
+    assert wait_for_stack("default", mine.id, timeout=0)[0] == mine.attempt + 1
+    assert requests_to("default", mine.worker).stacks == [(mine.id, mine.attempt + 1)]
+
+
+def test_a_worker_does_not_wait_for_a_locked_row_to_answer(mine, locked):
+    request_stack("default", mine.id)
+    with locked(mine.id):
+        answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
+    assert requests_to("default", mine.worker).stacks == [(mine.id, mine.attempt)], "it is asked again"
