@@ -13,7 +13,7 @@ from django_pglock.store.cancel import cancellable
 from django_pglock.store.delete import deletable
 from django_pglock.store.move_to_queue import check_target, movable_to
 from django_pglock.store.reset_stuck import stuck
-from django_pglock.store.retry import retriable
+from django_pglock.store.retry import left_cancelled, retriable
 from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
@@ -22,6 +22,10 @@ Progress = Callable[[int, int], None]
 #: Returns the translated text about a number of rows, with places for ``%(count)s`` and ``%(statuses)s``. A function,
 #: because a lazy text with a plural takes 30 kB of memory.
 Message = Callable[[int], str]
+
+
+#: At most this number of the tasks that stay cancelled is named.
+MOST_NAMED = 10
 
 
 def _not_changed(number: int) -> str:
@@ -76,6 +80,10 @@ class Verb:
         labels = [str(TaskStatus(each).label) for each in sorted(self.statuses)]
         return text(number) % {"count": count, "statuses": get_text_list(labels)}
 
+    def remark(self, rows: Any) -> str:
+        """Return what else a person should know before these rows are changed; mostly an empty string."""
+        return ""
+
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
         return rows.filter(status__in=sorted(self.statuses)) if self.selection is None else self.selection(rows)
@@ -83,6 +91,24 @@ class Verb:
 
 def _would_be_moved(number: int) -> str:
     return ngettext("%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", number)
+
+
+class RetryVerb(Verb):
+    """Retries tasks, and says which others stay cancelled: those that were to run after them."""
+
+    def remark(self, rows: Any) -> str:
+        """Return which tasks stay cancelled; an empty string if there are none."""
+        left = left_cancelled(rows)
+        if not left:
+            return ""
+        text = ngettext(
+            "%(count)d task stays cancelled, because it was to run after one of these: %(tasks)s. Retry it as well.",
+            "%(count)d tasks stay cancelled, because they were to run after one of these: %(tasks)s. Retry them as "
+            "well.",
+            len(left),
+        )
+        some = [f"#{each}" for each in left[:MOST_NAMED]]
+        return text % {"count": len(left), "tasks": ", ".join(some) + (" …" if len(left) > MOST_NAMED else "")}
 
 
 class MoveVerb(Verb):
@@ -128,7 +154,7 @@ TASK_VERBS = {
                 "%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", number
             ),
         ),
-        Verb(
+        RetryVerb(
             name="retry",
             permission="retry",
             label=gettext_lazy("Retry failed or cancelled tasks"),

@@ -36,10 +36,13 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
         if len(asked) > WINDOW:
             _perform_by_task(verb, request, chosen)
             return 0
+        remark = verb.remark(chosen) if asked else ""
         count = verb.apply(chosen, None) if asked else 0
         _audit(verb, request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.message(verb.done, count))
+        if remark:
+            messages.warning(request, remark)
     if len(asked) > count:
         messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
     elif not count:
@@ -115,7 +118,8 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
     """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
     site = model_admin.admin_site
     request.current_app = site.name
-    count = verb.movable(queryset.order_by()).count()
+    rows = queryset.order_by()
+    count = verb.movable(rows).count()
     names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
     context = {
         **site.each_context(request),
@@ -123,6 +127,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "media": model_admin.media,
         "title": verb.label,
         "question": verb.message(verb.question, count),
+        "remark": verb.remark(rows),
         "exceeds_window": count > WINDOW,
         "value_label": verb.value_label,
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],

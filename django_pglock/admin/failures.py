@@ -167,11 +167,13 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     # Verbs
 
     def _confirmation(self, request: HttpRequest, group: FailureGroupId, verb: str) -> HttpResponse:
-        count = in_group(Task.objects.using(router.db_for_write(Task)), group).count()
+        rows = in_group(Task.objects.using(router.db_for_write(Task)), group)
+        count = rows.count()
         context = {
             "title": TASK_VERBS[verb].button,
             "group": group,
             "question": TASK_VERBS[verb].message(TASK_VERBS[verb].question, count),
+            "remark": TASK_VERBS[verb].remark(rows),
             "exceeds_window": count > WINDOW,
             "takes_rate": verb == "retry",
             "list_url": self._address("changelist"),

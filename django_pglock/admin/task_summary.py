@@ -86,10 +86,13 @@ def last_failure(task: Task) -> Failure | None:
 def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
     """Return the exception and the message of the last attempt of those tasks that have failed, by id.
 
+    A task that was cancelled because of a task of its ``after=`` has such a row, too, although it has not begun.
+
     One statement; none if no task has failed. Tasks that have succeeded or are running are left out.
     """
     without = (TaskStatus.SUCCESSFUL, TaskStatus.RUNNING)
-    last = {each.pk: each.attempts_made for each in tasks if each.attempts_made and each.status not in without}
+    asked = [each for each in tasks if each.status not in without]
+    last = {each.pk: each.attempts_made for each in asked if each.attempts_made or each.status == TaskStatus.CANCELLED}
     if not last:
         return {}
     # Lists instead of pairs, so that PostgreSQL walks the index once; a task has few other attempts of these numbers.

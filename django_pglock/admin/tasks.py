@@ -174,7 +174,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_stack": self.address_of_stack(obj.pk) if self._has_stack(request, obj) else "",
             "pglock_tick": task_summary.tick_of(obj),
             "pglock_state": task_summary.sentence(obj),
-            "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
+            "pglock_failure": task_summary.last_failure(obj) if obj.attempts or obj.finished_at else None,
             "pglock_before": before,
             "pglock_after": after,
             # A waiting task is not an error. But it is an error if no worker knows its function.

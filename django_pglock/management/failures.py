@@ -76,6 +76,8 @@ def redrive(
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)
     say(verb.message(verb.question, count))
+    for remark in filter(None, (verb.remark(in_group(rows, group)) for group in groups)):
+        say(remark)
     if options["dry_run"] or not count:
         return
     if not options["yes"]:

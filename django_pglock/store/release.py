@@ -85,10 +85,13 @@ WITH done AS MATERIALIZED (
     RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts - task.uncounted AS number, task.waits_for,
               child.failed
 ), recorded AS (
-    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+    INSERT INTO {attempt} AS earlier
+        (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
     SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
     FROM moved WHERE status = 'CANCELLED'
-    ON CONFLICT DO NOTHING
+    -- If it was retried and is cancelled again. A failed attempt of the function stays.
+    ON CONFLICT (task_id, number) DO UPDATE SET finished_at = EXCLUDED.finished_at, traceback = EXCLUDED.traceback
+    WHERE earlier.exception_path = EXCLUDED.exception_path
 ), notified AS MATERIALIZED (
     SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS ended
 )
@@ -162,7 +165,8 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
     """Release some waiters. Return the waiting tasks that were changed, and how many waiters were released."""
-    text = "This task was to run after task %s, which did not succeed or was deleted."
+    # Like the last line of a traceback, in which people find the message.
+    text = "DependencyFailed: This task was to run after task %s, which did not succeed or was deleted."
     values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
     # As a message, which is READ COMMITTED. At REPEATABLE READ, a wait for a row that changes ends with an error.
     try:

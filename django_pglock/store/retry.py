@@ -18,7 +18,7 @@ from django_pglock.store.after import wait_again
 from django_pglock.store.move_to_status import BETWEEN_REPEATS, DUE_STATUS, REPEATS, movable, move
 from django_pglock.store.statements import LIMIT_WAITS, rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
-from django_pglock.store.windows import Progress, by_windows
+from django_pglock.store.windows import WINDOW, Progress, by_windows, is_among
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: The longest wait for a unique key if one statement takes many. The server searches for deadlocks after a second.
@@ -43,6 +43,26 @@ def retry(tasks: Any, *, progress: Progress | None = None) -> int:
 def retriable(tasks: Any) -> Any:
     """Return the tasks that ``retry`` would move now."""
     return _without_duplicates(tasks).filter(status__in=_RETRIABLE)
+
+
+def left_cancelled(tasks: Any) -> list[int]:
+    """Return tasks that stay cancelled although ``retry`` of these tasks repairs what they were to run after.
+
+    The first of them, among the next few thousand cancelled tasks: no index has the tasks of ``after=``. Tasks that run
+    after one of them stay cancelled, too.
+    """
+    ids = list(retriable(tasks).order_by("pk").values_list("pk", flat=True)[:WINDOW])
+    if not ids:
+        return []
+    rows = rows_of("Task", tasks.db).filter(status=TaskStatus.CANCELLED, pk__gt=ids[0])
+    repaired, left = set(ids), list[int]()
+    for id_, after in rows.order_by("pk").values_list("pk", "meta__after")[:WINDOW]:
+        if id_ not in repaired and isinstance(after, list) and not repaired.isdisjoint(after):
+            repaired.add(id_)
+            left.append(id_)
+    # Those behind the first few thousand are retried, too.
+    retried = set(retriable(tasks).filter(is_among(left)).values_list("pk", flat=True)) if left else ()
+    return [id_ for id_ in left if id_ not in retried]
 
 
 def _retry(tasks: Any) -> int:

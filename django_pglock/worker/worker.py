@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from django.db import connections
 
@@ -273,11 +274,11 @@ class Worker:
         """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
         Waits until the database and its tables are available, or until a stop is requested. With ``drain`` it waits for
-        ``HEARTBEAT_LIMIT`` seconds at most. Raises ``ConfigurationError`` if Python's clock was replaced, and inside
-        ``atomic()``, such as that of a ``TestCase``: the worker would not see the tasks that are enqueued there.
+        ``HEARTBEAT_LIMIT`` seconds at most. Raises ``ConfigurationError`` if Python's clock was replaced, and in a
+        ``TestCase``, which commits no task.
         """
         check_clock()
-        self._refuse_in_atomic()
+        self._refuse_in_test_case()
         began, limit = time.monotonic(), get_settings().HEARTBEAT_LIMIT
         self.probes.start()
         if self.channel is not None:
@@ -300,12 +301,13 @@ class Worker:
             "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.given)) or "all queues"
         )
 
-    def _refuse_in_atomic(self) -> None:
-        if connections[self.executor.using].in_atomic_block:
+    def _refuse_in_test_case(self) -> None:
+        blocks: list[Any] = connections[self.executor.using].atomic_blocks
+        if any(block._from_testcase for block in blocks):
             raise ConfigurationError(
-                "A worker was started in a TestCase or inside of atomic(), whose tasks it would not see, because they "
-                "are not committed. In tests, use a TransactionTestCase (pytest: django_db(transaction=True)), or call "
-                "the function of a task: send.call(1)."
+                "A worker was started in a TestCase. It would see no task of the test, because the test commits none. "
+                "Instead, use a TransactionTestCase (pytest: django_db(transaction=True)), or call the function of the "
+                "task: send.call(1)."
             )
 
     def run(self) -> bool:

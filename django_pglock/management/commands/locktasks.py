@@ -306,14 +306,19 @@ class Command(TerminalCommand):
         except ValueError as error:
             raise WrongArguments(str(error)) from error
         tasks = chosen(rows, options)
+        remark = verb.remark(tasks)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
             self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
+            if remark:
+                self.stdout.write(remark)
             if options["dry_run"] or not count:
                 return
             confirm()
         progress = self._progress() if options["verbosity"] else None
         self._say_changed(verb, verb.apply(tasks, progress), options["ids"])
+        if remark and (options["ids"] or options["yes"]):
+            self.stdout.write(remark)
 
     def _say_changed(self, verb: Verb, count: int, ids: list[int]) -> None:
         left = len(set(ids)) - count

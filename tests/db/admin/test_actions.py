@@ -255,3 +255,16 @@ def test_enqueued_bulk_changes_move_and_delete_tasks(worker, eventually):
     )
     assert Task.objects.get(pk=waiting.pk).queue == "other"
     assert not Task.objects.filter(pk=failed.pk).exists()
+
+
+def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs(client):
+    """A fan-in of which one part was repaired: the final task does not run by itself."""
+    person(client, "view_task", "retry_task")
+    part = make("FAILED")
+    final = make("CANCELLED", meta={"after": [part.pk]})
+    remark = f"1 task stays cancelled, because it was to run after one of these: #{final.pk}. Retry it as well."
+    data = {"action": "retry", "_selected_action": [part.pk], "select_across": "1"}
+    question = client.post(f"{LIST}?status__exact=FAILED", data).content.decode()
+    assert "1 task would run again." in question
+    assert remark in question
+    assert said(act(client, "retry", part)) == ["1 task will run again.", remark]

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django_pglock.admin.task_summary import last_failure, sentence
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
+from django_pglock.store.release import release
 from tests.db.admin.visits import make, person
 from tests.sample import tasks
 
@@ -109,3 +110,17 @@ def test_a_blocked_task_is_not_shown_as_an_error(client):
     person(client, "view_task")
     assert "errornote" not in page_of(client, make("BLOCKED"))
     assert "errornote" in page_of(client, make("READY")), "no worker runs"
+
+
+def test_a_task_that_was_cancelled_because_of_another_says_so_on_its_page_and_in_the_list(client):
+    person(client, "view_task")
+    first = tasks.echo.enqueue(1)
+    final = Task.objects.get(pk=tasks.echo.using(after=[first]).enqueue(2).id)
+    Task.objects.filter(pk=first.id).cancel()
+    release("default", [int(first.id)])
+    reason = f"This task was to run after task {first.id}, which did not succeed or was deleted."
+    page = page_of(client, final)
+    assert "Was cancelled" in page
+    assert f"DependencyFailed: {reason}</p>" in page
+    assert "Attempt 0" not in page
+    assert reason in client.get(reverse("admin:django_pglock_task_changelist")).content.decode()

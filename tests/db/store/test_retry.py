@@ -13,12 +13,13 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
-from django_pglock.models import Task, Waiter
+from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import retry as retry_module
 from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
 from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS
 from django_pglock.store.outcome import Failed, Failure, Succeeded
+from django_pglock.store.retry import left_cancelled
 from django_pglock.store.settle import settle
 from django_pglock.worker.settling.history import waited
 from tests.concurrency.store.test_unique import WAITING
@@ -352,3 +353,31 @@ def test_a_failed_unique_task_is_retried_although_a_later_one_has_succeeded():
     make("SUCCESSFUL", unique_key="u", unique_scope="UNFINISHED")
     assert Task.objects.all().retry() == 1
     assert Task.objects.get(pk=row.pk).status == "READY"
+
+
+def test_a_retry_says_which_tasks_stay_cancelled_because_of_the_ones_it_repairs(claim, monkeypatch):
+    first, second, third = failed_chain(claim)
+    tasks.echo.using(after=[first]).enqueue(4)
+    other = tasks.echo.enqueue(5)
+    assert Task.objects.filter(pk=other.id).cancel() == 1
+    part = Task.objects.filter(pk=first.id)
+    assert left_cancelled(part) == [int(second.id), int(third.id), Task.objects.latest("pk").pk - 1]
+    assert left_cancelled(Task.objects.filter(pk__in=[first.id, second.id])) == left_cancelled(part)[1:]
+    assert left_cancelled(Task.objects.filter(pk=other.id)) == []
+    monkeypatch.setattr(retry_module, "WINDOW", 2)
+    assert left_cancelled(Task.objects.all()) == [], "they are retried, too"
+
+
+def test_the_reason_of_a_cancelled_task_is_that_of_its_last_cancel(claim):
+    """It was retried, and another task that it waits for failed."""
+    parts = [tasks.echo.enqueue(number) for number in range(2)]
+    final = tasks.echo.using(after=parts).enqueue(9)
+    settle_one(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Succeeded())
+    Task.objects.filter(pk__in=[parts[0].id, final.id]).retry()
+    Task.objects.filter(pk=parts[0].id).cancel()
+    final.refresh()
+    assert f"after task {parts[0].id}, " in final.errors[0].traceback
+    cancelled, reason = Task.objects.get(pk=final.id), Attempt.objects.get(task=final.id)
+    assert cancelled.status == "CANCELLED"
+    assert abs(cancelled.finished_at - reason.finished_at) < timedelta(seconds=1)

@@ -353,3 +353,13 @@ def test_the_help_of_locktasks_has_examples(capsys):
     text = capsys.readouterr().out
     assert "  locktasks retry 4711 4712 " in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs():
+    part = failed()
+    final = make("CANCELLED", meta={"after": [part.pk]})
+    said = f"1 task stays cancelled, because it was to run after one of these: #{final.pk}. Retry it as well.\n"
+    assert locktasks("retry", part.pk, "--dry-run") == f"1 task would run again.\n{said}"
+    assert locktasks("retry", part.pk) == f"1 task will run again.\n{said}"
+    part.refresh_from_db()
+    assert status_of(part, final) == ["READY", "CANCELLED"]
