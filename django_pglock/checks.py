@@ -14,7 +14,6 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.postgres.sessions import unreadable_styles
-from django_pglock.store.prerelease_tables import LAST_BEFORE_RELEASE, has_prerelease_tables
 from django_pglock.tasks import registry
 
 #: The oldest major version that is supported. The version before it works, but is not tested.
@@ -131,12 +130,6 @@ def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
 
 
 @register(Tags.database)
-def check_prerelease_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E011: the tables were made before the first release, and lack what its migrations added after the first one."""
-    return _check_each(databases, _check_prerelease_tables)
-
-
-@register(Tags.database)
 def check_texts_of_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E012 and E013: the server sends dates as psycopg cannot read them, or cannot store each character."""
     return _check_each(databases, _check_texts)
@@ -218,18 +211,6 @@ def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: st
             f"{found}. It ends sessions that still need their locks, and other sessions take these locks.",
             hint=hint,
             id="django_pglock.W006",
-        )
-
-
-def _check_prerelease_tables(alias: str, source: str) -> Iterable[CheckMessage]:
-    if has_prerelease_tables(connections[alias]):
-        yield Error(
-            f"Database {alias!r} has tables that a version of django_pglock before its first release has made, and "
-            "the migrations of that time were not all applied. This version no longer has them.",
-            hint="Install the last commit of the main branch that has the file "
-            f"django_pglock/migrations/{LAST_BEFORE_RELEASE}.py, run: manage.py migrate django_pglock --database "
-            f"{alias}, and install this version again.",
-            id="django_pglock.E011",
         )
 
 

@@ -1,8 +1,8 @@
 """Groups of failed tasks: failures of one function, with one exception, raised in one place, have the same fingerprint.
 
 A worker writes the fingerprint with the failure (settle.py). A task has no fingerprint if it failed because its worker
-died, or in a version of the package without fingerprints. Such tasks are grouped by function and exception. Their group
-has the fingerprint of a failure whose place is not known.
+died. Such tasks are grouped by function and exception. Their group has the fingerprint of a failure whose place is not
+known.
 """
 
 from __future__ import annotations

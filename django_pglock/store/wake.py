@@ -41,9 +41,8 @@ from django_pglock.store.statements import filled, rows_of, run
 READY_CHANNEL = "django_pglock_ready"
 #: The channel for scheduled tasks, so that workers promote them in time. The payload is the queue's name.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
-#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id. The channel has
-#: the name that workers of older versions listen to.
-REQUEST_CHANNEL = "django_pglock_cancel"
+#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id.
+REQUEST_CHANNEL = "django_pglock_request"
 #: The channel for tasks that the workers woken first have not claimed. The payload is the queue's name.
 OTHERS_CHANNEL = "django_pglock_others"
 #: The number of sleeping workers that poll at once, the oldest ones. More than one, because one may be frozen.

@@ -122,21 +122,6 @@ def test_the_server_check_sends_one_query():
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("lacks", ["the constraint", "its validation"])
-def test_a_check_reports_tables_of_a_version_before_the_first_release(lacks):
-    """The tables of the first of the old migrations, and those of the last but one."""
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
-        if lacks == "its validation":
-            cursor.execute(
-                "ALTER TABLE django_pglock_task ADD CONSTRAINT pglock_task_run_after CHECK (run_after < 'infinity') "
-                "NOT VALID"
-            )
-    [told] = [each for each in run_checks(databases=["default"]) if each.id == "django_pglock.E011"]
-    assert "0013_validate_run_after.py, run: manage.py migrate django_pglock --database default" in told.hint
-    assert ids() == [], "without the database nothing is asked"
-
-
 def test_checks_report_nothing_if_there_is_no_table_of_tasks():
     """Before the first migration, and in a database for locks only."""
     with connection.cursor() as cursor:

@@ -125,7 +125,7 @@ FILES = {
 NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
     *("claim_columns", "count", "failures", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
-    *("marking", "move_to_status", "newest", "outcome", "plans", "prerelease_tables", "ready", "references"),
+    *("marking", "move_to_status", "newest", "outcome", "plans", "ready", "references"),
     *("refusals", "result", "result_listener", "schedule_rows"),
     *("schedule_runs", "schedule_status", "statements", "unknown", "unreadable", "upkeep_lock", "wake"),
     *("why_unfinished", "windows", "worker_lock"),

@@ -97,7 +97,7 @@ WITHOUT_PLAN = {
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
-    "it reads the catalog of the server": ("HAS_PRERELEASE_TABLES", "REFUSING_KEYS"),
+    "it reads the catalog of the server": ("REFUSING_KEYS",),
     "its table has a row for each worker, queue, schedule or group of failures": (
         *(
             "BEAT",

@@ -37,23 +37,6 @@ ONLINE = (
 CONCURRENT = (AddIndexOnline, RemoveIndexConcurrently)
 
 
-#: Names that users of the main branch may have recorded. Django would regard a migration of such a name as applied.
-BEFORE_THE_RELEASE = {
-    "0002_failed_by_function",
-    "0003_failed_by_queue",
-    "0004_task_history",
-    "0005_fingerprint",
-    "0006_fingerprint_index",
-    "0007_worker_names",
-    "0008_running",
-    "0009_attempt_log",
-    "0010_shared_failures",
-    "0011_archived_task",
-    "0012_readable_run_after",
-    "0013_validate_run_after",
-}
-
-
 def names(package):
     return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_")
 
@@ -108,10 +91,6 @@ def test_the_first_migration_creates_and_changes_nothing():
     first = migration_of(migrations_of_the_package, "0001_initial")
     assert first.initial
     assert {type(each) for each in first.operations} == {migrations.CreateModel, TableSQL, CreateView}
-
-
-def test_no_migration_has_a_name_that_may_be_recorded_already():
-    assert BEFORE_THE_RELEASE.isdisjoint(names(migrations_of_the_package))
 
 
 @pytest.mark.parametrize("package", [migrations_of_the_package, online_migrations])

@@ -12,8 +12,6 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.errors import InsufficientPrivilege
 
-from django_pglock.store.prerelease_tables import LAST_BEFORE_RELEASE, has_prerelease_tables
-
 APP = "django_pglock"
 # Those of the names of tables that exist. Django's introspection would describe all tables and views of the project.
 EXISTING_TABLES = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(quote_ident(name)) IS NOT NULL"
@@ -25,10 +23,6 @@ def pending_migrations(using: str) -> list[str]:
     The list is empty if the project does not use these migrations: ``MIGRATION_MODULES`` disables them, or all tables
     of the package exist and no migration is recorded. It is also empty if the role may not read the table of
     migrations.
-
-    If no migration is pending, but the tables were made before the first release and never migrated to its schema, the
-    list has only the last migration of that time. This version no longer has it, and its "migrate" does not change the
-    tables.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:
@@ -48,10 +42,7 @@ def pending_migrations(using: str) -> list[str]:
         raise
     if not applied and tables <= existing:
         return []
-    pending = sorted(names - applied)
-    if not pending and has_prerelease_tables(connection):
-        return [LAST_BEFORE_RELEASE]
-    return pending
+    return sorted(names - applied)
 
 
 def _existing(connection: Any, names: list[str]) -> set[str]:

@@ -68,7 +68,7 @@ def test_only_the_cancel_of_a_running_task_notifies_after_the_commit(claim, runs
         with transaction.atomic():
             Task.objects.cancel()
             assert not any("pg_notify" in query["sql"] for query in queries)
-        assert any("django_pglock_cancel" in query["sql"] for query in queries) is runs
+        assert any("django_pglock_request" in query["sql"] for query in queries) is runs
 
 
 @pytest.mark.parametrize("runs", [True, False])

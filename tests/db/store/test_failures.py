@@ -115,7 +115,7 @@ def test_the_message_is_that_of_the_last_attempt(fingerprint):
 
 
 def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):
-    """The tasks failed in an older version, or their worker died."""
+    """Their worker died."""
     rows = [fail(), fail(hours_ago=1.5), fail("bank.Closed"), fail(task_path="other"), fail(exception=None)]
     groups = {(each.task_path, each.exception_path): each for each in Task.objects.failures()}
     assert {kind: each.count for kind, each in groups.items()} == {

@@ -67,11 +67,6 @@ def test_a_migration_without_a_record_is_pending():
     assert pending_migrations("default") == ["9999_later"]
 
 
-def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_migration(in_transaction):
-    execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
-    assert pending_migrations("default") == ["0013_validate_run_after"]
-
-
 @override_settings(MIGRATION_MODULES={"django_pglock": "tests.sample.later_version"})
 def test_only_the_tables_of_this_package_and_its_records_are_read(in_transaction, django_assert_max_num_queries):
     """A project may have thousands of tables, and a schema for each tenant."""
