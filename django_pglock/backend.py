@@ -76,6 +76,9 @@ class PostgresBackend(BaseTaskBackend):
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
+        if isinstance(task, PostgresTask) and task.is_own:
+            # Valid wherever it is enqueued, and not subject to QUEUES.
+            return
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
             if run_after.total_seconds() > MAX_DELAY:

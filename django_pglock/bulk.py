@@ -15,8 +15,9 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.store.statements import rows_of
 from django_pglock.store.windows import WINDOW, is_among
 from django_pglock.tasks.backends import our_backends
-from django_pglock.tasks.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
+from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.verbs import TASK_VERBS, Verb
 
 #: The ids that one task takes: a row of about a megabyte.
@@ -25,24 +26,18 @@ MOST_IDS = 100_000
 PRIORITY = 100
 
 
-def backend_of(using: str | None = None) -> Any:
-    """Return the backend of this package whose tasks are in the database ``using``; None: the first of any database.
+def backend_of(using: str) -> str:
+    """Return the alias of a backend of this package whose tasks are in the database ``using``.
 
     Raises ``ConfigurationError`` if there is none.
     """
     for backend in our_backends():
-        if using in (None, backend.database):
-            return backend
+        if backend.database == using:
+            return str(backend.alias)
     raise ConfigurationError(f"No backend in TASKS stores its tasks in the database {using!r}, so no task can be run.")
 
 
-def queue_of(backend: Any) -> str:
-    """Return the queue of the tasks of this package: the default one or, if there is none, the first."""
-    queues = sorted(backend.queues)
-    return DEFAULT_TASK_QUEUE_NAME if not queues or DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
-
-
-@task(takes_context=True, backend=backend_of().alias)
+@task(takes_context=True, queue_name=OWN_QUEUE, priority=PRIORITY)
 def change_tasks(context: Any, verb: str, ids: list[int], value: str = "") -> int:
     """Apply a verb to these tasks, some thousands at a time. Returns how many were changed."""
     # After a crash this runs again from the start. It skips tasks that have run and finished meanwhile.
@@ -59,8 +54,7 @@ def change_tasks(context: Any, verb: str, ids: list[int], value: str = "") -> in
 
 def enqueue_change(using: str, verb: Verb, ids: Sequence[int]) -> list[int]:
     """Enqueue the tasks that apply a verb to the tasks with these ids. Returns their own ids."""
-    backend = backend_of(using)
-    change = change_tasks.using(backend=backend.alias, queue_name=queue_of(backend), priority=PRIORITY)
+    change = change_tasks.using(backend=backend_of(using))
     value = [verb.value] if verb.value else []
     parts = (list(ids[start : start + MOST_IDS]) for start in range(0, len(ids), MOST_IDS))
     return [int(change.enqueue(verb.name, part, *value).id) for part in parts]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from django_pglock.bulk import PRIORITY, backend_of, queue_of
+from django_pglock.bulk import PRIORITY, backend_of
 from django_pglock.errors import DuplicateTask
 from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
@@ -21,11 +21,13 @@ from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task
 from django_pglock.tasks.flow import Snooze
 from django_pglock.tasks.options import Unique
+from django_pglock.tasks.queues import OWN_QUEUE
 
 
 @task(
     takes_context=True,
-    backend=backend_of().alias,
+    queue_name=OWN_QUEUE,
+    priority=PRIORITY,
     unique=Unique("{fingerprint}", while_="unfinished", on_conflict="raise"),
     # The statements may fail while a server restarts.
     max_attempts=10,
@@ -57,8 +59,7 @@ def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int
     """
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise ValueError(f"The rate is {rate:g} tasks a second; use {LOWEST_RATE:g} to {HIGHEST_RATE:g}.")
-    backend = backend_of(using)
-    work = redrive_tasks.using(backend=backend.alias, queue_name=queue_of(backend), priority=PRIORITY)
+    work = redrive_tasks.using(backend=backend_of(using))
     try:
         return int(work.enqueue(*group, rate).id), True
     except DuplicateTask as there:

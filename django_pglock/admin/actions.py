@@ -16,6 +16,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
+from django_pglock.bulk import enqueue_change
 from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import Verb
 
@@ -51,9 +52,6 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
 
 
 def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
-    # Here, because the decorator needs a backend: a project that uses only locks has none.
-    from django_pglock.bulk import enqueue_change
-
     ids = list(verb.movable(chosen).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
     made = enqueue_change(chosen.db, verb, ids)
     numbers = ", ".join(f"#{each}" for each in made)

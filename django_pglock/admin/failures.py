@@ -25,6 +25,7 @@ from django_pglock.admin.actions import perform, record
 from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
+from django_pglock.redrive import enqueue_redrive, redrives
 from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group
 from django_pglock.store.shared_failures import invalidate_failures, shared_failures
 from django_pglock.store.windows import WINDOW
@@ -137,9 +138,9 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     # The page
 
     def _rows(self, groups: list[FailureCounts], now: datetime) -> Iterator[Row]:
-        redrives = _redrives_of([group.fingerprint for group in groups])
+        running = redrives(Task.objects.db, [group.fingerprint for group in groups])
         for group in groups:
-            redrive = redrives.get(group.fingerprint)
+            redrive = running.get(group.fingerprint)
             yield Row(
                 group=group,
                 count=AtLeast(group.count) if group.is_capped else group.count,
@@ -181,9 +182,6 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         return self._answer(request, "confirm", context)
 
     def _redrive(self, request: HttpRequest, group: FailureGroupId) -> None:
-        # Here, because the decorator needs a backend: a project that uses only locks has none.
-        from django_pglock.redrive import enqueue_redrive
-
         try:
             rate = float(request.POST["rate"])
             with transaction.atomic(using=router.db_for_write(Task)):
@@ -193,6 +191,9 @@ class FailureGroupAdmin(ReadOnlyAdmin):
                     record(request, Task, text, object_id=str(made))
         except ValueError:
             messages.error(request, _("Enter a number of tasks a second, such as 10."))
+            return
+        except ConfigurationError as error:
+            messages.error(request, str(error))
             return
         text = _("A worker retries the tasks, at most {rate} a second. Progress, and a button to cancel: {link}")
         if not is_new:
@@ -223,14 +224,3 @@ def chart_of(by_hour: tuple[int, ...]) -> str:
         *(STEP * len(by_hour), HEIGHT, title.format(hours=len(by_hour), numbers=", ".join(map(str, by_hour)))),
         format_html_join("", '<rect x="{}" y="{}" width="{}" height="{}"/>', bars),
     )
-
-
-def _redrives_of(numbers: list[int]) -> dict[int, Any]:
-    """Return the unfinished redrives of groups; none if this project has no backend, so that there can be none."""
-    if not numbers:
-        return {}
-    try:
-        from django_pglock.redrive import redrives
-    except ConfigurationError:
-        return {}
-    return redrives(Task.objects.db, numbers)

@@ -13,6 +13,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.redrive import enqueue_redrive
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, failures, in_group
 from django_pglock.store.id_range import id_in
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
@@ -89,9 +90,6 @@ def redrive(
 
 
 def _enqueue(using: str, groups: list[FailureGroupId], rate: float, say: Callable[[str], Any]) -> None:
-    # Here, because the decorator needs a backend: a project that uses only locks has none.
-    from django_pglock.redrive import enqueue_redrive
-
     for group in groups:
         try:
             made, is_new = enqueue_redrive(using, group, rate)

@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from importlib import import_module
 from typing import Any, NoReturn
 
 from django.conf import settings
@@ -17,6 +16,8 @@ from django.core.management.base import CommandError
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
+# Its task functions: a busy worker searches for unknown ones only every half minute, and people wait for these.
+from django_pglock import redrive  # noqa: F401
 from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
@@ -35,10 +36,6 @@ GARBAGE = 10_000
 
 def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> None:
     """Run one worker in the main thread. SIGTERM, SIGINT and SIGHUP stop the worker."""
-    # Not imported at module level, because these modules need a backend. They are imported here, because a busy worker
-    # searches for unknown functions only every half minute, and a bulk change or a redrive has to begin at once.
-    import_module("django_pglock.bulk")
-    import_module("django_pglock.redrive")
     silence_unhandled_loggers()
     worker = Worker(**build)
     if shows_banner:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections, models
-from django.db.models import Exists, F
+from django.db.models import Exists, F, Q
 from django.db.models.functions import Coalesce, Least, Now
 from psycopg import ClientCursor
 
@@ -24,7 +24,9 @@ from django_pglock.store.pause import paused
 from django_pglock.store.plans import prepared
 from django_pglock.store.ready import ready
 from django_pglock.store.statements import rows_of
+from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.states import TaskStatus
 
 #: The placeholder of the limit in a statement that is compiled once and executed with many limits.
@@ -91,7 +93,9 @@ def claim_statement(
     if behind:
         claimable = claimable.filter(priority=priority, id__gt=id_)
     if backend is not None:
-        claimable = claimable.filter(backend=backend)
+        # Projects may share a database, each with a backend. Of this package's own tasks, a worker runs its project's.
+        known = [each.alias for each in our_backends() if each.database == using]
+        claimable = claimable.filter(Q(backend=backend) | Q(queue=OWN_QUEUE, backend__in=known))
     changes = {
         "status": TaskStatus.RUNNING,
         "attempts": Least(F("attempts"), MOST_ATTEMPTS) + 1,

@@ -12,6 +12,7 @@ from django_pglock.store.pause import paused_queues
 from django_pglock.store.promote import due
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.statements import rows_of, run
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.states import TaskStatus
 
 #: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
@@ -132,9 +133,10 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
 def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
     """Return how many tasks of these queues (none: of all) a worker could start now: ready tasks and due tasks.
 
-    Paused queues are not counted. At most ``most`` ready tasks of each queue are counted, and ``most`` due tasks in all
-    queues together.
+    Paused queues are not counted. This package's own tasks always are, because each worker runs them. At most ``most``
+    ready tasks of each queue are counted, and ``most`` due tasks in all queues together.
     """
+    queues = {*queues, OWN_QUEUE} if queues else queues
     paused = paused_queues(using)
     wanted = [queue for queue in queues or ready_queues(using) if queue not in paused]
     waiting = due(rows_of("Task", using)).exclude(queue__in=paused)

@@ -37,6 +37,7 @@ from django_pglock.tasks.options import (
     rate_of,
     unique_of,
 )
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.redaction import redact_of
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
@@ -68,13 +69,19 @@ class PostgresTask(TaskFields):
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
-        # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
-        Task.__post_init__(self)
+        if not self.is_own:
+            # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
+            Task.__post_init__(self)
         definition = registry.register(self)
         if definition is not self:
             own = {name: getattr(self, name) for name in CARRIED_OPTIONS}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this package enqueues it. Then neither its backend nor its queue comes from ``TASKS``."""
+        return self.queue_name == OWN_QUEUE and self.module_path.startswith("django_pglock.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.

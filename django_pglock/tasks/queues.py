@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 #: The column's width.
 LONGEST_QUEUE = 128
+#: The queue of the tasks of this package. Each worker serves it, whatever its own queues and those of ``TASKS`` are.
+OWN_QUEUE = "django_pglock"
 
 
 def check_queue_name(name: str) -> None:
@@ -30,6 +32,8 @@ def covers(pattern: str, name: str) -> bool:
 
 def is_served(name: str, asked: Iterable[str]) -> bool:
     """Return whether a worker serves a queue. ``asked``: ``queues`` of its row, the queues on its command line."""
+    if name == OWN_QUEUE:
+        return True
     names = [each for each in asked if not each.startswith("--")]
     excluded = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
     wanted = [each.rpartition("=")[0] if "=" in each else each for each in names] or ["*"]

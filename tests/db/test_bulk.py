@@ -11,6 +11,7 @@ from django_pglock import bulk
 from django_pglock.errors import ConfigurationError, TaskCancelled
 from django_pglock.models import Task
 from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.verbs import TASK_VERBS
 from tests.db.admin.visits import make
 
@@ -21,17 +22,22 @@ def statuses(rows):
     return [Task.objects.get(pk=row.pk).status for row in rows]
 
 
-def test_a_worker_runs_a_bulk_change_and_returns_the_number(worker, eventually):
+@pytest.mark.parametrize(
+    "served",
+    [{}, {"queues": ["mail"]}, {"queues": ["mail"], "order": "strict"}, {"exclude": ["d*"]}, {"backend": "urgent"}],
+)
+def test_each_worker_runs_a_bulk_change_whatever_it_serves(worker, eventually, served, settings):
+    settings.TASKS = {**settings.TASKS, "urgent": settings.TASKS["default"]}
     rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
     [made] = bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows[:2]])
-    worker(queues=["default"])
+    worker(**{"exclude": ["elsewhere"], **served})
     ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first())
     assert ended.result == 2
     assert statuses(rows) == ["READY", "READY", "FAILED"], "only those that a person has confirmed"
 
 
 def context_of(claim, reason=lambda: None):
-    [mine] = claim()
+    [mine] = claim(queue=OWN_QUEUE)
     result = bulk.change_tasks.get_result(str(mine.id))
     return TaskContext(task_result=result, _claims=[mine], _reason_to_stop=reason), mine
 

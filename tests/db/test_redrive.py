@@ -9,6 +9,7 @@ from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, re
 from django_pglock.store.failures import FailureGroupId
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.flow import Snooze
+from django_pglock.tasks.queues import OWN_QUEUE
 from tests.db.store.test_failures import PATH, fail
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +23,7 @@ def retried():
 
 def run_once(claim):
     """Run the redrive once, as a worker does."""
-    [mine] = claim()
+    [mine] = claim(queue=OWN_QUEUE)
     context = TaskContext(
         task_result=redrive_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
     )
@@ -60,7 +61,7 @@ def test_a_redrive_that_is_cancelled_leaves_the_rest(claim):
         run_once(claim)
     Task.objects.filter(pk=made).update(status="READY")
     assert Task.objects.filter(pk=made).cancel() == 1
-    assert claim() == []
+    assert claim(queue=OWN_QUEUE) == []
     assert [Task.objects.get(pk=row.pk).status for row in rows] == ["READY", "FAILED", "FAILED"]
 
 

@@ -112,9 +112,7 @@ class Claimer:
         return claims
 
     def _ready_queues(self, notified: Collection[str] = ()) -> list[str]:
-        """Return the queues to read. Query the database only if there may be several and no notification named one."""
-        if self.queues.only is not None:
-            return [self.queues.only]
+        """Return the queues to read. Query the database only if no notification has named one."""
         if notified:
             return sorted(notified)
         names = self._ready.names()

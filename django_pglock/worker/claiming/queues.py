@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.tasks.queues import covers
+from django_pglock.tasks.queues import OWN_QUEUE, covers
 
 ORDERS = ("weighted", "strict")
 #: The size of the cache of queue names and whether they are served. There may be a hundred thousand queues.
@@ -44,8 +44,12 @@ class Pattern:
         return covers(self.text, text)
 
 
+#: Few tasks are in it, and people wait for them, perhaps to cancel what the other queues are full of.
+OWN = Pattern(OWN_QUEUE, weight=1000)
+
+
 class Queues:
-    """The queues that a worker serves.
+    """The queues that a worker serves, and always the queue of this package's own tasks.
 
     ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
     weight from 1 to 1000. If several match a queue, the full name is used, otherwise the longest prefix. ``exclude``
@@ -68,17 +72,11 @@ class Queues:
         #: The queues as they are written on the command line.
         self.given = [*names, *(f"--exclude {each}" for each in exclude)]
         self.given += ["--order strict"] if order == "strict" else []
-        self._places = {each: place for place, each in enumerate(self.patterns)}
+        self._places = {each: place for place, each in enumerate([OWN, *self.patterns])}
         self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
         self._credits: dict[str, dict[str, int]] = {}
         # A cache, because this is called twice between a notification and the claim.
         self._pattern_of = lru_cache(maxsize=MOST_REMEMBERED)(self._find_pattern)
-
-    @property
-    def only(self) -> str | None:
-        """The only queue that is served, None if there may be several."""
-        [first, *others] = self.patterns
-        return None if others or first.is_prefix else first.text
 
     def serves(self, name: str) -> bool:
         """Return whether the worker serves this queue."""
@@ -109,6 +107,8 @@ class Queues:
         return turn
 
     def _find_pattern(self, name: str) -> Pattern | None:
+        if name == OWN_QUEUE:
+            return OWN
         if self._is_excluded(name):
             return None
         return next((each for each in self._nearest_first if each.covers(name)), None)

@@ -16,6 +16,7 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.pause import pause
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import date_of
+from django_pglock.tasks.queues import OWN_QUEUE
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -49,6 +50,15 @@ def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
     assert [len(each.execute(10, queue)) for each, queue in ((of_backend, "mail"), (of_backend, "default"))] == [0, 1]
     assert len(of_any.execute(10, "default")) == 1
     assert Task.objects.get(status="READY").queue == "mail"
+
+
+def test_the_own_tasks_of_the_package_are_claimed_for_each_backend_of_the_project_and_for_no_other():
+    """Two projects may share the table. The backend of the one does not exist in the other."""
+    for backend in ("default", "of another project"):
+        Task.objects.create(queue=OWN_QUEUE, backend=backend, task_path="tests.sample.tasks.nothing")
+    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"], backend="second")
+    assert len(statement.execute(10, OWN_QUEUE)) == 1
+    assert Task.objects.get(status="READY").backend == "of another project"
 
 
 def test_tasks_of_a_paused_queue_and_fair_tasks_are_not_claimed():

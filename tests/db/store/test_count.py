@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Queue, Task
 from django_pglock.store.count import OLDEST, failed_counts, queue_counts, ready_counts, search_end
+from django_pglock.tasks.queues import OWN_QUEUE
 from tests.db.admin.visits import make
 
 pytestmark = pytest.mark.django_db
@@ -75,6 +76,8 @@ def test_workable_tasks_are_ready_or_due_and_in_queues_that_are_not_paused():
     count = Task.objects.count_workable
     assert [count(), count(["mail"]), count(["mail", "late"]), count(["late"])] == [8, 4, 4, 0]
     assert count(most=1) == 3, "a ready task of each of the two queues, and one that is due"
+    make("READY", queue=OWN_QUEUE)
+    assert [count(), count(["mail"])] == [9, 5], "each worker serves it"
 
 
 def test_the_end_of_a_search_is_one_row():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.tasks.queues import LONGEST_QUEUE, check_queue_name, check_text, covers, is_served
+from django_pglock.tasks.queues import LONGEST_QUEUE, OWN_QUEUE, check_queue_name, check_text, covers, is_served
 
 
 def test_a_name_has_as_many_characters_as_the_column_takes():
@@ -46,3 +46,4 @@ def test_a_pattern_covers_names_and_longer_prefixes():
 )
 def test_the_queues_on_the_command_line_say_what_a_worker_serves(asked, served):
     assert [name for name in ("default", "mail", "mail-bulk") if is_served(name, asked)] == served
+    assert is_served(OWN_QUEUE, asked)

@@ -9,7 +9,7 @@ from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming import queue_cursor, ready_queues
+from django_pglock.worker.claiming import queue_cursor
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
 from tests.sample import keyed_tasks, tasks
 from tests.sample.models import Effect
@@ -119,20 +119,6 @@ def test_a_poll_that_found_no_ready_queue_covers_fair_tasks(monkeypatch):
         assert [each.queue for each in fetcher.claimer.claim([("both", 2)], notified={"a"})] == ["a"]
         assert claim(fetcher, 2) == []
     assert looks == [1.0], "the first look of a new cursor"
-
-
-@pytest.mark.parametrize(
-    ("options", "looks"),
-    [({"queues": ["mail"]}, False), ({"queues": ["mail=2", "x"], "exclude": ["x"]}, False), ({"queues": ["m*"]}, True)],
-)
-def test_ready_queues_are_not_queried_where_there_is_one(worker, eventually, monkeypatch, options, looks):
-    asked = []
-    look = ready_queues.ready_queues
-    monkeypatch.setattr(ready_queues, "ready_queues", lambda using: asked.append(using) or look(using))
-    worker(**options)
-    fill("mail", 3)
-    eventually(lambda: Effect.objects.count() == 3)
-    assert bool(asked) is looks
 
 
 def test_many_queues_share_one_prepared_claim_statement(in_threads):

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker.claiming.queues import Queues
 
 
@@ -97,18 +98,12 @@ def test_the_poll_order_without_ready_queues_is_empty():
 
 
 @pytest.mark.parametrize(
-    ("queues", "only"),
-    [
-        (Queues(["mail"]), "mail"),
-        (Queues(["mail=5"], order="weighted"), "mail"),
-        (Queues(["mail", "low"], exclude=["l*"]), "mail"),
-        (Queues(["mail", "low"]), None),
-        (Queues(["mail*"]), None),
-        (Queues(), None),
-    ],
+    "queues", [Queues(["mail"]), Queues(["mail"], exclude=["d*"]), Queues(["mail", "low"], order="strict")]
 )
-def test_a_single_name_needs_no_query_of_ready_queues(queues, only):
-    assert queues.only == only
+def test_the_own_tasks_of_the_package_are_always_served_and_first(queues):
+    assert queues.serves(OWN_QUEUE)
+    assert queues.poll_order(["mail", OWN_QUEUE]) == [OWN_QUEUE, "mail"]
+    assert OWN_QUEUE not in queues.given
 
 
 def test_the_given_options_are_kept_for_display():
@@ -145,5 +140,5 @@ def test_invalid_queues_are_refused(arguments, text):
 
 
 def test_the_largest_weight_is_a_weight_and_others_may_be_excluded():
-    assert Queues(["a=1000", "b=1"], exclude=["b"]).only == "a"
+    assert Queues(["a=1000", "b=1"], exclude=["b"]).poll_order(["a", "b"]) == ["a"]
     assert Queues(["a", "a*"]).serves("ab"), "a name and a prefix are two things"
