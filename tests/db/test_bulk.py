@@ -24,7 +24,13 @@ def statuses(rows):
 
 @pytest.mark.parametrize(
     "served",
-    [{}, {"queues": ["mail"]}, {"queues": ["mail"], "order": "strict"}, {"exclude": ["d*"]}, {"backend": "urgent"}],
+    [
+        {},
+        {"queues": ["mail"]},
+        {"queues": ["mail"], "order": "strict"},
+        {"exclude": ["elsewhere", "django*"]},
+        {"backend": "urgent"},
+    ],
 )
 def test_each_worker_runs_a_bulk_change_whatever_it_serves(worker, eventually, served, settings):
     settings.TASKS = {**settings.TASKS, "urgent": settings.TASKS["default"]}
