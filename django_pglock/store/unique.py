@@ -105,23 +105,36 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
 
     Returns the tasks in the order of the calls. Raises ``DuplicateTask``.
     """
+    assert task.unique is not None  # noqa: S101 - for the type checker
+    on_conflict = task.unique.on_conflict
     # Checked before our own transaction begins. Without a transaction of the caller, its changes are already committed,
-    # so any run sees them.
-    find = FIND_AND_LOCK_UNIQUE if in_transaction(connection_for(using)) else FIND_UNIQUE
+    # so any run sees them. REPLACE_UNIQUE takes a stronger lock: whoever took this one first, as another transaction
+    # may do at the same time, would wait for that transaction, which would wait for this one.
+    is_inside = in_transaction(connection_for(using))
+    find = FIND_AND_LOCK_UNIQUE if is_inside and on_conflict != "replace" else FIND_UNIQUE
+    by_key = _one_per_key(calls, last=on_conflict == "replace")
+    if on_conflict == "raise" and len(by_key) < len(calls):
+        raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
+    keys = _in_order_of_keys(by_key)
+    # A call that replaces has its row, old or new, before the next key is touched. So all transactions take the keys in
+    # one order. The other calls are inserted by few statements, and their locks of old rows do not exclude each other.
+    parts = [[key] for key in keys] if on_conflict == "replace" else [keys]
+    found: dict[str, Enqueued] = {}
     with nullcontext() if len(calls) == 1 else transaction_block(using):
-        return _insert_or_find(using, task, calls, meta, find)
+        ids = _allocated_ids(using, by_key)
+        for part in parts:
+            found.update(_insert_or_find(using, task, {key: by_key[key] for key in part}, meta, find, ids))
+    return [found[str(call.unique)] for call in calls]
 
 
-def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: str, find: str) -> list[Enqueued]:
+def _insert_or_find(
+    using: str, task: TaskFields, by_key: dict[str, Call], meta: str, find: str, ids: dict[str, int]
+) -> dict[str, Enqueued]:
     """Insert and find until each call has a task."""
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
-    by_key = _one_per_key(calls, last=on_conflict == "replace")
-    ids = _allocated_ids(using, by_key)
-    left = _in_order_of_keys(by_key)
-    if on_conflict == "raise" and len(by_key) < len(calls):
-        raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
+    left = list(by_key)
     for _ in range(MOST_INSERTS):
         if on_conflict == "replace":
             found.update(_by_key(_replace(using, task, [by_key[key] for key in left], meta)))
@@ -131,13 +144,13 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
             found.update(_by_key(insert_calls(using, task, batch, meta, drawn)))
         left = [key for key in left if key not in found]
         if not left:
-            return [found[str(call.unique)] for call in calls]
+            return found
         there = run(using, find, left)
         if on_conflict == "skip":
             found.update(_by_key(_existing(row) for *row, _scope in there))
             left = [key for key in left if key not in found]
             if not left:
-                return [found[str(call.unique)] for call in calls]
+                return found
         for id_, *_, scope in there:
             _refuse(task, on_conflict, id_, scope)
         # The task that had the key no longer exists, or the period of its key is over.

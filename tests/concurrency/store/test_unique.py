@@ -12,9 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from psycopg.errors import SerializationFailure
 
 from django_pglock import enqueue_many
+from django_pglock.errors import DuplicateTask
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import statements, unique
 from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE
 from django_pglock.tasks.options import Unique
 from tests.conftest import NEVER
 from tests.sample.keyed_tasks import rebuild, refresh
@@ -24,6 +27,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: How many sessions wait for a lock of another one.
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+#: The same inside of a transaction, which otherwise reads once for all its statements.
+WAITING_NOW = f"SELECT pg_stat_clear_snapshot(); {WAITING}"
 #: The two steps of a claim, which are one statement of a worker.
 LOCK = "SELECT FROM django_pglock_task FOR NO KEY UPDATE SKIP LOCKED"
 CLAIM = "UPDATE django_pglock_task SET attempts = 1"
@@ -143,6 +148,63 @@ def test_waiting_tasks_reused_by_unique_calls_are_locked_in_key_order(eventually
         cursor.execute("COMMIT")
     caller.join(NEVER)
     assert not caller.is_alive()
+
+
+def test_unique_calls_that_replace_take_the_keys_in_their_order(eventually):
+    """The second key has a task already. It is not locked while the call waits for another transaction's first key."""
+    task = refresh.using(unique=Unique("{number}", on_conflict="replace"))
+    waiting = int(task.enqueue(2).id)
+
+    def call():
+        with transaction.atomic():
+            enqueue_many(task, [(2,), (1,)])
+        connections.close_all()
+
+    caller = threading.Thread(target=call, daemon=True)
+    with transaction.atomic():
+        task.enqueue(1)
+        caller.start()
+        eventually(lambda: value(WAITING_NOW) == 1 or not caller.is_alive())
+        assert value(f"SELECT count(*) FROM ({LOCK}) AS free") == 2
+    caller.join(NEVER)
+    assert not caller.is_alive()
+    assert Task.objects.filter(id=waiting).exists()
+
+
+@pytest.mark.parametrize("enqueue", [one, many])
+@pytest.mark.parametrize("on_conflict", ["replace", "skip", "raise"])
+def test_two_unique_calls_that_waited_for_the_same_commit_do_not_deadlock(
+    eventually, monkeypatch, in_threads, enqueue, on_conflict
+):
+    """Both find the committed task at the same time, and each goes on only when both have found it."""
+    task = refresh.using(unique=Unique("{number}", on_conflict=on_conflict))
+    both, has_found = threading.Barrier(2, timeout=NEVER), threading.local()
+
+    def found_by_both(using, statement, *values):
+        rows = statements.run(using, statement, *values)
+        if statement in (FIND_UNIQUE, FIND_AND_LOCK_UNIQUE) and not hasattr(has_found, "it"):
+            has_found.it = True
+            both.wait()
+        return rows
+
+    def call(_number):
+        try:
+            with transaction.atomic():
+                return enqueue(task)
+        except DuplicateTask as error:
+            return error.result_id
+        finally:
+            connections.close_all()
+
+    monkeypatch.setattr(unique, "run", found_by_both)
+    results = []
+    callers = threading.Thread(target=lambda: results.extend(in_threads(call, 2)), daemon=True)
+    with transaction.atomic():
+        many(task)
+        callers.start()
+        eventually(lambda: value(WAITING_NOW) == 2 or not callers.is_alive())
+    callers.join(NEVER)
+    assert results == [str(Task.objects.get(args=[1]).pk)] * 2
 
 
 @pytest.mark.parametrize("enqueue", [one, many])
