@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from django.conf import settings
@@ -15,6 +16,8 @@ from django_pglock.conf import get_settings, key_function, misspelt_names, redac
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.postgres.sessions import unreadable_styles
 from django_pglock.tasks import registry
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.fields import TaskFields
 
 #: The oldest major version that is supported. The version before it works, but is not tested.
 OLDEST_SERVER = 15
@@ -25,6 +28,12 @@ SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout",
 
 #: The only encoding of a database that has each character.
 UTF8 = "UTF8"
+
+#: The options of Django's own tasks, and those of a single call.
+OF_DJANGO = ("func", "priority", "backend", "queue_name", "run_after", "takes_context", "after", "meta")
+
+#: At most this number of functions is named in a message.
+MOST_NAMED = 5
 
 #: One row for each limit that the server has. The columns before the limit are the same in all rows.
 READ_SERVER = """
@@ -275,20 +284,37 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
 
 
 @register("django_pglock")
-def check_schedules(**kwargs: Any) -> list[CheckMessage]:
-    """W010: a function has a schedule, but another package's backend, so no worker enqueues it."""
-    backends = [(task, task.get_backend()) for task in registry.scheduled()]
+def check_options_without_effect(**kwargs: Any) -> list[CheckMessage]:
+    """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
+    found: dict[str, list[str]] = {}
+    for task in registry.definitions():
+        if not hasattr(task.get_backend(), "database") and (names := _own_options(task)):
+            found.setdefault(task.backend, []).append(f"{task.module_path} ({', '.join(names)})")
     return [
         Caution(
-            f"{task.module_path} has a schedule, but no worker enqueues it: "
-            f"TASKS[{task.backend!r}] is {type(backend).__name__}.",
-            hint=f"Set BACKEND of TASKS[{task.backend!r}] to django_pglock.backend.PostgresBackend, or name another "
-            "backend in @task.",
+            f"{_what_is(alias)}, with which these options of @task have no effect: {'; '.join(texts[:MOST_NAMED])}"
+            f"{f'; and {more} more' if (more := len(texts) - MOST_NAMED) > 0 else ''}.",
+            hint=f"Set BACKEND of TASKS[{alias!r}] to django_pglock.backend.PostgresBackend, or name another backend "
+            "in @task. Silence this check in settings for tests that are meant to use this backend.",
             id="django_pglock.W010",
         )
-        for task, backend in backends
-        if not hasattr(backend, "database")
+        for alias, texts in sorted(found.items())
     ]
+
+
+def _own_options(task: TaskFields) -> list[str]:
+    """Return the names of the options of a function that Django's tasks do not have."""
+    own = [each for each in fields(TaskFields) if each.init and each.name not in OF_DJANGO]
+    return sorted(each.name for each in own if getattr(task, each.name) != each.default)
+
+
+def _what_is(alias: str) -> str:
+    name = type(task_backends[alias]).__name__
+    return (
+        f"TASKS[{alias!r}] is {name}"
+        if settings.is_overridden("TASKS")
+        else f"TASKS is not set, so the backend is {name}"
+    )
 
 
 @register("django_pglock")

@@ -13,26 +13,43 @@ OPTIONS = {
     **dict.fromkeys(("dont_autoretry_for", "throws"), "no_retry_on"),
     **dict.fromkeys(("job_timeout", "soft_time_limit", "time_limit"), "timeout"),
     **dict.fromkeys(("bind", "context", "pass_context"), "takes_context"),
-    **dict.fromkeys(("expires", "ignore_result", "result_expires", "result_ttl"), "keep_result"),
+    **dict.fromkeys(("ignore_result", "result_expires", "result_ttl"), "keep_result"),
     **dict.fromkeys(("lock_key", "ordering_key"), "lock"),
     **dict.fromkeys(("concurrency_limit", "max_concurrency"), "concurrency"),
     **dict.fromkeys(("once", "queueing_lock", "singleton", "unique_key", "uniqueness"), "unique"),
     **dict.fromkeys(("crontab", "periodic", "schedule"), "cron"),
-    **dict.fromkeys(("acks_late", "transaction"), "atomic"),
     **dict.fromkeys(("countdown", "delay", "eta", "run_at", "schedule_at", "schedule_in", "wait"), "run_after"),
-    **dict.fromkeys(("depends_on", "link"), "after"),
     **dict.fromkeys(("database", "using"), "backend"),
+    "depends_on": "after",
     "headers": "meta",
     "interval": "every",
     "queue": "queue_name",
     "rate_limit": "rate",
+    "transaction": "atomic",
     "tz": "timezone",
+}
+#: What other task queues have, and tasks here do not: what to do instead.
+INSTEAD = {
+    **dict.fromkeys(
+        ("expire", "expires", "max_age", "ttl"),
+        "a waiting task does not expire. Pass the date as an argument, and return from the function if it has passed.",
+    ),
+    **dict.fromkeys(
+        ("acks_late", "reject_on_worker_lost"), "a task whose worker has died always runs again, so leave it out."
+    ),
+    **dict.fromkeys(
+        ("link", "on_success"), "enqueue the other task with using(after=result), with the result of this one."
+    ),
+    **dict.fromkeys(
+        ("link_error", "on_failure"), "handle the error in the function, or in a receiver of the signal task_finished."
+    ),
 }
 #: Additional text after the name of an option.
 NOTES = {
     "max_attempts": ", which counts the first attempt",
     "cron": " or every",
     "atomic": ", which makes the database effects of a task happen exactly once",
+    "keep_result": ", the seconds after its end for which the row of a task is kept",
 }
 #: Methods of tasks in other task queues, and our code for the same purpose.
 METHODS = {
@@ -50,6 +67,8 @@ METHODS = {
 
 def about_option(name: str, known: Collection[str]) -> str:
     """Return a hint to the option of ``known`` that an unknown name probably means: ``"write queue_name."``."""
+    if name in INSTEAD:
+        return INSTEAD[name]
     ours = OPTIONS.get(name)
     if ours is None or ours not in known:
         ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)

@@ -40,6 +40,11 @@ def known_paths() -> list[str]:
     return sorted(_definitions)
 
 
+def definitions() -> list[TaskFields]:
+    """Return all registered task functions, in the order of their paths."""
+    return [task for _, task in sorted(_definitions.items())]
+
+
 def count() -> int:
     """Return how many task functions are registered. The number only grows."""
     return len(_definitions)
@@ -53,7 +58,7 @@ def is_async(path: str) -> bool:
 
 def scheduled() -> list[TaskFields]:
     """Return the registered task functions that run by the clock, in the order of their paths."""
-    return [task for _, task in sorted(_definitions.items()) if is_scheduled(task)]
+    return [task for task in definitions() if is_scheduled(task)]
 
 
 def has_fair() -> bool:

@@ -14,8 +14,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
 from django_pglock.checks import check_task_database
+from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
+from tests.sample import tasks as plain_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -256,17 +258,51 @@ def test_a_deployment_check_reports_a_server_that_waits_for_dead_clients(setting
     assert ids(databases=["default"], include_deployment_checks=True) == []
 
 
-@pytest.mark.usefixtures("own_registry")
-def test_a_check_reports_a_schedule_that_no_worker_enqueues(settings):
+@pytest.fixture
+def no_tasks(monkeypatch):
+    """The functions of the test alone: those of other tests have options, too."""
+    monkeypatch.setattr(registry, "_definitions", {})
+
+
+@pytest.mark.usefixtures("no_tasks")
+def test_a_check_reports_options_that_a_backend_of_another_package_ignores(settings):
     dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
     settings.TASKS = {**settings.TASKS, "dummy": {"BACKEND": dummy}}
     task(every=60)(scheduled.hourly)
-    assert checks.check_schedules() == []
+    task(backend="dummy", priority=5)(plain_tasks.nothing.func)
+    assert checks.check_options_without_effect() == []
     task(every=60, backend="dummy")(scheduled.nightly)
-    [problem] = checks.check_schedules()
+    task(max_attempts=3, lock="echo:{value}", backend="dummy")(plain_tasks.echo.func)
+    [problem] = checks.check_options_without_effect()
     assert problem.id == "django_pglock.W010"
-    assert "tests.sample.scheduled.nightly has a schedule" in problem.msg
-    assert "TASKS['dummy'] is DummyBackend" in problem.msg
+    assert problem.msg == (
+        "TASKS['dummy'] is DummyBackend, with which these options of @task have no effect: "
+        "tests.sample.scheduled.nightly (every); tests.sample.tasks.echo (lock, max_attempts)."
+    )
+    assert "TASKS['dummy'] to django_pglock.backend.PostgresBackend" in problem.hint
+
+
+def test_a_check_reports_that_tasks_is_not_set():
+    """Django then runs each task at once, in the caller's process: no lock, no retry, and no schedule."""
+    script = """
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_pglock"])
+django.setup()
+from django_pglock import checks, task
+checks.MOST_NAMED = 1
+@task(max_attempts=3)
+def first(): ...
+@task(cron="0 3 * * *")
+def second(): ...
+for problem in checks.check_options_without_effect():
+    print(problem.id, problem.msg)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == (
+        "django_pglock.W010 TASKS is not set, so the backend is ImmediateBackend, with which these options of @task "
+        "have no effect: __main__.first (max_attempts); and 1 more.\n"
+    )
 
 
 def test_a_check_reports_a_router_that_excludes_the_tables_of_tasks(settings):

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import pytest
+
+from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import fields, option_hints
 
 
 def test_option_hints_map_foreign_options_to_existing_options():
     ours = {*fields.OPTIONS, *fields.CALL_ONLY}
     assert {*option_hints.OPTIONS.values(), *option_hints.NOTES} <= ours
-    assert not ours & set(option_hints.OPTIONS)
+    assert not ours & {*option_hints.OPTIONS, *option_hints.INSTEAD}
+    assert not {*option_hints.OPTIONS} & {*option_hints.INSTEAD}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        # keep_result would keep a task that nobody wants any more, and delete one that has run.
+        ("expires", "a waiting task does not expire. Pass the date"),
+        ("ttl", "a waiting task does not expire. Pass the date"),
+        ("result_ttl", "write keep_result, the seconds after its end"),
+        # after= of this task would make it wait for the other one.
+        ("link", r"enqueue the other task with using\(after=result\)"),
+        ("depends_on", r"Write task.using\(after=...\)"),
+        ("acks_late", "always runs again, so leave it out"),
+    ],
+)
+def test_a_hint_never_sends_people_to_the_opposite(name, said):
+    with pytest.raises(TaskOptionError, match=said):
+        fields.check_names(None, [name], fields.OPTIONS)
 
 
 def test_method_hints_map_foreign_methods_to_existing_methods():
