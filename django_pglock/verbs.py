@@ -10,10 +10,11 @@ from django.utils.text import get_text_list
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_pglock.store.cancel import cancellable
+from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.delete import deletable
 from django_pglock.store.move_to_queue import check_target, movable_to
 from django_pglock.store.reset_stuck import stuck
-from django_pglock.store.retry import left_cancelled, retriable
+from django_pglock.store.retry import has_taken_key, left_cancelled, retriable
 from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
@@ -84,6 +85,10 @@ class Verb:
         """Return what else a person should know before these rows are changed; mostly an empty string."""
         return ""
 
+    def left_out(self, rows: Any) -> tuple[int, str]:
+        """Return how many of these rows were not changed although their status allows it, and why; mostly none."""
+        return 0, ""
+
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
         return rows.filter(status__in=sorted(self.statuses)) if self.selection is None else self.selection(rows)
@@ -109,6 +114,16 @@ class RetryVerb(Verb):
         )
         some = [f"#{each}" for each in left[:MOST_NAMED]]
         return text % {"count": len(left), "tasks": ", ".join(some) + (" …" if len(left) > MOST_NAMED else "")}
+
+    def left_out(self, rows: Any) -> tuple[int, str]:
+        """Return how many tasks could not be retried because of their unique keys, and a sentence about them."""
+        count = has_taken_key(rows)[: MOST_COUNTED + 1].count()
+        text = ngettext(
+            "%(count)s task was left out, because another task has its unique key.",
+            "%(count)s tasks were left out, because other tasks have their unique keys.",
+            count,
+        )
+        return count, self.message(lambda number: text, count, most=MOST_COUNTED) if count else ""
 
 
 class MoveVerb(Verb):

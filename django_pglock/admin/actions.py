@@ -39,14 +39,17 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
             return 0
         remark = verb.remark(chosen) if asked else ""
         count = verb.apply(chosen, None) if asked else 0
+        left, why = verb.left_out(chosen) if len(asked) > count else (0, "")
         _audit(verb, request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.message(verb.done, count))
         if remark:
             messages.warning(request, remark)
-    if len(asked) > count:
-        messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
-    elif not count:
+    if left:
+        messages.warning(request, why)
+    if len(asked) > count + left:
+        messages.warning(request, verb.message(verb.unchanged, len(asked) - count - left))
+    elif not asked:
         messages.warning(request, _("The selected rows no longer exist."))
     return count
 

@@ -10,11 +10,14 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.store.after_commit import notify_after_commit
-from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS, move
+from django_pglock.store.move_to_status import move
 from django_pglock.store.statements import EXPIRES_AT
 from django_pglock.store.wake import REQUEST_CHANNEL
 from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import WAITING, TaskStatus
+
+#: How often a cancel is tried again if rows are locked, and the seconds before each of these calls.
+REPEATS, BETWEEN_REPEATS = 3, 0.01
 
 # Notifies all workers of requests about these tasks (requests_to_worker.py).
 NOTIFY_REQUEST = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"

@@ -72,7 +72,8 @@ class TaskQuerySet(LockingQuerySet[Any]):
 
         Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded. If one of them has
         failed and is not retried as well, the task is cancelled again. A unique task is not retried while another task
-        has its key. Of several tasks with the same key, only the last is retried.
+        has its key. Of several tasks with the same key, only the last is retried. A task whose row or key another
+        transaction is taking at this moment is left out.
 
         Outside of a transaction, some thousand tasks are moved at a time, each time in a separate transaction. So after
         an interruption, the finished batches stay. ``progress`` is called after each batch, with the number of tasks so

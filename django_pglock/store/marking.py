@@ -20,15 +20,18 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 def first_free(
-    rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False
+    rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False, skip_locked: bool = True
 ) -> models.QuerySet[Any, Any]:
     """Return a queryset that locks up to ``limit`` rows (None: all) that are not locked, and selects their keys.
 
-    ``no_key``: also rows of which another transaction has locked only the key, as a foreign key does.
+    ``no_key``: also rows of which another transaction has locked only the key, as a foreign key does. ``skip_locked``:
+    False waits for locked rows.
     """
     # OF: a filter may join other tables. Their rows are not changed, and if one is locked, this must not skip a row of
     # ours. Django writes OF only if the queryset selects instances, so not with values("pk").
-    locked = rows.select_for_update(skip_locked=True, no_key=no_key, of=("self",)).select_related(None).only("pk")
+    locked = (
+        rows.select_for_update(skip_locked=skip_locked, no_key=no_key, of=("self",)).select_related(None).only("pk")
+    )
     locked.query.set_annotation_mask(())
     return locked[: _ALL if limit is None else limit]
 

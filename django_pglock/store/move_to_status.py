@@ -21,8 +21,6 @@ from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 DUE_STATUS = Case(
     When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value)
 )
-#: How often a call tries again to move tasks whose rows are locked, and the seconds before each of these calls.
-REPEATS, BETWEEN_REPEATS = 3, 0.01
 
 
 def movable(target: TaskStatus, among: Iterable[str]) -> list[str]:
@@ -31,14 +29,21 @@ def movable(target: TaskStatus, among: Iterable[str]) -> list[str]:
 
 
 def move(
-    tasks: Any, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values
+    tasks: Any,
+    target: TaskStatus,
+    changes: dict[str, Any],
+    *,
+    among: Iterable[str] = TaskStatus.values,
+    skip_locked: bool = True,
 ) -> list[tuple[Any, ...]]:
     """Apply ``changes`` to those of ``tasks`` that may move to ``target`` and have one of the statuses ``among``.
 
-    Returns the id, queue, new status and lock key of each. After the commit, workers are woken, the next tasks of
+    Locked rows are skipped, unless the caller limits how long a statement waits for them. Returns the id, queue, new
+    status and lock key of each. After the commit, workers are woken, the next tasks of
     these lock keys are admitted, and the waiters of these tasks are released.
     """
-    free = first_free(tasks.filter(status__in=movable(target, among)).order_by("id"), no_key=True)
+    chosen = tasks.filter(status__in=movable(target, among)).order_by("id")
+    free = first_free(chosen, no_key=True, skip_locked=skip_locked)
     moved = mark(free, changes, "id", "queue", "status", "lock_key")
     wake(tasks.db, (queue for _, queue, status, _ in moved if status == TaskStatus.READY))
     admit_on_commit(tasks.db, {key for _, _, status, key in moved if status != TaskStatus.RUNNING})

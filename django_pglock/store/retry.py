@@ -1,9 +1,12 @@
-"""Makes failed and cancelled tasks READY again at the request of a person."""
+"""Makes failed and cancelled tasks READY again at the request of a person.
+
+One guarded UPDATE moves all of them. If a row or a unique key is being taken at this moment, those that are free are
+moved, and the others are left out.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,23 +14,22 @@ from django.db import IntegrityError, OperationalError
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Collate, Length, Now
-from psycopg.errors import DeadlockDetected, LockNotAvailable
+from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.after import wait_again
-from django_pglock.store.move_to_status import BETWEEN_REPEATS, DUE_STATUS, REPEATS, movable, move
+from django_pglock.store.move_to_status import DUE_STATUS, movable, move
 from django_pglock.store.statements import LIMIT_WAITS, rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.windows import WINDOW, Progress, by_windows, is_among
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-#: The longest wait for a unique key if one statement takes many. The server searches for deadlocks after a second.
-SHORT_WAIT = "10ms"
+#: The longest wait for a row or a unique key, while all tasks are moved at once, and while they are moved one by one.
+#: The release of a task locks the rows of its waiting tasks for a moment. The server searches for deadlocks after a
+#: second, and this one may wait for another transaction that waits for this one.
+WAIT, SHORT_WAIT = "100ms", "1ms"
 # Restores the limit that the caller's transaction had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
-
-#: How often a retry is repeated because another task with the same unique key was committed meanwhile.
-CONFLICT_REPEATS = 10
 
 _RETRIABLE = movable(TaskStatus.READY, FINISHED)
 
@@ -65,30 +67,37 @@ def left_cancelled(tasks: Any) -> list[int]:
     return [id_ for id_ in left if id_ not in retried]
 
 
+def has_taken_key(tasks: Any) -> Any:
+    """Return the failed and cancelled tasks that ``retry`` leaves out because another task has their unique key."""
+    others = tasks.filter(status__in=_RETRIABLE, unique_key__isnull=False)
+    return others.exclude(pk__in=retriable(others).order_by().values("pk"))
+
+
 def _retry(tasks: Any) -> int:
-    count = _retry_free(tasks)
-    for _ in range(REPEATS):
-        # The release of a task locks the rows of its waiting tasks for a moment, so this may have to be repeated. It is
-        # not repeated if any task was moved: that task may have been cancelled since, because a task of its ``after=``
-        # has failed.
-        if count or not retriable(tasks).exists():
-            break
-        time.sleep(BETWEEN_REPEATS)
-        count = _retry_free(tasks)
-    return count
-
-
-def _retry_free(tasks: Any) -> int:
-    for _ in range(CONFLICT_REPEATS):
-        # Another task with the same unique key may be committed between our query and our UPDATE. The next query finds
-        # it.
-        with suppress(IntegrityError), transaction_block(tasks.db):
-            return _retry_once(tasks)
     with transaction_block(tasks.db):
-        return _retry_once(tasks)
+        with _limited_waits(tasks.db):
+            try:
+                moved = _move(_without_duplicates(tasks), skip_locked=False)
+            except _Taken:
+                moved = _move_free(tasks)
+        wait_again(tasks.db, moved)
+    return len(moved)
 
 
-def _retry_once(tasks: Any) -> int:
+def _move_free(tasks: Any) -> list[int]:
+    """Move the tasks whose rows and unique keys are free: those with a key one by one."""
+    run(tasks.db, LIMIT_WAITS, SHORT_WAIT)
+    moved = _move(tasks.filter(unique_key=None))
+    # In the order in which enqueue_many takes the keys.
+    unique = _without_duplicates(tasks).filter(unique_key__isnull=False, status__in=_RETRIABLE)
+    for row in unique.order_by(Length("unique_key"), Collate("unique_key", "C")).values_list("pk"):
+        with suppress(_Taken):
+            moved += _move(rows_of("Task", tasks.db).filter(pk__in=row))
+    return moved
+
+
+def _move(tasks: Any, *, skip_locked: bool = True) -> list[int]:
+    """Move these tasks, and return their ids. Raises ``_Taken``; then none was moved."""
     changes = {
         "status": DUE_STATUS,
         "waits_for": 0,
@@ -104,42 +113,25 @@ def _retry_once(tasks: Any) -> int:
         "fingerprint": None,
         "expires_at": None,
     }
-    chosen = _without_duplicates(tasks)
-    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(
-        Length("unique_key"), Collate("unique_key", "C")
-    )
-    ids = list(unique.values_list("pk", flat=True))
-    if len(ids) < 2:
-        return _move(tasks.db, [chosen], changes)
-    # An UPDATE of many rows takes the unique keys in the order of the ids. Another transaction may take the same keys
-    # in another order. So this one gives up before the server detects a deadlock, which could end the other one.
-    with suppress(_Waited), transaction_block(tasks.db), _short_waits(tasks.db):
-        return _move(tasks.db, [chosen], changes)
-    # Then the tasks are moved one by one, in the order in which enqueue_many takes the keys.
-    rows = rows_of("Task", tasks.db)
-    return _move(tasks.db, [tasks.filter(unique_key=None), *(rows.filter(pk=id_) for id_ in ids)], changes)
+    try:
+        with transaction_block(tasks.db):
+            moved = move(tasks, TaskStatus.READY, changes, among=FINISHED, skip_locked=skip_locked)
+    except (IntegrityError, OperationalError) as error:
+        if isinstance(error.__cause__, (UniqueViolation, LockNotAvailable, DeadlockDetected)):
+            raise _Taken from error
+        raise
+    return [id_ for id_, *_ in moved]
 
 
-def _move(using: str, parts: Iterable[Any], changes: dict[str, Any]) -> int:
-    moved = [id_ for part in parts for id_, *_ in move(part, TaskStatus.READY, changes, among=FINISHED)]
-    wait_again(using, moved)
-    return len(moved)
-
-
-class _Waited(Exception):
-    """Another transaction has held a unique key or a row for too long."""
+class _Taken(Exception):
+    """Another transaction has a unique key or a row."""
 
 
 @contextmanager
-def _short_waits(using: str) -> Iterator[None]:
-    """Limit the wait of each statement of the block for a lock. Raises ``_Waited``."""
-    [(before, _)] = run(using, LIMIT_WAITS, SHORT_WAIT)
-    try:
-        yield
-    except OperationalError as error:
-        if isinstance(error.__cause__, (LockNotAvailable, DeadlockDetected)):
-            raise _Waited from error
-        raise
+def _limited_waits(using: str) -> Iterator[None]:
+    """Limit the wait of each statement of the block for a lock."""
+    [(before, _)] = run(using, LIMIT_WAITS, WAIT)
+    yield
     run(using, RESTORE_WAITS, before)
 
 

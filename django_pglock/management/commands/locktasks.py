@@ -316,17 +316,20 @@ class Command(TerminalCommand):
                 return
             confirm()
         progress = self._progress() if options["verbosity"] else None
-        self._say_changed(verb, verb.apply(tasks, progress), options["ids"])
+        count = verb.apply(tasks, progress)
+        self._say_changed(verb, count, options["ids"], *verb.left_out(tasks))
         if remark and (options["ids"] or options["yes"]):
             self.stdout.write(remark)
 
-    def _say_changed(self, verb: Verb, count: int, ids: list[int]) -> None:
-        left = len(set(ids)) - count
+    def _say_changed(self, verb: Verb, count: int, ids: list[int], left_out: int, why: str) -> None:
+        left = len(set(ids)) - count - left_out
         if ids and not count:
             raise CommandError(
-                _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
+                why or _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
             )
         self.stdout.write(verb.message(verb.done, count))
+        if why:
+            self.stdout.write(why)
         if left > 0:
             text = ngettext(
                 "%d task was not changed: it does not exist, or is in another state.",

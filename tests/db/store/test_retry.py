@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -17,7 +16,6 @@ from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import retry as retry_module
 from django_pglock.store import windows
 from django_pglock.store.count import queue_counts
-from django_pglock.store.move_to_status import BETWEEN_REPEATS, REPEATS
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.retry import left_cancelled
 from django_pglock.store.settle import settle
@@ -72,33 +70,59 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
 
 
 @pytest.fixture
-def sleeps(monkeypatch):
-    """The functions that replace the sleeps between two calls."""
-    actions = []
-
-    def sleep(seconds):
-        assert seconds == BETWEEN_REPEATS
-        actions.pop()()
-
-    monkeypatch.setattr(retry_module, "time", SimpleNamespace(sleep=sleep))
-    return actions
+def short_waits(monkeypatch):
+    monkeypatch.setattr(retry_module, "WAIT", "1ms")
 
 
-def test_retry_tries_again_if_a_row_is_briefly_locked(claim, locked, sleeps):
-    tasks.nothing.enqueue()
-    assert Task.objects.all().retry() == 0, "nothing has failed, so there is nothing to wait for"
-    [mine] = claim()
-    settle_one(mine, Failed(FAILURE))
-    with ExitStack() as stack:
-        stack.enter_context(locked(mine.id))
-        sleeps[:] = [stack.close, lambda: None]
-        assert Task.objects.all().retry() == 1
-    assert sleeps == []
-    settle_one(claim()[0], Failed(FAILURE))
-    with locked(mine.id):
-        sleeps[:] = [lambda: None] * REPEATS
-        assert Task.objects.all().retry() == 0
-    assert sleeps == [], "it is not tried without end"
+def make_failed(**fields):
+    return make("FAILED", **fields)
+
+
+def test_a_retry_leaves_out_tasks_whose_rows_are_locked(locked, short_waits):
+    taken, free, unique = make_failed(), make_failed(), make_failed(unique_key="u", unique_scope="UNFINISHED")
+    with locked(taken.pk):
+        assert Task.objects.all().retry() == 2
+    assert statuses() == ["FAILED", "READY", "READY"]
+    Task.objects.update(status="FAILED", finished_at=Now())
+    with locked(unique.pk):
+        assert Task.objects.all().retry() == 2
+    assert statuses() == ["READY", "READY", "FAILED"]
+    assert not retry_module.has_taken_key(Task.objects.all()).exists(), "nobody has its key"
+    assert free.pk != unique.pk
+
+
+def test_a_retry_waits_a_moment_for_a_row(in_threads, locked, eventually, monkeypatch):
+    """The release of a task locks the rows of its waiting tasks for a moment."""
+    monkeypatch.setattr(retry_module, "WAIT", "1min")
+    row = make_failed()
+    is_locked = threading.Event()
+
+    def work(number):
+        if number:
+            assert is_locked.wait(NEVER)
+            return Task.objects.all().retry()
+        with locked(row.pk):
+            is_locked.set()
+            eventually(is_session_waiting, why="the retry does not wait for the row")
+        return None
+
+    assert in_threads(work, 2) == [None, 1]
+
+
+def test_a_retry_leaves_out_tasks_whose_unique_key_another_transaction_is_taking(session, short_waits):
+    """It waits for neither of the two."""
+    rows = [make_failed(unique_key=key, unique_scope="UNFINISHED") for key in ("a", "b", "c")]
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (queue, backend, task_path, unique_key, unique_scope)
+               VALUES ('default', 'default', 'x', 'b', 'UNFINISHED')"""
+        )
+        assert Task.objects.all().retry() == 2
+        session.commit()
+    assert [Task.objects.get(pk=row.pk).status for row in rows] == ["READY", "FAILED", "READY"]
+    assert list(retry_module.has_taken_key(Task.objects.all())) == [rows[1]]
+    assert Task.objects.all().retry() == 0
 
 
 @pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])
@@ -302,8 +326,11 @@ def test_many_tasks_retried_together_wait_for_their_dependencies_again(claim, mo
     assert (waits_for(last), Waiter.objects.count()) == (1000, 2000)
 
 
-def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(claim, in_threads, eventually):
-    """An UPDATE of both in the order of the ids would deadlock, and one of the two transactions would fail."""
+def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(
+    claim, in_threads, eventually, monkeypatch
+):
+    """An UPDATE in the order of the ids and the other transaction wait for each other: the retry gives up."""
+    monkeypatch.setattr(retry_module, "WAIT", "1min")
     for number in (2, 1):
         keyed.rebuild.enqueue(number)
     for mine in claim(2):
@@ -333,18 +360,20 @@ def is_session_waiting():
         return cursor.fetchone()[0] > 0
 
 
-def test_at_repeatable_read_a_unique_key_that_was_taken_after_the_snapshot_is_an_error(claim, in_threads):
-    """The transaction does not see the other task. PostgreSQL refuses the key, and nothing is retried."""
+def test_at_repeatable_read_a_task_whose_unique_key_was_taken_after_the_snapshot_is_left_out(claim, in_threads):
+    """The transaction does not see the other task. PostgreSQL refuses the key, and the transaction goes on."""
     keyed.rebuild.enqueue(1)
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))
-    with pytest.raises(IntegrityError), transaction.atomic():
+    with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert Task.objects.count() == 1
         in_threads(lambda number: keyed.rebuild.enqueue(1), 1)
-        Task.objects.all().retry()
-    assert statuses() == ["FAILED", "READY"]
+        assert Task.objects.all().retry() == 0
+        other = tasks.nothing.enqueue()
+    assert statuses() == ["FAILED", "READY", "READY"]
+    assert Task.objects.filter(pk=other.id).exists()
 
 
 def test_a_failed_unique_task_is_retried_although_a_later_one_has_succeeded():

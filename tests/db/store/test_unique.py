@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from copy import copy
 from datetime import timedelta
@@ -318,61 +317,15 @@ def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_kept_
         Task.objects.cancel()
 
 
-def test_a_retry_does_not_duplicate_a_unique_task_that_is_being_enqueued(in_threads, eventually):
-    [cancelled_id] = cancelled(keyed.refresh, 1)
-    is_enqueued = threading.Event()
-
-    def enqueue_slowly_and_retry(number):
-        if number:
-            assert is_enqueued.wait(60)
-            return Task.objects.filter(pk=cancelled_id).retry()
-        with transaction.atomic():
-            keyed.refresh.enqueue(1)
-            is_enqueued.set()
-            eventually(waiting_sessions)
-
-    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
-    assert Task.objects.filter(status="READY").count() == 1
-
-
-def test_retry_of_unique_tasks_does_not_deadlock_with_a_concurrent_enqueue(in_threads, eventually):
-    """The transaction below takes the key 1 first, then 2. A retry in the order of the ids would deadlock with it."""
-    for number in (2, 1):
-        keyed.rebuild.enqueue(number)
+def test_retry_locks_unique_keys_in_the_order_of_enqueue(locked):
+    """By length, then by code points, as keys are sorted when they are enqueued; not by collation. A row is taken."""
+    first, *_ = (keyed.rebuild.enqueue(number) for number in (2, 1))
     Task.objects.cancel()
-    is_enqueued = threading.Event()
-
-    def enqueue_slowly_and_retry(number):
-        if number:
-            assert is_enqueued.wait(60)
-            return Task.objects.retry()
-        with transaction.atomic():
-            keyed.rebuild.enqueue(1)
-            is_enqueued.set()
-            eventually(waiting_sessions)
-            keyed.rebuild.enqueue(2)
-
-    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
-    assert Task.objects.filter(status="READY").count() == 2
-
-
-def test_retry_locks_unique_keys_in_the_order_of_enqueue():
-    """By length, then by code points, as keys are sorted when they are enqueued; not by the collation."""
-    for number in (2, 1):
-        keyed.rebuild.enqueue(number)
-    Task.objects.cancel()
-    with CaptureQueriesContext(connection) as queries:
-        Task.objects.retry()
+    with CaptureQueriesContext(connection) as queries, locked(first.id):
+        assert Task.objects.retry() == 1
     column = '"django_pglock_task"."unique_key"'
     order = f'ORDER BY LENGTH({column}) ASC, {column} COLLATE "C" ASC'
     assert sum(order in each["sql"] for each in queries) == 1
-
-
-def waiting_sessions():
-    with connection.cursor() as cursor:
-        # Not pg_stat_activity, which does not change within a transaction.
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return cursor.fetchone()[0]
 
 
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
