@@ -260,7 +260,7 @@ def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
 def admit_one_by(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
     """Admit one task by a statement for its key. Return its queue if it was admitted, and what is known of the key."""
     try:
-        [row] = _admit_by(using, [key], (statement, values))
+        [row] = admit_by(using, [key], (statement, values))
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
@@ -281,10 +281,11 @@ def _admit(using: str, keys: list[str]) -> list[str]:
 
 
 def _admit_to(using: str, statement: str, keys: list[str]) -> list[tuple[Any, ...]]:
-    return _admit_by(using, keys, bound_by_plan(using, statement, array_of_texts(keys)))
+    return admit_by(using, keys, bound_by_plan(using, statement, array_of_texts(keys)))
 
 
-def _admit_by(using: str, keys: list[str], statement: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
+def admit_by(using: str, keys: list[str], statement: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
+    """Execute a statement in a transaction in which no other one admits to these keys. Return its rows."""
     # The commit need not wait for the disk: if the server crashes, upkeep admits again.
     is_own = not connections[using].in_atomic_block
     unsynced = ["SET LOCAL synchronous_commit = off"] if is_own else []

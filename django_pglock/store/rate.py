@@ -11,14 +11,18 @@ number of seconds from one token to the next, and its ``portion`` is the number 
 
 Three statements take tokens. Two of this file take one token for one call: when it is enqueued, or right after the
 commit of the transaction that has enqueued it. ``ADMIT`` of admit.py takes several tokens for the tasks that wait, and
-sets ``opens_at``.
+sets ``opens_at``. The bucket may have refilled while its tasks were READY. ``START_AT_RATE`` takes this back when
+they are claimed.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from django_pglock.store.admit import admit, admit_one_by
+from django_pglock.store.admit import admit, admit_by, admit_one_by
 from django_pglock.store.call import Call, Enqueued, row_of, seconds_kept
 from django_pglock.store.insert_at_key import insert_by
 from django_pglock.store.statements import rows_of, run, run_by_index
@@ -26,6 +30,7 @@ from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.fields import TaskFields
     from django_pglock.tasks.options import Rate
 
@@ -97,6 +102,22 @@ WHERE key = ANY (ARRAY(SELECT key FROM {rate_limit} WHERE opens_at <= clock_time
 RETURNING key
 """
 
+# Tasks of these keys start now. They took their tokens when they were admitted. If no worker has claimed them for some
+# time, the bucket has refilled behind them, and as many tasks again would start at once. So the bucket is as empty as
+# if the tokens were taken now, or up to 50 ms ago, because the moment until a claim must not slow down the rate.
+START_AT_RATE = """
+WITH start AS MATERIALIZED (
+    SELECT key, clock_timestamp()
+                + make_interval(secs => count * interval - LEAST(burst * interval / 2, 0.05)) AS full_at
+    FROM ROWS FROM (unnest(%s::text[]), unnest(%s::float8[]), unnest(%s::int[]), unnest(%s::int[]))
+         AS each (key, interval, burst, count)
+)
+UPDATE {rate_limit} AS bucket SET arrives_at = start.full_at
+FROM start
+WHERE bucket.key = start.key AND bucket.key = ANY (ARRAY(SELECT key FROM start)) AND bucket.arrives_at < start.full_at
+RETURNING bucket.key
+"""
+
 # Deletes buckets that have been full for a day and for which no task waits, among the next keys behind one key. No
 # index has the dates, so one statement reads a limited number of keys. Otherwise a million keys in use would be read
 # each minute. A bucket without a row counts as full.
@@ -147,6 +168,19 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
         admit(using, [key])
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
         wake(using, [queue], SCHEDULED_CHANNEL)
+
+
+def note_starts(using: str, claims: Iterable[Claim]) -> None:
+    """Empty the buckets of the claims that have a rate, as if their tokens were taken now."""
+    rates = [
+        (each.lock_key, *json.loads(each.meta)["rate"]) for each in claims if '"rate"' in each.meta and each.lock_key
+    ]
+    started = sorted(Counter(map(tuple, rates)).items())
+    for start in range(0, len(started), KEYS_AT_ONCE):
+        some = started[start : start + KEYS_AT_ONCE]
+        keys, intervals, bursts = zip(*(each for each, _ in some), strict=True)
+        counts = [count for _, count in some]
+        admit_by(using, [*keys], (START_AT_RATE, ([*keys], [*intervals], [*bursts], counts)))
 
 
 def capacity_at_rate(rate: Rate, *, is_alone: bool) -> tuple[int, str]:

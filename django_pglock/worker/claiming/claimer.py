@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from django.db import Error as DatabaseFailure
+
+from django_pglock.store.rate import note_starts
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.function_kinds import ASYNC, BOTH, SYNC, FunctionKind, KindPauses
 from django_pglock.worker.claiming.queue_cursor import QueueCursors
@@ -83,6 +87,9 @@ class Claimer:
         self.was_full = len(claims) >= min(capacity for _, capacity in capacities)
         if len(claims) < sum(capacity for _, capacity in capacities):
             self._ready.clear()
+        # After an error the claims are there nevertheless, and must begin.
+        with suppress(DatabaseFailure):
+            note_starts(self.using, claims)
         return claims
 
     def note_new_functions(self) -> None:

@@ -44,8 +44,8 @@ def ask_to_end():
     ("module", "name", "verb"),
     [
         (wake, "_notify", tasks.nothing.enqueue),
-        (admit, "_admit_by", enqueue_at_a_key),
-        (admit, "_admit_by", enqueue_several_at_keys),
+        (admit, "admit_by", enqueue_at_a_key),
+        (admit, "admit_by", enqueue_several_at_keys),
         (release, "ended", enqueue_after_another),
         (after_commit, "run", ask_to_end),
     ],

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -21,6 +22,9 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rate import admit_own_at_rate, delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
+from django_pglock.worker.claiming.claimer import Claimer
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.in_flight import InFlight
 from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed
 
@@ -147,6 +151,27 @@ def test_unclaimed_tasks_count_against_the_burst():
     Task.objects.filter(status="READY").update(status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     admit("default", ["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
+
+
+@pytest.mark.parametrize("later", ["waiting", "enqueued"])
+@pytest.mark.parametrize(("wait", "burst"), [(60, 3), (3600, 3), (60, 1), (5, 3)])
+def test_after_a_pause_of_the_workers_no_more_than_a_burst_starts_at_once(wait, burst, later):
+    """The tokens of the tasks that were READY count from their start: the bucket had refilled behind them."""
+    task = keyed.trickle.using(rate=Rate(6, per=60, key="tenant:{tenant}", burst=burst))
+    for _ in range(burst if later == "enqueued" else 8):
+        task.enqueue(1)
+    RateLimit.objects.update(
+        arrives_at=F("arrives_at") - timedelta(seconds=wait), opens_at=F("opens_at") - timedelta(seconds=wait)
+    )
+    worker = uuid4()
+    claimer = Claimer(InFlight(8), "default", worker, Queues([]))
+    claims = claimer.claim(claimer.free_capacities())
+    assert len(claims) == burst
+    settle("default", [(each, Succeeded()) for each in claims], worker)
+    for _ in range(8 if later == "enqueued" else 0):
+        task.enqueue(1)
+    admit("default", [claims[0].lock_key])
+    assert claimer.claim(claimer.free_capacities()) == []
 
 
 @pytest.mark.parametrize(

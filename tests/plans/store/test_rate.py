@@ -6,7 +6,13 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import RateLimit
-from django_pglock.store.rate import ADMIT_OWN_AT_RATE, DELETE_UNUSED_RATES, ENQUEUE_AT_RATE, OPEN_RATES
+from django_pglock.store.rate import (
+    ADMIT_OWN_AT_RATE,
+    DELETE_UNUSED_RATES,
+    ENQUEUE_AT_RATE,
+    OPEN_RATES,
+    START_AT_RATE,
+)
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, ROW, executed, nodes, pages_read, scans_by_key
 from tests.plans.store.backlog import Call
@@ -34,6 +40,7 @@ def calls(backlog):
         "OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True),
         "ENQUEUE_AT_RATE": Call(filled(ENQUEUE_AT_RATE), enqueue(BATCH), by_index=True),
         "ENQUEUE_AT_RATE of one": Call(filled(ENQUEUE_AT_RATE), enqueue(1), by_index=True),
+        "START_AT_RATE": Call(filled(START_AT_RATE), [["backlog"], [1.0], [1], [1]], by_index=True),
         "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, BATCH), by_index=True),
         "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, 1), by_index=True),
     }
