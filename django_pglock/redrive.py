@@ -45,10 +45,11 @@ def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path
         limit=limit,
         by=int(result.id),
         attempt=context.fencing_token,
+        seconds=limit / rate,
     )
     if redriven.is_over:
         return redriven.done
-    raise Snooze(max(0.0, limit / rate - (time.monotonic() - began)))
+    raise Snooze(max(0.0, redriven.wait - (time.monotonic() - began)))
 
 
 def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int, bool]:

@@ -54,6 +54,25 @@ def test_a_batch_takes_as_long_as_the_rate_wants(claim, rate, batch, longest):
     assert 0 <= snoozed.value.seconds <= longest
 
 
+def test_a_redrive_whose_worker_died_after_a_batch_keeps_its_rate(claim):
+    """The batch is committed and its snooze is lost, so the rescued task runs at once."""
+    for _ in range(3):
+        fail(fingerprint=7, queue="elsewhere")
+    made, _ = enqueue_redrive("default", SEVEN, 1 / 600)
+    for _ in range(3):
+        with pytest.raises(Snooze) as snoozed:
+            run_once(claim)
+        assert retried() == 1
+        assert 0 < snoozed.value.seconds <= 600
+        Task.objects.filter(pk=made).update(status="READY", worker=None)
+    row = Task.objects.get(pk=made)
+    row.progress["next_at"] += 86_400
+    row.save(update_fields=["progress"])
+    with pytest.raises(Snooze) as snoozed:
+        run_once(claim)
+    assert snoozed.value.seconds <= 600, "also if the server's clock has stepped back by a day"
+
+
 def test_a_redrive_that_is_cancelled_leaves_the_rest(claim):
     rows = [fail(fingerprint=7, queue="elsewhere") for _ in range(3)]
     made, _ = enqueue_redrive("default", SEVEN, 1)

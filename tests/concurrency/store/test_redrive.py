@@ -30,7 +30,7 @@ def test_two_redrives_of_one_group_retry_each_task_once(in_threads):
     def run(number):
         done, is_over = 0, False
         while not is_over:
-            done, is_over = redrive("default", SEVEN, before=before, limit=5, by=workers[number].pk, attempt=1)
+            done, is_over, _ = redrive("default", SEVEN, before=before, limit=5, by=workers[number].pk, attempt=1)
         return done
 
     done = in_threads(run, 2)
