@@ -91,10 +91,9 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # tasks would pile up in front of busy workers, and would then run faster than the rate. ``opens_at`` is also set if the
 # tasks wait for something else than a token. The longer no task has taken a token, the later ``opens_at`` is.
 #
-# A token is due some milliseconds before a worker notices it. With a burst of 1, each of these delays would move all
-# later tokens, and waiting tasks would never start at their rate. So the interval counts from the date of the token, if
-# this date is at most 50 ms and at most half of the interval ago. In any period, this starts at most one task more than
-# exact intervals would. With a larger burst, the bucket makes up for the delay by itself.
+# A token is due some milliseconds before a worker notices it. With a burst of 1, each of these delays moves all later
+# tokens: nobody may start more tasks in a time than the rate says. With a larger burst, the bucket makes up for the
+# delay by itself. A start that the worker has not written into the bucket yet is in the row of the running task.
 #
 # If all tasks that an older task waits for (``after=``) have ended, but ``RELEASE`` has not recorded this yet, no task
 # is admitted before that older task. ``RELEASE`` admits to the key afterwards. Only the first hundred older tasks are
@@ -140,12 +139,15 @@ WITH head AS MATERIALIZED (
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
                    ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS free_capacity,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
-           bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
+           bucket.arrives_at AS arrived,
+           GREATEST(bucket.arrives_at, busy.last_start + make_interval(secs => head.interval), clock_timestamp())
+               AS arrives_at
     FROM head
     LEFT JOIN LATERAL (SELECT arrives_at FROM {{rate_limit}} WHERE key = head.key LIMIT 1) AS bucket ON true
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
-               min(COALESCE(task.concurrency, head.otherwise)) AS least
+               min(COALESCE(task.concurrency, head.otherwise)) AS least,
+               max(task.last_attempted_at) FILTER (WHERE task.status = 'RUNNING') AS last_start
         FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
@@ -186,9 +188,7 @@ WITH head AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
     CROSS JOIN LATERAL (
         SELECT CASE WHEN through.taken = 0 THEN COALESCE(allowed.arrived, allowed.arrives_at)
-                    ELSE GREATEST(allowed.arrived, allowed.arrives_at - make_interval(secs => CASE
-                             WHEN burst = 1 THEN LEAST(interval / 2, 0.05) ELSE 0 END))
-                         + make_interval(secs => through.taken * interval) END AS arrives_at
+                    ELSE allowed.arrives_at + make_interval(secs => through.taken * interval) END AS arrives_at
     ) AS moment
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {{task}} AS task

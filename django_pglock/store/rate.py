@@ -104,13 +104,17 @@ RETURNING key
 
 # Tasks of these keys start now. They took their tokens when they were admitted. If no worker has claimed them for some
 # time, the bucket has refilled behind them, and as many tasks again would start at once. So the bucket is as empty as
-# if the tokens were taken now, or up to 50 ms ago, because the moment until a claim must not slow down the rate.
+# if their tokens, and those of the tasks that are still READY, were taken now.
 START_AT_RATE = """
 WITH start AS MATERIALIZED (
-    SELECT key, clock_timestamp()
-                + make_interval(secs => count * interval - LEAST(burst * interval / 2, 0.05)) AS full_at
+    SELECT each.key, clock_timestamp() + make_interval(secs => (each.count + still.ready) * each.interval) AS full_at
     FROM ROWS FROM (unnest(%s::text[]), unnest(%s::float8[]), unnest(%s::int[]), unnest(%s::int[]))
          AS each (key, interval, burst, count)
+    CROSS JOIN LATERAL (SELECT count(*) AS ready FROM (
+        SELECT FROM {task} AS task
+        WHERE (task.lock_key, task.status) BETWEEN (each.key, 'READY') AND (each.key, 'READY')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+        ORDER BY task.lock_key, task.status, task.id LIMIT each.burst) AS waiting) AS still
 )
 UPDATE {rate_limit} AS bucket SET arrives_at = start.full_at
 FROM start
@@ -172,10 +176,10 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
 
 def note_starts(using: str, claims: Iterable[Claim]) -> None:
     """Empty the buckets of the claims that have a rate, as if their tokens were taken now."""
-    rates = [
-        (each.lock_key, *json.loads(each.meta)["rate"]) for each in claims if '"rate"' in each.meta and each.lock_key
-    ]
-    started = sorted(Counter(map(tuple, rates)).items())
+    rated = ((each.lock_key, json.loads(each.meta).get("rate")) for each in claims if '"rate"' in each.meta)
+    # Any program may write rows.
+    rates = [(key, *rate) for key, rate in rated if key and isinstance(rate, list) and len(rate) == 2]
+    started = sorted(Counter(rates).items())
     for start in range(0, len(started), KEYS_AT_ONCE):
         some = started[start : start + KEYS_AT_ONCE]
         keys, intervals, bursts = zip(*(each for each, _ in some), strict=True)

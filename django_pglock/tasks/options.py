@@ -98,9 +98,8 @@ class Rate:
     """At most ``count`` starts in ``per`` seconds (or a timedelta), by a token bucket in the database.
 
     ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` may start
-    at once after a pause. With the default of 1, starts are evenly distributed. In any period of time, the number of
-    starts is at most what the rate allows for this period, rounded up, plus ``burst``. Short: ``rate="10/s"``,
-    ``"100/m"``, ``"1/30s"``.
+    at once after a pause; with the default of 1, starts are evenly distributed. In any time of the length ``per``, at
+    most ``count + burst - 1`` tasks start: ``count`` without a burst. Short: ``rate="10/s"``, ``"100/m"``, ``"1/30s"``.
     """
 
     count: int
@@ -119,14 +118,17 @@ class Rate:
 
     @property
     def interval(self) -> float:
-        """Seconds from one token to the next."""
-        return duration_of(self.per, option="per") / self.count
+        """Seconds from one token to the next: longer if more tasks than ``burst`` may be admitted at once."""
+        return duration_of(self.per, option="per") / (self.count - self.portion + self.burst)
 
     @property
     def portion(self) -> int:
         """How many tasks may be admitted at once. More than ``burst`` for high rates, so that checks can be rare."""
-        # One check every 50 ms is enough.
-        return max(self.burst, math.ceil(0.05 / self.interval))
+        # One check every 50 ms is enough. With two, a check that is late for one task does not delay those behind it.
+        each = duration_of(self.per, option="per") / self.count
+        wanted = max(math.ceil(0.05 / each), 2 if each < 0.1 else 1)
+        # All tasks of one portion count against ``count``. So for a very short time it must not be most of them.
+        return max(self.burst, min(wanted, math.ceil(self.count / 10)))
 
     @classmethod
     def parse(cls, text: str) -> Rate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from functools import partial
@@ -94,11 +95,21 @@ def test_a_rate_is_the_time_from_one_token_to_the_next():
 
 
 @pytest.mark.parametrize(
-    ("rate", "portion"), [(Rate(1), 1), (Rate(20), 1), (Rate(21), 2), (Rate(1000), 50), (Rate(1000, burst=70), 70)]
+    ("rate", "portion"),
+    [(Rate(1), 1), (Rate(10), 1), (Rate(11), 2), (Rate(21), 2), (Rate(1000), 50), (Rate(1000, burst=70), 70)],
 )
 def test_a_high_rate_lets_through_the_tokens_of_50_milliseconds_at_once(rate, portion):
     """Otherwise a rate of thousands a second would need thousands of polls a second."""
     assert rate.portion == portion
+
+
+@pytest.mark.parametrize("count", [1, 5, 10, 11, 21, 100, 999])
+@pytest.mark.parametrize("burst", [1, 3, 1200])
+@pytest.mark.parametrize("per", [0.01, 0.5, 1, 60])
+def test_a_rate_and_its_burst_allow_no_more_starts_in_its_time_than_they_say(count, burst, per):
+    """A bucket of ``portion`` tokens: all of them, and then one at the end of each interval."""
+    rate = Rate(count, per=per, burst=burst)
+    assert rate.portion - 1 + math.ceil(per / rate.interval - 1e-9) == count + burst - 1
 
 
 @pytest.mark.parametrize(
