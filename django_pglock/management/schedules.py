@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import aligned, printable
 from django_pglock.models import Schedule
-from django_pglock.store.schedule_status import set_last_status
+from django_pglock.store.schedules import set_last_status
 
 _SHOWN = ("task_path", "expression", "timezone", "is_enabled", "next_at", "last_at", "last_task", "last_status")
 

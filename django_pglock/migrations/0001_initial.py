@@ -166,9 +166,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Schedule",
             fields=[
-                ("task_path", models.CharField(max_length=512, primary_key=True, serialize=False, verbose_name="task function")),
+                ("name", models.CharField(max_length=512, primary_key=True, serialize=False, verbose_name="name")),
+                ("task_path", models.CharField(max_length=512, verbose_name="task function")),
                 ("expression", models.CharField(help_text="As written in the code.", max_length=255, verbose_name="when")),
                 ("timezone", models.CharField(max_length=64, verbose_name="time zone")),
+                ("versions", models.JSONField(db_default=models.Value([], models.JSONField()), editable=False, help_text="What code has said, the newest first. Code with an earlier version does not change the row.", verbose_name="versions")),
                 ("is_enabled", models.BooleanField(db_default=True, verbose_name="enabled")),
                 ("next_at", models.DateTimeField(help_text="The tick that is enqueued next.", verbose_name="next tick")),
                 ("last_at", models.DateTimeField(help_text="The tick that was enqueued last.", null=True, verbose_name="last tick")),
@@ -195,7 +197,7 @@ class Migration(migrations.Migration):
                 ("pid", models.IntegerField(verbose_name="process id")),
                 ("queues", models.JSONField(help_text="Empty: all queues.", verbose_name="queues")),
                 ("threads", models.SmallIntegerField(verbose_name="threads")),
-                ("task_paths", models.JSONField(db_default=models.Value([], models.JSONField()), help_text="The task functions that this worker can run.", verbose_name="task functions")),
+                ("task_paths", models.JSONField(db_default=models.Value([], models.JSONField()), help_text="The task functions that this worker can run, and their schedules.", verbose_name="task functions")),
                 ("lock_key", models.IntegerField(help_text="Number of the advisory lock that the worker's session holds while the worker lives. Empty behind a pooler.", null=True, verbose_name="lock key")),
                 ("is_sleeping", models.BooleanField(db_default=False, help_text="The worker is idle and wants a NOTIFY for new tasks.", verbose_name="sleeping")),
                 ("is_stopping", models.BooleanField(db_default=False, verbose_name="stopping")),

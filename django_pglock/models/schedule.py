@@ -16,11 +16,21 @@ class _DefaultManager(Dumped, ScheduleManager):
 
 
 class Schedule(models.Model):
-    """One task function that runs by the clock. The first worker that knows the function creates the row."""
+    """One task function that runs by the clock. The first worker that knows the function creates the row.
 
-    task_path = models.CharField(_("task function"), max_length=512, primary_key=True)
+    A schedule of the code has the name of its function.
+    """
+
+    name = models.CharField(_("name"), max_length=512, primary_key=True)
+    task_path = models.CharField(_("task function"), max_length=512)
     expression = models.CharField(_("when"), max_length=255, help_text=_("As written in the code."))
     timezone = models.CharField(_("time zone"), max_length=64)
+    versions = models.JSONField(
+        _("versions"),
+        db_default=models.Value([], models.JSONField()),
+        editable=False,
+        help_text=_("What code has said, the newest first. Code with an earlier version does not change the row."),
+    )
     is_enabled = models.BooleanField(_("enabled"), db_default=True)
     next_at = models.DateTimeField(_("next tick"), help_text=_("The tick that is enqueued next."))
     last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
@@ -42,7 +52,7 @@ class Schedule(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.task_path
+        return str(self.name)
 
     def __repr__(self) -> str:
-        return f"<Schedule {self.task_path!r} {self.expression!r}>"
+        return f"<Schedule {self.name!r} {self.expression!r}>"

@@ -27,7 +27,7 @@ class Worker(models.Model):
     task_paths = models.JSONField(
         _("task functions"),
         db_default=models.Value([], models.JSONField()),
-        help_text=_("The task functions that this worker can run."),
+        help_text=_("The task functions that this worker can run, and their schedules."),
     )
     lock_key = models.IntegerField(
         _("lock key"),

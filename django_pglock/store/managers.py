@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
-from django_pglock.store import liveness, schedule_run_now, schedule_switch
+from django_pglock.store import liveness, schedules
 from django_pglock.store.cancel import cancel
 from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
@@ -204,18 +204,18 @@ class ScheduleQuerySet(models.QuerySet[Any]):
 
     def enable(self) -> int:
         """Enable the disabled schedules of this queryset. Returns how many. Ticks that have passed are not run."""
-        return schedule_switch.enable(for_writing(self))
+        return schedules.enable(for_writing(self))
 
     def disable(self) -> int:
         """Disable the enabled schedules of this queryset. Returns how many. Disabled schedules enqueue no tasks."""
-        return schedule_switch.disable(for_writing(self))
+        return schedules.disable(for_writing(self))
 
     def run_now(self) -> list[int]:
         """Enqueue each function of this queryset that this process knows once, whatever its dates are.
 
         The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
         """
-        return schedule_run_now.run_now(for_writing(self))
+        return schedules.run_now(for_writing(self))
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
-from django_pglock.tasks.schedules import is_scheduled
+from django_pglock.tasks.schedules import Timing, is_scheduled, timing_of
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -43,6 +43,16 @@ def known_paths() -> list[str]:
 def definitions() -> list[TaskFields]:
     """Return all registered task functions, in the order of their paths."""
     return [task for _, task in sorted(_definitions.items())]
+
+
+def version_of(path: str, timing: Timing) -> str:
+    """Return the text by which a worker's row says which version of a schedule its code has."""
+    return f"{path} {timing.text}"
+
+
+def known_versions() -> list[str]:
+    """Return the paths of all registered functions, and the versions of their schedules."""
+    return [*known_paths(), *(version_of(task.module_path, timing_of(task)) for task in scheduled())]
 
 
 def count() -> int:

@@ -40,6 +40,11 @@ class Timing(NamedTuple):
     expression: str
     zone: str = ""
 
+    @property
+    def text(self) -> str:
+        """Both in one text."""
+        return f"{self.expression} {self.zone}".rstrip()
+
     def following(self, tick: datetime, now: datetime) -> datetime:
         """Return the first tick after ``now``. ``every`` counts whole steps from ``tick`` and skips missed ticks."""
         if self.expression.startswith(EVERY):

@@ -48,7 +48,7 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
     failed = a_failed_task()
     Task.objects.create(queue=LONG, backend="default", task_path=LONG, status="READY", kwargs={"numbers": [*range(99)]})
     Queue.objects.pause(LONG, by="anna", reason="The printer is out of paper.")
-    Schedule.objects.create(task_path=LONG, expression="* * * * *", timezone="UTC", next_at=Now())
+    Schedule.objects.create(name=LONG, task_path=LONG, expression="* * * * *", timezone="UTC", next_at=Now())
     (group,) = Task.objects.failures()
     pages = [
         *("overview/", "task/", "task/?queue=mail", f"task/{failed}/change/", f"task/{failed + 1}/change/"),

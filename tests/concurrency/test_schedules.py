@@ -8,8 +8,7 @@ import pytest
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
-from django_pglock.store.schedule_register import register
-from django_pglock.store.schedule_tick import enqueue_due
+from tests.db.store.schedules import enqueue_due, register
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -20,13 +19,13 @@ PATHS = ["tests.sample.scheduled.hourly", "tests.sample.scheduled.nightly"]
 def test_five_workers_enqueue_each_of_many_ticks_once(in_threads):
     for function in (scheduled.nightly, scheduled.hourly):
         task(every=0.1)(function)
-    register("default")
+    register()
     deadline = time.monotonic() + 1.5
 
     def keep(number):
         enqueued = []
         while time.monotonic() < deadline or Task.objects.count() < 6:
-            enqueued += enqueue_due("default").tasks
+            enqueued += enqueue_due().tasks
         return enqueued
 
     enqueued = [id_ for each in in_threads(keep, 5) for id_ in each]
@@ -39,6 +38,5 @@ def test_five_workers_enqueue_each_of_many_ticks_once(in_threads):
 def test_five_workers_register_at_once(in_threads):
     for function in (scheduled.nightly, scheduled.hourly):
         task(every=3600)(function)
-    new = in_threads(lambda number: [register("default") for _ in range(5)], 5)
-    assert sorted(path for each in new for paths in each for path in paths) == PATHS
-    assert Schedule.objects.count() == 2
+    in_threads(lambda number: [register() for _ in range(5)], 5)
+    assert sorted(Schedule.objects.values_list("pk", flat=True)) == PATHS

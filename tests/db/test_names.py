@@ -209,7 +209,9 @@ def test_a_lease_takes_any_valid_name_and_owner():
             row = LeaseRow.objects.get(name=name)
             assert (row.name, row.owner, row.token) == (name, name, 1)
             assert FORGED not in repr(row)
-            assert FORGED not in repr([Task(queue=name), Worker(name=name), Schedule(task_path=name, expression=name)])
+            assert FORGED not in repr(
+                [Task(queue=name), Worker(name=name), Schedule(name=name, task_path=name, expression=name)]
+            )
         assert LeaseRow.objects.filter(name=name).exists()
 
 

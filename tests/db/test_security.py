@@ -23,14 +23,14 @@ from django_pglock.errors import LockKeyError
 from django_pglock.keys import make_key
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.views import lock_view
-from django_pglock.models import AdvisoryLock, Attempt, Task
+from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import beat, delete_dead
-from django_pglock.store.schedule_register import register
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
 from tests.conftest import ROOT
+from tests.db.store.schedules import register
 from tests.db.test_names import KEYED
 from tests.db.worker.conftest import run_to_its_end
 from tests.sample import keyed_tasks as keyed
@@ -101,8 +101,9 @@ def test_a_worker_does_not_import_or_run_the_task_path_of_a_row(worker, eventual
     ids = [write_row(path, nothing_runs) for path in NOT_TASKS]
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO django_pglock_schedule (task_path, expression, timezone, next_at) "
-            "SELECT unnest(%s::text[]), '* * * * *', 'UTC', now() - interval '1 minute'",
+            "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
+            "SELECT path, path, '* * * * *', 'UTC', now() - interval '1 minute' "
+            "FROM unnest(%s::text[]) AS path",
             [NOT_TASKS],
         )
     worker()
@@ -140,9 +141,9 @@ def test_admin_and_commands_do_not_import_the_task_path_of_a_row(path, admin_cli
         task_backends["default"].get_result(str(id_))
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO django_pglock_schedule (task_path, expression, timezone, next_at) "
-            "VALUES (%s, '* * * * *', 'UTC', now())",
-            [path],
+            "INSERT INTO django_pglock_schedule (name, task_path, expression, timezone, next_at) "
+            "VALUES (%s, %s, '* * * * *', 'UTC', now())",
+            [path, path],
         )
     schedules = reverse("admin:django_pglock_schedule_changelist")
     chosen = {"_selected_action": [path]}
@@ -384,7 +385,8 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     write_row("os.system", status="RUNNING", worker=uuid4(), attempts=1, last_attempted_at="2020-01-01")
     somebody = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
     beat("default", uuid4(), **somebody)
-    assert register("default") == ["tests.sample.scheduled.nightly"]
+    register()
+    assert Schedule.objects.get().pk == "tests.sample.scheduled.nightly"
     worker(queues=["default"])
     waiting = Task.objects.filter(finished_at=None).exclude(task_path="os.system")
     eventually(lambda: not waiting.exists())

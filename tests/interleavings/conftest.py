@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_pglock.store import cancel, schedule_tick
+from django_pglock.store import cancel, schedules
 from django_pglock.worker.settling import settler
 from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
 from tests.interleavings.cases import CaseRunner
@@ -21,7 +21,7 @@ def runner(transactional_db, own_registry, capture, settings, monkeypatch, reque
     for module, name in ((cancel, "BETWEEN_REPEATS"), (settler, "BETWEEN_LOCK_CHECKS")):
         monkeypatch.setattr(module, name, 0.001)
     # The server does not end the session of a tick that is stopped for long.
-    monkeypatch.setattr(schedule_tick, "LIMIT_TICK", schedule_tick.LIMIT_TICK.replace("'10s'", "'0'"))
+    monkeypatch.setattr(schedules, "LIMIT_TICK", schedules.LIMIT_TICK.replace("'10s'", "'0'"))
     world = World(request.param.__name__, request.param, capture)
     world.make()
     runner = CaseRunner(world)

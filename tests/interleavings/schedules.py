@@ -10,8 +10,7 @@ from django.db.models.functions import Now, Trunc
 
 from django_pglock import task
 from django_pglock.models import Schedule
-from django_pglock.store.schedule_register import register
-from django_pglock.store.schedule_tick import enqueue_due
+from tests.db.store.schedules import enqueue_due, register
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import Results, in_a_transaction, verb
 from tests.interleavings.worlds import World
@@ -28,7 +27,7 @@ def schedules(world: World) -> None:
     unique = task(every=HOUR, unique=True)(scheduled.hourly)
     disabled = task(every=HOUR)(scheduled.weekly)
     changed = task(every=HOUR)(scheduled.monthly)
-    register("default")
+    register()
     Schedule.objects.update(next_at=Trunc(Now() - MINUTE, "second", output_field=DateTimeField()))
     Schedule.objects.filter(pk=disabled.module_path).update(is_enabled=False)
     Schedule.objects.filter(pk=changed.module_path).update(expression="every 60 s")
@@ -38,12 +37,12 @@ def schedules(world: World) -> None:
 
 @verb("schedules", is_workers=True)
 def tick(world: World, results: Results) -> None:
-    enqueue_due("default")
+    enqueue_due()
 
 
 @verb("schedules", is_workers=True)
 def register_again(world: World, results: Results) -> None:
-    register("default")
+    register()
 
 
 @verb("schedules")

@@ -20,10 +20,10 @@ from django_pglock.store import (
     promote,
     redrive,
     release,
-    schedule_tick,
     settle,
     shared_counts,
 )
+from django_pglock.store import schedules as ticks
 from tests.interleavings.captures import GROUPED, captures
 from tests.interleavings.cases import Case
 from tests.interleavings.other_tables import other_tables
@@ -88,10 +88,8 @@ def no_transaction_around(module):
 
 
 def no_look_at_the_date(monkeypatch):
-    free = schedule_tick.first_free
-    monkeypatch.setattr(
-        schedule_tick, "first_free", lambda due, limit: free(due.model.objects.filter(is_enabled=True), limit)
-    )
+    statement = ticks.TAKE_TICKS.replace("schedule.next_at = given.tick", "schedule.next_at IS NOT NULL")
+    monkeypatch.setattr(ticks, "TAKE_TICKS", statement)
 
 
 def no_lock_of_own_rows(monkeypatch):
@@ -142,9 +140,9 @@ FAULTS = [
     Fault(schedules, Case("schedules", "tick", 1, COMMIT, ("tick",)), "enqueued", no_look_at_the_date),
     Fault(
         schedules,
-        Case("schedules", "tick", 14, ROLL_BACK, ("disable",)),
+        Case("schedules", "tick", 4, ROLL_BACK, ("disable",)),
         "passed without a task",
-        no_transaction_around(schedule_tick),
+        no_transaction_around(ticks),
     ),
     Fault(own_rows, Case("own_rows", "take_two", 1, COMMIT, ("take_two",)), "was moved by two", no_lock_of_own_rows),
     Fault(

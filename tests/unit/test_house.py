@@ -92,6 +92,7 @@ def test_every_test_in_the_list_of_quick_tests_exists():
 WITHOUT_PLAN = {
     "it inserts rows and reads none": (
         *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_BLOCKED", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
+        "ENQUEUE_TICKS",
     ),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
@@ -106,9 +107,8 @@ WITHOUT_PLAN = {
             "INVALIDATE_FAILURES",
             "READ_COUNTS",
             "READ_FAILURES",
-            "REGISTER_SCHEDULE",
         ),
-        *("SCHEDULES", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
+        *("SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
         *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "UNAWAITED"),

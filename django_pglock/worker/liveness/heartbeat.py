@@ -297,7 +297,7 @@ class Heartbeat(ConnectedService):
 
     def beat(self) -> float:
         """Write a heartbeat of this worker. Return the seconds until the next one."""
-        known = registry.known_paths()
+        known = registry.known_versions()
         reply, next_in = self._beat(None if len(known) == self._registered_functions else known)
         if reply is None:
             # Our row was deleted. Only a beat with the list of functions inserts it again.

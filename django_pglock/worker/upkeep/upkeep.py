@@ -9,8 +9,8 @@ standby: they rarely do a round, in case the upkeep workers do not. By the answe
 whether it is an upkeep worker. If it becomes one, it begins at once. The oldest worker also searches for ready tasks of
 which no sleeping worker was notified, so that the other workers need not.
 
-Schedules are not part of a round. Each worker serves the schedules of the functions that it knows. A tick is a separate
-transaction, which only one worker can commit. A tick that fails does not affect the others.
+Schedules are not part of a round. Each worker serves the schedules of the functions that it knows. Due ticks are
+enqueued together, and a tick that fails is tried alone, so it does not affect the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
-from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
@@ -38,6 +37,7 @@ from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
+from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.upkeep_lock import try_upkeep_lock
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
@@ -45,7 +45,6 @@ from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.schedules import Timing
     from django_pglock.worker.shared_sessions import SharedSessions
 
 T = TypeVar("T")
@@ -96,13 +95,13 @@ class Upkeep(ConnectedService):
         super().__init__(using, sessions)
         self.promoted = promoted
         self.rest = rest
-        self._registered: dict[str, Timing] = {}
         # The number of older workers that do the upkeep.
         self._older_workers = 0
         self._searched_unnoticed_at = time.monotonic()
         self._wakeup = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
+        self.schedules = ScheduleKeeper(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this pass began. If another worker holds the lock of the rounds, also when the first of these passes
         # began.
@@ -251,13 +250,7 @@ class Upkeep(ConnectedService):
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the tasks of due ticks. Return the seconds until the next tick, None if there is none."""
-        timings = schedule_rows.timings(self.using)
-        if timings != self._registered:
-            schedule_register.register(self.using)
-            self._registered = timings
-        if not timings:
-            return None
-        ticks = schedule_tick.enqueue_due(self.using)
+        ticks = self.schedules.keep()
         if ticks.tasks:
             self.promoted()
         return ticks.next_in

@@ -187,7 +187,9 @@ def test_without_a_worker_no_function_is_called_unknown(facts):
 
 def test_schedules_that_are_overdue(facts):
     for name, hours, is_enabled in (("a.late", 1, True), ("a.disabled", 1, False), ("a.coming", -1, True)):
-        Schedule.objects.create(task_path=name, expression="*", next_at=Now() - hours * HOUR, is_enabled=is_enabled)
+        Schedule.objects.create(
+            name=name, task_path=name, expression="*", next_at=Now() - hours * HOUR, is_enabled=is_enabled
+        )
     [sentence] = sentences.overdue_schedules(facts)
     assert sentence.text == "The schedule of a.late has been overdue for 1\xa0hour: no worker enqueues it."
     assert sentence.url == "/admin/django_pglock/schedule/?is_enabled__exact=1"

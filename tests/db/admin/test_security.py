@@ -82,7 +82,7 @@ def evil_rows(admin_user):
         task=task, number=1, worker=worker, outcome="FAILED", exception_path=EVIL, traceback=EVIL, **dates
     )
     Queue.objects.pause(EVIL, by=EVIL, reason=EVIL)
-    schedule = Schedule.objects.create(task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
+    schedule = Schedule.objects.create(name=EVIL, task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
     lease = make_lease(EVIL)
     with lock(EVIL):
         locks = list(AdvisoryLock.objects.all())
@@ -187,7 +187,7 @@ def test_each_verb_of_the_admin_needs_its_own_permission(client, model, verb, pe
             "task": lambda: make("FAILED"),
             "queue": lambda: Queue.objects.pause("mail") and Queue.objects.get(),
             "schedule": lambda: Schedule.objects.create(
-                task_path="a.b", expression="* * * * *", timezone="UTC", next_at=Now()
+                name="a.b", task_path="a.b", expression="* * * * *", timezone="UTC", next_at=Now()
             ),
             "lease": lambda: make_lease("a"),
             "advisorylock": lambda: AdvisoryLock.objects.get(),

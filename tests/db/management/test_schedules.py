@@ -17,8 +17,10 @@ def test_schedules_are_shown_with_the_status_of_their_last_task():
     assert "There is no schedule" in locktasks("schedules")
     row = make("FAILED", days=0)
     dates = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
-    Schedule.objects.create(task_path="a.fetch", last_task=row.pk, last_at="2029-12-31T00:00:00Z", **dates)
-    Schedule.objects.create(task_path="b.gone\x1b", last_task=row.pk + 1, is_enabled=False, **dates)
+    Schedule.objects.create(
+        name="a.fetch", task_path="a.fetch", last_task=row.pk, last_at="2029-12-31T00:00:00Z", **dates
+    )
+    Schedule.objects.create(name="b.gone\x1b", task_path="b.gone\x1b", last_task=row.pk + 1, is_enabled=False, **dates)
     head, fetch, gone = locktasks("schedules").splitlines()
     assert head.split("  ")[0] == "TASK"
     assert fetch.split() == [

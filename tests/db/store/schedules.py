@@ -8,7 +8,8 @@ from django.db.models.functions import Now
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
-from django_pglock.store.schedule_register import register
+from django_pglock.store import schedules
+from django_pglock.store.schedules import ScheduleKeeper, known
 from django_pglock.tasks import registry
 from tests.sample import scheduled
 
@@ -22,10 +23,20 @@ def decorate(function, **options):
     return task(**options)(function)
 
 
+def register():
+    tasks = known("default")
+    return ScheduleKeeper("default").register(tasks, schedules._read_rows("default", tasks))
+
+
+def enqueue_due():
+    tasks = known("default")
+    return ScheduleKeeper("default").enqueue_due(tasks, schedules._read_rows("default", tasks))
+
+
 def schedule(function=scheduled.nightly, *, due=None, **options):
     """Decorate and register a function; with ``due``, its tick came so long ago. Returns its row."""
     decorated = decorate(function, **{"every": HOUR, **options})
-    register("default")
+    register()
     row = Schedule.objects.get(pk=decorated.module_path)
     if due is not None:
         Schedule.objects.filter(pk=row.pk).update(next_at=Now() - due)

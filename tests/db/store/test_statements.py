@@ -15,7 +15,6 @@ from django_pglock.models import Task
 from django_pglock.store.admit import admit
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
-from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.store.statements import (
     OFF,
     array_of_numbers,
@@ -29,6 +28,7 @@ from django_pglock.store.statements import (
     run_together,
 )
 from django_pglock.store.upkeep_lock import try_upkeep_lock
+from tests.db.store.schedules import enqueue_due
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -161,7 +161,7 @@ def prune_one():
         lambda: admit("default", ["order:1", "order:2"]),
         lambda: rescue("default"),
         lambda: promote("default"),
-        lambda: enqueue_due("default"),
+        lambda: enqueue_due(),
         prune_one,
     ],
     ids=["enqueue", "retry", "upkeep", "admit", "rescue", "promote", "schedule", "prune"],

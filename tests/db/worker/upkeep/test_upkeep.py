@@ -14,6 +14,7 @@ from django_pglock.models import Schedule, Task, TaskHistory, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.history import KEPT, Counts, add_history
 from django_pglock.store.liveness import UPKEEP_WORKERS
+from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.upkeep import queue_counts, upkeep
@@ -130,11 +131,11 @@ def test_a_worker_knows_functions_that_are_decorated_later(worker, eventually):
 
 
 def test_a_failing_schedule_does_not_stop_the_rest_of_upkeep(worker, eventually, monkeypatch):
-    def refuse(using):
+    def refuse(keeper):
         raise RuntimeError("no schedules today")
 
     decorate(scheduled.nightly, every=0.1)
-    monkeypatch.setattr("django_pglock.store.schedule_tick.enqueue_due", refuse)
+    monkeypatch.setattr(ScheduleKeeper, "keep", refuse)
     worker()
     later = tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
     eventually(lambda: Effect.objects.filter(name="promoted").exists())

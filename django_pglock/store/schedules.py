@@ -1,0 +1,526 @@
+"""The rows of schedules: they follow the code of the living workers, and each of their ticks becomes one task.
+
+A tick is one date at which a schedule is due. To take ticks, a worker moves ``next_at`` of their schedules to the
+following ticks, guarded by the dates that it has read, in the transaction that enqueues the tasks. If several workers
+try, one succeeds. The others find later dates, or locked rows.
+
+A row keeps the versions of its schedule that code has had, the newest first. Code with a version that the row never had
+is newer, and changes the row at once. Code with an earlier version is older: an old process that starts once more
+during a deploy. It changes the row only when no running worker has the row's version any more: the deploy was rolled
+back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import InterfaceError, OperationalError, transaction
+
+from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
+from django_pglock.errors import DuplicateTask
+from django_pglock.loggers import get_logger
+from django_pglock.postgres.connections import connection_for, transaction_block
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.call import Call, due_of, meta_of, options_of, row_of
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.statements import array_of_numbers, rows_of, run
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, wake
+from django_pglock.tasks import instrumentation, registry
+from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.claim import date_of
+from django_pglock.tasks.compat import task_enqueued
+from django_pglock.tasks.results import as_called, make_result
+from django_pglock.tasks.schedules import Timing, timing_of
+from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+logger = get_logger("django_pglock.tasks")
+
+#: The key in ``meta`` for the id of the task that the previous tick has enqueued.
+PREVIOUS_RUN = "previous_run"
+#: The largest number of ticks in one transaction, and of versions in a row.
+MOST_TICKS, MOST_VERSIONS = 500, 20
+#: Seconds for which one call enqueues ticks one by one. The same thread promotes due tasks and rescues those of dead
+#: workers, so it continues with the next call.
+TIME_FOR_TICKS = 0.2
+
+# The server's clock, and the dates of the schedules in UTC without a zone. Django returns such dates unchanged, with
+# and without USE_TZ. Schedules of functions that this process does not know are not read.
+SCHEDULES = """
+SELECT name, task_path, expression, timezone, versions, is_enabled,
+       next_at AT TIME ZONE 'UTC', clock_timestamp() AT TIME ZONE 'UTC'
+FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, name
+"""
+
+# The versions that the code of a running worker has. A worker that stops ends its tasks, but its code leaves.
+LIVING_VERSIONS = """
+SELECT given FROM unnest(%s::text[]) AS given WHERE EXISTS (
+    SELECT FROM {worker} AS worker
+    WHERE worker.task_paths @> to_jsonb(given) AND NOT worker.is_stopping
+      AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s))
+"""
+
+# If a worker freezes while it takes ticks, another worker must get them. And a worker must not wait forever for another
+# open transaction. The limits are valid for this transaction only, so they work behind a pooler, too.
+LIMIT_TICK = """
+SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)
+"""
+
+# Moves the schedules whose rows are free, and have not changed since they were read, to their following ticks.
+TAKE_TICKS = """
+WITH due AS MATERIALIZED (
+    SELECT schedule.name, given.following
+    FROM unnest(%s::text[], %s::timestamptz[], %s::timestamptz[]) AS given (name, tick, following)
+    JOIN {schedule} AS schedule ON schedule.name = given.name
+    WHERE schedule.is_enabled AND schedule.next_at = given.tick
+    FOR UPDATE OF schedule SKIP LOCKED
+)
+UPDATE {schedule} AS schedule SET next_at = due.following FROM due WHERE schedule.name = due.name
+RETURNING schedule.name, schedule.last_task
+"""
+
+# Writes the tasks of many ticks, whose functions and options differ, and notes them in their schedules. Leaves out the
+# ticks whose unique keys are taken. ``ENQUEUE_ONE`` in insert_tasks.py says which status a task begins with.
+ENQUEUE_TICKS = """
+WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence
+), given AS MATERIALIZED (
+    SELECT nextval(serial.sequence) AS id, each.* FROM serial, jsonb_to_recordset(%s::jsonb) AS each (
+        name text, tick timestamptz, queue text, priority smallint, task_path text, args text, kwargs text,
+        backend text, max_retries smallint, meta text, lock_key text, group_key text, fair_key text, unique_key text,
+        concurrency smallint, unique_scope text, unique_for double precision, keep_result integer,
+        delay double precision)
+), new AS (
+    INSERT INTO {task} (id, status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+        lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)
+    SELECT id, CASE WHEN delay > 0 THEN 'SCHEDULED' WHEN lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
+           statement_timestamp() + make_interval(secs => delay), queue, priority, task_path,
+           args::jsonb, kwargs::jsonb, backend, max_retries, meta::jsonb, lock_key, group_key, fair_key, unique_key,
+           concurrency, unique_scope,
+           statement_timestamp() + make_interval(secs => unique_for), keep_result
+    FROM given ORDER BY {in_order_of_keys}, id
+    ON CONFLICT DO NOTHING
+    RETURNING id, status, enqueued_at
+)
+UPDATE {schedule} AS schedule SET last_at = given.tick, last_task = new.id
+FROM given JOIN new ON new.id = given.id WHERE schedule.name = given.name
+RETURNING schedule.name, new.id, new.status, date_part('epoch', new.enqueued_at)
+"""
+#: The columns of ``ENQUEUE_TICKS``, in the order in which ``_values_of`` makes them.
+_COLUMNS = (
+    *("name", "tick", "queue", "priority", "task_path", "args", "kwargs", "backend", "max_retries", "meta"),
+    *("lock_key", "group_key", "fair_key", "unique_key"),
+    *("concurrency", "unique_scope", "unique_for", "keep_result", "delay"),
+)
+
+# By the primary key.
+LAST_STATUSES = "SELECT id, status FROM {task} WHERE id = ANY (%s::bigint[])"
+
+# The runs of a schedule are a linked list, because an index of the tasks of a function would have to be updated by each
+# enqueue of any task. Each tick writes the id of the previous tick's task into the ``meta`` of its own task. So each
+# run costs one probe of the primary key. The list ends at a task that was deleted.
+#
+# A program may have written any value into ``meta``. A value that is not an id ends the list. So does an id that is not
+# smaller than the one before, so that the list cannot be a circle. LATERAL with LIMIT, because otherwise the planner
+# may read the whole table for the join.
+SCHEDULE_RUNS = f"""
+WITH RECURSIVE run AS (
+    SELECT id, meta ->> '{PREVIOUS_RUN}' AS previous, 1 AS place FROM {{task}} WHERE id = %s AND task_path = %s
+    UNION ALL
+    SELECT task.id, task.previous, run.place + 1
+    FROM run CROSS JOIN LATERAL (
+        SELECT id, meta ->> '{PREVIOUS_RUN}' AS previous FROM {{task}}
+        WHERE id = CASE WHEN run.previous ~ '^[0-9]{{{{1,18}}}}$' THEN run.previous::bigint END AND id < run.id
+          AND task_path || '' = %s
+        LIMIT 1
+    ) AS task
+    WHERE run.place < %s
+)
+SELECT id FROM run
+"""
+
+
+class Row(NamedTuple):
+    """A schedule, and the time at which it was read. Dates are in UTC."""
+
+    name: str
+    task_path: str
+    timing: Timing
+    #: The versions that code has had, the newest first.
+    versions: tuple[str, ...]
+    is_enabled: bool
+    next_at: datetime
+    now: datetime
+
+
+class Tick(NamedTuple):
+    """A date at which a schedule is due, and the first tick after now. All ticks that were missed are run once."""
+
+    schedule: Row
+    at: datetime
+    following: datetime
+
+
+class Ticks(NamedTuple):
+    """The result of one check of the schedules: the ids of the new tasks, and the seconds until the next tick."""
+
+    tasks: list[int]
+    next_in: float | None
+
+
+class ScheduleKeeper:
+    """Keeps the schedules of the functions that this process knows: compares them with the code, and enqueues ticks."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        # The schedules whose ticks are enqueued one by one, because something failed. The last ones have waited least.
+        self._alone: dict[str, None] = {}
+        # What was logged, so that each line is logged once.
+        self._logged: set[tuple[str, ...]] = set()
+
+    def keep(self) -> Ticks:
+        """Write what differs from the code, and enqueue the due ticks. Do not call this inside ``atomic()``."""
+        tasks = known(self.using)
+        rows = _read_rows(self.using, tasks)
+        if self.register(tasks, rows):
+            rows = _read_rows(self.using, tasks)
+        return self.enqueue_due(tasks, rows)
+
+    def register(self, tasks: dict[str, TaskFields], rows: Sequence[Row]) -> bool:
+        """Write the schedules of the code that have no row, or an older version. Return whether there were any.
+
+        Their ticks count from now: the first tick is the first one after it. Disabled schedules stay disabled.
+        """
+        wanted, found = {path: timing_of(task) for path, task in tasks.items()}, {row.name: row for row in rows}
+        new = {path: timing for path, timing in wanted.items() if path not in found}
+        if new:
+            _insert(self.using, new)
+        others = [row for name, row in found.items() if name in wanted and row.timing != wanted[name]]
+        living = _living_versions(self.using, others)
+        changed = [row for row in others if not self._is_older(wanted[row.name], row, living)]
+        for row in changed:
+            if _change(self.using, row, timing := wanted[row.name]):
+                logger.info("The schedule of %s was %r, and is %r now.", row.name, row.timing.text, timing.text)
+        return bool(new or changed)
+
+    def _is_older(self, timing: Timing, row: Row, living: set[str]) -> bool:
+        """Return whether the code of this process is older than the code of other workers; log it once."""
+        if timing.text not in row.versions or row.name not in living:
+            return False
+        self._log_once(
+            "The schedule of %s is %r in the code of this worker, and %r in newer code that other workers run. The "
+            "newer one applies. Stop the workers of the older version.",
+            *(row.name, timing.text, row.timing.text),
+        )
+        return True
+
+    def enqueue_due(self, tasks: dict[str, TaskFields], rows: Sequence[Row]) -> Ticks:
+        """Enqueue one task for each of these schedules that is due, however many ticks were missed.
+
+        Call it again at once if ``next_in`` is 0: more ticks are due than one call enqueues. If a task is refused, for
+        example by ``unique=`` with ``"raise"``, its tick is skipped and logged. A tick that failed because of the
+        database is still due at the next call.
+        """
+        began, following = time.monotonic(), {}
+        for row in rows:
+            if row.is_enabled and (date := self._following(row)) is not None:
+                following[row] = date
+        due = [Tick(row, row.next_at, date) for row, date in following.items() if _is_due(row)]
+        enqueued, are_left = self._enqueue(tasks, due) if due else ([], False)
+        if are_left:
+            return Ticks(enqueued, 0.0)
+        # The following tick, also if this tick failed or if another worker is taking it. A new check at once would be a
+        # busy loop.
+        waits = [(date - row.now).total_seconds() for row, date in following.items()]
+        return Ticks(enqueued, min(waits) - (time.monotonic() - began) if waits else None)
+
+    def _following(self, row: Row) -> datetime | None:
+        try:
+            return _following(row)
+        except Exception as error:  # noqa: BLE001 - another version of the code, with another cronsim, may have written it
+            text = "The schedule of %s, %r in %r, cannot be read by this worker and is not changed: %s"
+            self._log_once(text, row.name, *row.timing, str(error))
+            return None
+
+    def _log_once(self, text: str, *values: str) -> None:
+        if (text, *values) not in self._logged:
+            self._logged.add((text, *values))
+            logger.warning(text, *values)
+
+    def _enqueue(self, tasks: dict[str, TaskFields], due: list[Tick]) -> tuple[list[int], bool]:
+        """Enqueue ticks, most of them together. Return the ids of the tasks, and whether ticks are left."""
+        if instrumentation.instruments:
+            # An instrument observes each enqueue by itself.
+            self._alone = dict.fromkeys(each.schedule.name for each in due) | self._alone
+        together = [each for each in due if each.schedule.name not in self._alone]
+        enqueued = self._enqueue_together(tasks, together[:MOST_TICKS]) if together else []
+        alone = {each.schedule.name: each for each in due}
+        until = time.monotonic() + TIME_FOR_TICKS
+        for number, name in enumerate([name for name in self._alone if name in alone]):
+            if number and time.monotonic() > until:
+                return enqueued, True
+            enqueued += self._enqueue_alone(tasks, alone[name])
+        return enqueued, len(together) > MOST_TICKS
+
+    def _enqueue_together(self, tasks: dict[str, TaskFields], ticks: list[Tick]) -> list[int]:
+        """Enqueue ticks in one transaction. If it fails, nobody knows whose fault it is, so each is tried alone."""
+        session = connection_for(self.using).connection
+        try:
+            with transaction.atomic(using=self.using, durable=True):
+                return self._write_together(tasks, _take(self.using, ticks))
+        except Exception:
+            if connection_for(self.using).connection is not session:
+                raise
+            self._alone |= dict.fromkeys(each.schedule.name for each in ticks)
+            return []
+
+    def _enqueue_alone(self, tasks: dict[str, TaskFields], tick: Tick) -> list[int]:
+        """Enqueue one tick. If it fails, it remains alone, behind those that have waited longer."""
+        session, name = connection_for(self.using).connection, tick.schedule.name
+        del self._alone[name]
+        try:
+            with transaction.atomic(using=self.using, durable=True):
+                return [id_ for each in _take(self.using, [tick]) for id_ in self._write_one(tasks, *each)]
+        except (OperationalError, InterfaceError) as error:
+            self._alone[name] = None
+            if connection_for(self.using).connection is not session:
+                raise
+            text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
+            logger.warning(text, name, tick.at, one_line(error))
+            return []
+
+    def _write_one(self, tasks: dict[str, TaskFields], tick: Tick, previous: int | None) -> list[int]:
+        """Enqueue the task of one tick. Return its id. A tick that cannot be enqueued is skipped."""
+        row = tick.schedule
+        try:
+            id_ = _enqueue_scheduled(self.using, tasks[row.task_path], _meta_of(tick, previous))
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            self._alone[row.name] = None
+            logger.exception("The tick of %s at %s cannot be enqueued. It is skipped.", row.name, tick.at)
+            return []
+        if id_ is None:
+            return []
+        rows_of("Schedule", self.using).filter(pk=row.name).update(last_at=tick.at, last_task=id_)
+        return [id_]
+
+    def _write_together(self, tasks: dict[str, TaskFields], taken: list[tuple[Tick, int | None]]) -> list[int]:
+        """Enqueue the tasks of ticks by one statement. Return their ids."""
+        calls = [_ScheduledCall(tick, previous, tasks[tick.schedule.task_path]) for tick, previous in taken]
+        given = json.dumps([call.values for call in calls])
+        written = {name: row for name, *row in run(self.using, ENQUEUE_TICKS, given)} if calls else {}
+        new = [(call, *written[call.name]) for call in calls if call.name in written]
+        _follow(self.using, new)
+        # The others have a unique key that another task has. They are due again, and each is tried alone.
+        others = [call.tick for call in calls if call.name not in written]
+        _put_back(self.using, others)
+        self._alone |= dict.fromkeys(each.schedule.name for each in others)
+        return [id_ for _, id_, *_ in new]
+
+
+class _ScheduledCall:
+    """The call of a function by a tick."""
+
+    def __init__(self, tick: Tick, previous: int | None, task: TaskFields) -> None:
+        self.tick, self.previous, self.task = tick, previous, task
+        self.name = tick.schedule.name
+        backend: Any = task.get_backend()
+        # Raises what ``enqueue()`` would raise.
+        backend.check_call(task, (), {})
+        self.backend = backend
+        self.meta = {**task.meta, **_meta_of(tick, previous)}
+        self.delay = due_of(task)[1]
+        self.keys = keys_of(task, (), {})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The columns of ``ENQUEUE_TICKS``."""
+        meta = json.dumps({**json.loads(meta_of(self.task)), **self.meta})
+        delay = None if self.delay is None else self.delay.total_seconds()
+        row = row_of(self.task, Call("[]", "{}"), meta)
+        values = (self.name, self.tick.at.isoformat(), *row, *self.keys, *options_of(self.task), delay)
+        return dict(zip(_COLUMNS, values, strict=True))
+
+    def send_signal(self, id_: int, status: str, enqueued_at: float) -> None:
+        """Tell the receivers of ``task_enqueued``, before the commit, as ``enqueue()`` does."""
+        delay = 0.0 if self.delay is None else self.delay.total_seconds()
+        due = date_of(enqueued_at + delay) if self.delay is not None else None
+        task = as_called(self.task, meta=self.meta, **({} if due is None else {"run_after": due}))
+        result = make_result(
+            task, id=id_, status=status, args=[], kwargs={}, backend=task.backend, enqueued_at=date_of(enqueued_at)
+        )
+        task_enqueued.send(type(self.backend), task_result=result)
+
+
+def known(using: str) -> dict[str, TaskFields]:
+    """Return the scheduled functions that this process knows and whose tasks are in this database, by path."""
+    tasks = registry.scheduled()
+    return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
+
+
+def enable(schedules: Any) -> int:
+    """Enable those of these schedules that are disabled. Returns how many. Ticks that have passed are not run."""
+    disabled = dict(schedules.filter(is_enabled=False).values_list("pk", "task_path"))
+    rows = [row for row in _read_rows(schedules.db, disabled.values()) if row.name in disabled]
+    return sum(
+        schedules.filter(pk=row.name, is_enabled=False, next_at=row.next_at).update(
+            is_enabled=True, next_at=_following(row)
+        )
+        for row in rows
+    )
+
+
+def disable(schedules: Any) -> int:
+    """Disable those of these schedules that are enabled. Returns how many. They enqueue no tasks until ``enable``."""
+    return int(schedules.filter(is_enabled=True).update(is_enabled=False))
+
+
+def run_now(schedules: Any) -> list[int]:
+    """Enqueue each function of these schedules that this process knows once, whatever its dates are.
+
+    The schedules are not changed. Returns the ids of the tasks. A task that ``unique=`` has refused is missing.
+    """
+    tasks = known(schedules.db)
+    chosen = schedules.filter(task_path__in=tasks).order_by("pk").values_list("task_path", flat=True)
+    enqueued = [_enqueue_scheduled(schedules.db, tasks[path], {}) for path in chosen]
+    return [id_ for id_ in enqueued if id_ is not None]
+
+
+def last_runs(using: str, task_path: str, last_task: int | None, *, limit: int = 20) -> list[Any]:
+    """Return up to ``limit`` tasks that the ticks of a schedule have enqueued, the newest first, without arguments.
+
+    ``last_task`` is from the schedule's row. Tasks of ``run_now`` are not in the list. Sends two statements, which read
+    by the primary key.
+    """
+    if last_task is None:
+        return []
+    ids = [id_ for (id_,) in run(using, SCHEDULE_RUNS, last_task, task_path, task_path, limit)]
+    found = rows_of("Task", using).filter(pk__in=ids).defer("args", "kwargs", "result", "stack")
+    return sorted(found, key=attrgetter("pk"), reverse=True)
+
+
+def set_last_status(using: str, schedules: Iterable[Any]) -> None:
+    """Set ``last_status`` of each of these rows of schedules.
+
+    It is None if there was no tick yet, and if the task has been deleted. Sends one statement.
+    """
+    rows = list(schedules)
+    wanted = {each.last_task for each in rows} - {None}
+    found = dict(run(using, LAST_STATUSES, array_of_numbers(wanted))) if wanted else {}
+    for each in rows:
+        each.last_status = found.get(each.last_task)
+
+
+# Rows and code
+
+
+def _read_rows(using: str, paths: Iterable[str]) -> list[Row]:
+    """Return the schedules of these functions, the longest due first."""
+    if not (wanted := list(paths)):
+        return []
+    return [
+        Row(name, path, Timing(expression, zone), (*json.loads(versions),), is_enabled, _utc(next_at), _utc(now))
+        for name, path, expression, zone, versions, is_enabled, next_at, now in run(using, SCHEDULES, wanted)
+    ]
+
+
+def _insert(using: str, timings: dict[str, Timing]) -> None:
+    [(now,)] = run(using, "SELECT clock_timestamp() AT TIME ZONE 'UTC'")
+    schedules = rows_of("Schedule", using)
+    new = [
+        schedules.model(name=path, task_path=path, **_columns(timing, [timing.text], _utc(now)))
+        for path, timing in sorted(timings.items())
+    ]
+    # Another worker may write the same rows at this moment, in the same order.
+    schedules.bulk_create(new, ignore_conflicts=True)
+
+
+def _change(using: str, row: Row, timing: Timing) -> bool:
+    """Write a version of the code, unless somebody has changed or locked the row since it was read."""
+    versions = [timing.text, *(each for each in row.versions if each != timing.text)][:MOST_VERSIONS]
+    # One transaction for each row, and no wait for its lock: a deadlock with ticks, or with a person who deletes
+    # schedules, is impossible.
+    same = rows_of("Schedule", using).filter(pk=row.name, expression=row.timing.expression, timezone=row.timing.zone)
+    return bool(mark(first_free(same, 1), _columns(timing, versions, row.now), "name"))
+
+
+def _columns(timing: Timing, versions: list[str], now: datetime) -> dict[str, Any]:
+    """Return the columns of a schedule that begins now."""
+    expression, zone = timing
+    first = timing.following(now, now)
+    return {"expression": expression, "timezone": zone, "versions": versions, "next_at": first}
+
+
+def _living_versions(using: str, rows: Sequence[Row]) -> set[str]:
+    """Return the names of those schedules whose version is that of a running worker."""
+    names = {registry.version_of(row.name, row.timing): row.name for row in rows}
+    if not names:
+        return set()
+    limit = get_settings().HEARTBEAT_LIMIT
+    return {names[version] for (version,) in run(using, LIVING_VERSIONS, list(names), limit)}
+
+
+# Ticks
+
+
+def _is_due(row: Row) -> bool:
+    return row.next_at <= row.now
+
+
+def _following(row: Row) -> datetime:
+    return row.timing.following(row.next_at, row.now) if _is_due(row) else row.next_at
+
+
+def _take(using: str, ticks: Sequence[Tick]) -> list[tuple[Tick, int | None]]:
+    """Take ticks. Return those that no other worker takes or has taken, each with the id of the previous task."""
+    run(using, LIMIT_TICK)
+    previous = _move(using, [(each.schedule.name, each.at, each.following) for each in ticks])
+    return [(tick, previous[tick.schedule.name]) for tick in ticks if tick.schedule.name in previous]
+
+
+def _put_back(using: str, ticks: Sequence[Tick]) -> None:
+    if ticks:
+        _move(using, [(each.schedule.name, each.following, each.at) for each in ticks])
+
+
+def _move(using: str, moves: Sequence[tuple[str, datetime, datetime]]) -> dict[str, int | None]:
+    names, dates, following = (list(column) for column in zip(*moves, strict=True))
+    return dict(run(using, TAKE_TICKS, names, dates, following))
+
+
+def _meta_of(tick: Tick, previous: int | None) -> dict[str, Any]:
+    return {"schedule": tick.at.isoformat()} | ({} if previous is None else {PREVIOUS_RUN: previous})
+
+
+def _enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
+    """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
+    try:
+        with transaction_block(using):
+            return int(task.using(meta={**task.meta, **meta}).enqueue().id)
+    except DuplicateTask as error:
+        logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
+        return None
+
+
+def _follow(using: str, new: Sequence[tuple[_ScheduledCall, int, str, float]]) -> None:
+    """Send the signals of new tasks, admit them after the commit, and wake workers."""
+    for call, *row in new:
+        call.send_signal(*row)
+    admit_on_commit(using, {call.keys.lock for call, _, status, _ in new if status == TaskStatus.BLOCKED})
+    wake(using, {call.task.queue_name for call, _, status, _ in new if status == TaskStatus.READY}, READY_CHANNEL)
+    # Admission at a rate may set the date of the next token, which a sleeping worker has to read.
+    later = [call for call, _, status, _ in new if status == TaskStatus.SCHEDULED or call.task.rate is not None]
+    wake(using, {call.task.queue_name for call in later}, SCHEDULED_CHANNEL)
+
+
+def _utc(moment: datetime) -> datetime:
+    """Make a naive moment, which the server has sent in UTC, aware."""
+    return moment.replace(tzinfo=timezone.utc)

@@ -1,0 +1,574 @@
+"""Schedules: rows that follow the code, and ticks that become one task each, also with concurrent workers."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_pglock import task
+from django_pglock.models import RateLimit, Schedule, Task
+from django_pglock.store import schedules
+from django_pglock.store.schedules import ScheduleKeeper, known, last_runs, set_last_status
+from django_pglock.tasks import instrumentation, registry
+from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
+from django_pglock.tasks.options import Group, Unique
+from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
+from tests.db.store.test_prune import make
+from tests.sample import scheduled
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+# Registration
+
+
+def test_a_new_schedule_counts_from_its_registration():
+    row = schedule()
+    assert (row.pk, row.expression, row.timezone, row.is_enabled) == (NIGHTLY, "every 3600 s", "", True)
+    assert timedelta(0) <= timezone.now() + HOUR - row.next_at < HOUR / 2
+    daily = schedule(scheduled.hourly, every=None, cron="0 3 * * *", timezone="Europe/Berlin")
+    assert (daily.expression, daily.timezone) == ("0 3 * * *", "Europe/Berlin")
+    assert daily.next_at > timezone.now()
+
+
+def test_a_schedule_that_has_not_changed_is_not_locked(session):
+    """A worker starts also while a tick, or a person, holds the row."""
+    schedule(), schedule(scheduled.hourly)
+    session.set_autocommit(False)
+    with session.cursor() as other, connection.cursor() as cursor:
+        other.execute("SELECT FROM django_pglock_schedule FOR UPDATE")
+        cursor.execute("SET lock_timeout = '1s'")
+        register()
+        other.execute("ROLLBACK")
+
+
+def test_registering_a_schedule_again_changes_it_only_with_code_or_settings(settings):
+    before = schedule(due=HOUR, every=None, cron="*/7 * * * *")
+    Schedule.objects.update(is_enabled=False)
+    register()
+    assert Schedule.objects.get().next_at == before.next_at
+    settings.TIME_ZONE = "Asia/Kolkata"
+    register()
+    row = Schedule.objects.get()
+    assert (row.timezone, row.is_enabled) == ("Asia/Kolkata", False)
+    assert row.next_at > timezone.now()
+    assert schedule(every=60).expression == "every 60 s"
+
+
+# Which schedules belong to a database
+
+
+def test_schedules_of_other_backends_and_databases_are_not_changed(settings):
+    ours = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}
+    dummy = {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"}
+    settings.TASKS = {"default": dummy, "ours": ours, "far": {**ours, "OPTIONS": {"database": "elsewhere"}}}
+    decorate(scheduled.nightly, every=HOUR)
+    decorate(scheduled.hourly, every=HOUR, backend="far")
+    assert known("default") == {}
+    register()
+    assert not Schedule.objects.exists()
+    assert schedule(backend="ours").pk == NIGHTLY
+
+
+@pytest.mark.parametrize("column", ["next_at", "last_at"])
+@pytest.mark.parametrize("date", ["infinity", "-infinity", "10000-01-01"])
+def test_a_date_that_python_does_not_have_is_refused(column, date):
+    """It would stop all schedules: the statement that reads the dates that are due would fail."""
+    decorate(scheduled.nightly, every=HOUR)
+    register()
+    with pytest.raises(IntegrityError, match="pglock_schedule_dates"), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE django_pglock_schedule SET {column} = '{date}'")
+
+
+# Ticks
+
+
+def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
+    row = schedule(due=timedelta(seconds=1))
+    with monkeypatch.context() as slow:
+        slow.setattr(schedules, "time", SimpleNamespace(monotonic=iter((0.0, 0.0, 1800.0)).__next__))
+        enqueued = enqueue_due()
+    [made] = Task.objects.all()
+    assert enqueued.tasks == [made.pk]
+    assert 1200 < enqueued.next_in <= 1800
+    assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
+    after = Schedule.objects.get()
+    assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
+    assert enqueue_due().tasks == []
+
+
+def test_each_of_two_schedules_with_the_same_date_has_its_own_next_tick():
+    one, other = schedule(due=5.5 * HOUR), schedule(scheduled.hourly, every=4 * HOUR)
+    Schedule.objects.update(next_at=one.next_at)
+    assert len(enqueue_due().tasks) == 2
+    dates = dict(Schedule.objects.values_list("pk", "next_at"))
+    assert dates == {one.pk: one.next_at + 6 * HOUR, other.pk: one.next_at + 8 * HOUR}
+
+
+@pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": False}], ids=str)
+def test_a_schedule_that_has_changed_since_it_was_read_is_left_out(monkeypatch, change):
+    """As when another worker takes the tick at this moment, or a person disables the schedule."""
+    schedule(due=HOUR)
+    read = schedules._read_rows
+
+    def read_and_change(*values):
+        found = read(*values)
+        Schedule.objects.update(**change)
+        return found
+
+    monkeypatch.setattr(schedules, "_read_rows", read_and_change)
+    assert enqueue_due().tasks == []
+    assert not Task.objects.exists()
+
+
+def test_ticks_are_refused_within_a_transaction():
+    """A tick that fails would undo the others, and each tick would be kept back until the end."""
+    schedule(due=timedelta(seconds=1))
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
+        enqueue_due()
+
+
+@pytest.mark.parametrize("options", [{"every": HOUR}, {"every": None, "cron": "0 * * * *"}], ids=["every", "cron"])
+def test_missed_ticks_are_replaced_by_one_run(options):
+    schedule(**options)
+    Schedule.objects.update(next_at=F("next_at") - 24 * HOUR)
+    missed = Schedule.objects.get().next_at
+    for _ in range(3):
+        enqueue_due()
+    assert ticks() == [(NIGHTLY, missed.isoformat())]
+    row = Schedule.objects.get()
+    assert timedelta(0) < row.next_at - timezone.now() <= HOUR
+    assert (row.next_at - missed) % HOUR == timedelta(0)
+
+
+def test_a_tick_enqueues_a_task_with_the_options_of_its_function(claim):
+    schedule(due=HOUR, queue_name="night", priority=7, lock="night", max_attempts=4, meta={"who": "me"})
+    enqueue_due()
+    row = Task.objects.get()
+    assert (row.queue, row.priority, row.lock_key, row.max_retries, row.meta["who"]) == ("night", 7, "night", 3, "me")
+    assert row.status == "READY", "it was admitted"
+
+
+def test_a_tick_whose_task_is_a_duplicate_is_skipped_and_logged(caplog):
+    caplog.set_level(logging.INFO, logger="django_pglock.tasks")
+    row = schedule(due=HOUR, unique=Unique(on_conflict="raise"))
+    first = registry.find(NIGHTLY).enqueue()
+    assert enqueue_due().tasks == []
+    assert f"The schedule of {NIGHTLY} enqueued no task: Task {first.id}" in caplog.text
+    after = Schedule.objects.get()
+    assert after.next_at > row.next_at
+    assert (after.last_at, after.last_task) == (None, None)
+
+
+def test_with_unique_skip_an_existing_task_counts_as_the_task_of_the_tick():
+    schedule(due=HOUR, unique=True)
+    first = registry.find(NIGHTLY).enqueue()
+    assert enqueue_due().tasks == [int(first.id)]
+    assert Task.objects.count() == 1
+
+
+def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
+    """While a run takes longer than the interval, no other run of the schedule begins or is enqueued."""
+    schedule(due=3 * HOUR, unique=Unique(while_="unfinished"))
+    [first] = enqueue_due().tasks
+    claim()
+    Schedule.objects.update(next_at=Now())
+    assert enqueue_due().tasks == [first]
+    assert list(Task.objects.values_list("pk", "status")) == [(first, "RUNNING")]
+    Task.objects.update(status="SUCCESSFUL", finished_at=Now())
+    Schedule.objects.update(next_at=Now())
+    assert enqueue_due().tasks != [first]
+
+
+@pytest.fixture
+def receiver():
+    """Fail whenever a task of one path is enqueued."""
+    receivers = []
+
+    def connect(path, error):
+        def fail(sender, task_result, **kwargs):
+            if task_result.task.module_path == path:
+                raise error
+
+        receivers.append(fail)
+        task_enqueued.connect(fail)
+        return fail
+
+    yield connect
+    for each in receivers:
+        task_enqueued.disconnect(each)
+
+
+def test_a_tick_that_cannot_be_enqueued_is_skipped_and_stops_no_other(receiver, caplog):
+    row = schedule(due=2 * HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    receiver(NIGHTLY, RuntimeError("a receiver with a bug"))
+    assert len(enqueue_due().tasks) == 1
+    assert [path for path, _ in ticks()] == [HOURLY]
+    assert "cannot be enqueued" in caplog.text
+    assert "a receiver with a bug" in caplog.text
+    after = Schedule.objects.get(pk=NIGHTLY)
+    assert after.next_at > timezone.now() > row.next_at
+    assert after.last_at is None
+
+
+def test_a_tick_that_the_database_refuses_is_tried_again_after_a_pause(receiver, caplog):
+    row = schedule(due=2 * HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    fail = receiver(NIGHTLY, OperationalError("the disk is full"))
+    looked = enqueue_due()
+    assert [path for path, _ in ticks()] == [HOURLY]
+    assert "The worker tries again: the disk is full" in caplog.text
+    assert looked.next_in > 0
+    assert Schedule.objects.get(pk=NIGHTLY).next_at == row.next_at
+    task_enqueued.disconnect(fail)
+    assert len(enqueue_due().tasks) == 1
+
+
+def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
+    schedule(due=HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    Schedule.objects.filter(pk=NIGHTLY).update(expression="when it rains")
+    assert len(enqueue_due().tasks) == 1
+    assert "'when it rains' in '', cannot be read" in caplog.text
+
+
+def test_a_tick_and_its_task_commit_together_and_a_locked_tick_causes_no_wait(in_threads, caplog):
+    """While another transaction locks the tick, other workers skip it. After a rollback the tick is due again."""
+    schedule(due=HOUR)
+    with transaction.atomic():
+        Schedule.objects.update(next_at=Now() + HOUR)
+        [looked] = in_threads(lambda number: enqueue_due(), 1)
+        assert looked.tasks == []
+        assert looked.next_in > 0
+        assert caplog.text == "", "it did not run into its lock_timeout"
+        transaction.set_rollback(True)
+    assert len(enqueue_due().tasks) == 1
+
+
+def test_a_unique_task_in_an_open_transaction_delays_a_tick_only_briefly(in_threads, caplog):
+    schedule(due=HOUR, unique=True)
+    with transaction.atomic():
+        registry.find(NIGHTLY).enqueue()
+        [looked] = in_threads(lambda number: enqueue_due(), 1)
+        transaction.set_rollback(True)
+    assert looked.tasks == []
+    assert "lock timeout" in caplog.text
+    assert len(enqueue_due().tasks) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_enqueue_due_limits_the_idle_time_of_its_transaction():
+    seen = []
+
+    def look(sender, **kwargs):
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW idle_in_transaction_session_timeout")
+            seen.append(cursor.fetchone()[0])
+
+    schedule(due=HOUR)
+    task_enqueued.connect(look)
+    try:
+        enqueue_due()
+    finally:
+        task_enqueued.disconnect(look)
+    assert seen == ["10s"]
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        assert cursor.fetchone() == ("0",)
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_dates_are_right_without_time_zones(settings):
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    connection.close()
+    try:
+        row = schedule(due=HOUR)
+        assert len(enqueue_due().tasks) == 1
+        after = Schedule.objects.get()
+        assert (after.last_at, after.next_at) == (row.next_at, row.next_at + 2 * HOUR)
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def many():
+    """Return a function that makes schedules of many functions due, all of which have the same options."""
+
+    def make(count, **options):
+        for number in range(count):
+
+            def function(number=number): ...
+
+            function.__module__, function.__qualname__ = scheduled.__name__, f"each_{number:03}"
+            decorate(function, **{"every": HOUR, **options})
+        register()
+        Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
+
+    return make
+
+
+ALL_KINDS = [
+    {},
+    {"lock": "each:{number}"},
+    {"unique": True},
+    {"rate": "1000/s"},
+    {"fair": "each:{number}", "keep_result": 5},
+    {"every": None, "cron": "0 * * * *"},
+]
+
+
+@pytest.mark.parametrize("options", ALL_KINDS, ids=str)
+def test_many_due_ticks_cost_a_few_statements(many, options, django_assert_max_num_queries):
+    many(100, **options)
+    keeper = ScheduleKeeper("default")
+    with django_assert_max_num_queries(10):
+        enqueued = keeper.keep()
+    assert len(set(enqueued.tasks)) == 100
+    assert len(set(ticks())) == 100
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+    assert set(Schedule.objects.values_list("last_task", flat=True)) == set(enqueued.tasks)
+    assert keeper.keep().tasks == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lock": "a:{number}", "concurrency": 2, "priority": 3, "queue_name": "night", "max_attempts": 4},
+        {"unique": Unique(period=HOUR), "keep_result": 7, "meta": {"who": "me"}},
+        {"rate": "10/s"},
+        {"fair": "f:{number}", "redact": ("return",)},
+        {"group": Group("all", gather=60.0)},
+    ],
+    ids=str,
+)
+def test_a_tick_among_many_writes_the_same_row_as_a_call(options):
+    """Except for the date of the tick."""
+
+    def function(number=7): ...
+
+    function.__module__, function.__qualname__ = scheduled.__name__, "each"
+    send = decorate(function, every=HOUR, **options)
+    register()
+    columns = [each.name for each in Task._meta.fields if each.name not in ("id", "enqueued_at")]
+    send.using(meta={**send.meta, "schedule": None}).enqueue()
+    one = Task.objects.values(*columns).get()
+    Task.objects.all().delete()
+    RateLimit.objects.all().delete()
+    Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
+    assert len(enqueue_due().tasks) == 1
+    other = Task.objects.values(*columns).get()
+    other["meta"]["schedule"] = None
+    for name in ("run_after", "unique_until"):
+        dates = one.pop(name), other.pop(name)
+        assert dates == (None, None) or abs(dates[0] - dates[1]) < HOUR / 2
+    assert other == one
+
+
+def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog):
+    many(20)
+    receiver(f"{scheduled.__name__}.each_007", OperationalError("the disk is full"))
+    keeper = ScheduleKeeper("default")
+    assert len(keeper.keep().tasks) == 19
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
+    with CaptureQueriesContext(connection) as queries:
+        assert len(keeper.keep().tasks) == 19
+    assert len(queries) < 40, "the others are together again"
+    assert caplog.text.count("The worker tries again: the disk is full") == 2
+
+
+def test_ticks_that_have_to_be_enqueued_one_by_one_leave_time_for_other_work(many, monkeypatch):
+    """Each is still enqueued, and the caller is told to come back at once."""
+    many(5, unique=Unique(while_="unfinished"))
+    keeper = ScheduleKeeper("default")
+    first = keeper.keep().tasks
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
+    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", 0.0)
+    told = [keeper.keep() for _ in range(5)]
+    assert [each.next_in == 0 for each in told] == [True] * 4 + [False]
+    assert [id_ for each in told for id_ in each.tasks] == first
+
+
+def test_more_ticks_than_fit_into_a_transaction_are_left_for_the_next_call(many, monkeypatch):
+    monkeypatch.setattr(schedules, "MOST_TICKS", 8)
+    many(20)
+    keeper = ScheduleKeeper("default")
+    assert [(len(each.tasks), each.next_in == 0) for each in (keeper.keep() for _ in range(3))] == [
+        (8, True),
+        (8, True),
+        (4, False),
+    ]
+
+
+def test_in_a_process_with_instruments_each_tick_is_observed(many, monkeypatch):
+    many(3)
+    ids = []
+    observer = SimpleNamespace(headers={}, ended=lambda some, error: ids.extend(some))
+    monkeypatch.setattr(
+        instrumentation, "instruments", (SimpleNamespace(name="test", enqueuing=lambda task: observer),)
+    )
+    assert ScheduleKeeper("default").keep().tasks == [int(each) for each in ids] != []
+
+
+# Enable and disable
+
+
+def test_a_disabled_schedule_is_skipped_and_continues_with_the_next_tick():
+    row = schedule(due=5.5 * HOUR)
+    assert Schedule.objects.disable() == 1
+    assert Schedule.objects.disable() == 0
+    assert enqueue_due() == ([], None)
+    assert Schedule.objects.all().enable() == 1
+    assert Schedule.objects.all().enable() == 0
+    assert Schedule.objects.get().next_at == row.next_at + 6 * HOUR
+    assert enqueue_due().tasks == []
+
+
+def test_each_schedule_gets_its_own_date():
+    one, other = schedule(due=5.5 * HOUR), schedule(scheduled.hourly, every=4 * HOUR)
+    Schedule.objects.update(next_at=one.next_at)
+    assert Schedule.objects.disable() == 2
+    assert Schedule.objects.all().enable() == 2
+    dates = dict(Schedule.objects.values_list("pk", "next_at"))
+    assert dates == {one.pk: one.next_at + 6 * HOUR, other.pk: one.next_at + 8 * HOUR}
+
+
+@pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": True}], ids=str)
+def test_a_schedule_that_has_changed_since_it_was_read_does_not_get_an_old_date(monkeypatch, change):
+    """As when a process with new code registers a new expression at this moment, or another person enables it."""
+    schedule(due=5.5 * HOUR)
+    Schedule.objects.disable()
+    read, changed = schedules._read_rows, []
+
+    def read_and_change(*values):
+        found = read(*values)
+        Schedule.objects.update(**change)
+        changed.append(Schedule.objects.get().next_at)
+        return found
+
+    monkeypatch.setattr(schedules, "_read_rows", read_and_change)
+    assert Schedule.objects.all().enable() == 0
+    assert [Schedule.objects.get().next_at] == changed
+
+
+# Run now
+
+
+def test_run_now_leaves_the_schedule_as_it_is():
+    row = schedule(unique=Unique(on_conflict="raise"))
+    schedule(scheduled.hourly)
+    Schedule.objects.create(
+        name="nobody.knows", task_path="nobody.knows", expression="every 5 s", timezone="", next_at=Now()
+    )
+    assert len(Schedule.objects.all().run_now()) == 2
+    assert len(Schedule.objects.all().run_now()) == 1, "one is unique"
+    assert Schedule.objects.filter(pk="nobody.knows").run_now() == []
+    assert set(Task.objects.values_list("meta__schedule", flat=True)) == {None}
+    assert Schedule.objects.get(pk=NIGHTLY).next_at == row.next_at
+
+
+# The last runs: a chain of the tasks that its ticks have enqueued
+
+
+@pytest.fixture
+def nightly():
+    task(every=3600)(scheduled.nightly)
+    register()
+    return Schedule.objects.get()
+
+
+def tick():
+    """Make one tick due and enqueue it. Returns the id of its task."""
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
+    [id_] = enqueue_due().tasks
+    return id_
+
+
+def ids(schedule, **limit):
+    schedule.refresh_from_db()
+    return [each.pk for each in last_runs("default", schedule.pk, schedule.last_task, **limit)]
+
+
+def test_the_runs_are_those_of_the_ticks_the_newest_first(nightly, django_assert_max_num_queries):
+    assert ids(nightly) == []
+    first, second = tick(), tick()
+    Schedule.objects.all().run_now()
+    third = tick()
+    with django_assert_max_num_queries(3):
+        assert [each.pk for each in last_runs("default", nightly.pk, third)] == [third, second, first]
+    assert ids(nightly) == [third, second, first]
+    assert ids(nightly, limit=2) == [third, second]
+
+
+def test_the_chain_ends_at_a_task_that_is_deleted(nightly):
+    ticks = [tick() for _ in range(4)]
+    assert ids(nightly, limit=3) == ticks[:0:-1]
+    Task.objects.filter(pk=ticks[1]).delete()
+    assert ids(nightly) == [ticks[3], ticks[2]]
+    Task.objects.filter(pk=ticks[3]).delete()
+    assert ids(nightly) == []
+
+
+@pytest.mark.parametrize("text", ["x", -1, 1.5, True, None, [], {}, "9" * 40, "own", "later", "other"])
+def test_an_invalid_previous_run_ends_the_list_of_runs(nightly, text):
+    first = tick()
+    other = Task.objects.create(queue="default", backend="default", task_path="some.other")
+    last = tick()
+    named = {"own": last, "later": last + 10, "other": other.pk}
+    Task.objects.filter(pk=last).update(meta={"previous_run": named[text] if str(text) in named else text})
+    assert ids(nightly) == [last]
+    Task.objects.filter(pk=last).update(meta=[])
+    assert ids(nightly) == [last]
+    Task.objects.filter(pk=last).update(meta={"previous_run": str(first)})
+    assert ids(nightly) == [last, first]
+
+
+def test_an_id_that_is_not_smaller_ends_the_chain(nightly):
+    first, other = tick(), tick()
+    last = tick()
+    Task.objects.filter(pk=last).update(meta={"previous_run": first})
+    Task.objects.filter(pk=first).update(meta={"previous_run": other})
+    assert ids(nightly) == [last, first]
+
+
+def test_the_first_task_of_the_table_is_found(nightly):
+    Task.objects.create(pk=7, queue="default", backend="default", task_path=nightly.pk)
+    last = tick()
+    Task.objects.filter(pk=last).update(meta={"previous_run": 7})
+    assert ids(nightly) == [last, 7]
+
+
+# The status of the last task
+
+
+DATES = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
+
+
+def rows_with(*last_tasks):
+    return [
+        Schedule.objects.create(name=f"a.{place}", task_path=f"a.{place}", last_task=each, **DATES)
+        for place, each in enumerate(last_tasks)
+    ]
+
+
+def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert_num_queries):
+    failed, ready = make("FAILED", days=0), Task.objects.create(queue="a", backend="default", task_path="a.b")
+    rows = rows_with(failed.pk, ready.pk, ready.pk + 1, None)
+    with django_assert_num_queries(1):
+        set_last_status("default", rows[:2])
+    set_last_status("default", rows)
+    assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
+    with django_assert_num_queries(0):
+        set_last_status("default", rows[3:])
