@@ -332,6 +332,44 @@ def check_tables(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("django_pglock")
+def check_database_of_pages(**kwargs: Any) -> list[CheckMessage]:
+    """W012: the routers lead to a database in which TASKS stores no tasks, so the admin shows none."""
+    stored, shown = sorted(_aliases_of_tasks()), router.db_for_write(model_of("Task"))
+    if not stored or shown in stored:
+        return []
+    return [
+        Caution(
+            f"TASKS stores tasks in {' and '.join(map(repr, stored))}, but the routers of the project lead to "
+            f"{shown!r}. The admin and Task.objects show the tables there, in which no task is.",
+            hint="Add a router to DATABASE_ROUTERS whose db_for_read and db_for_write return "
+            f"{stored[0]!r} for the models of django_pglock.",
+            id="django_pglock.W012",
+        )
+    ]
+
+
+@register("django_pglock")
+def check_tables_of_locks(**kwargs: Any) -> list[CheckMessage]:
+    """W013: a router does not allow the view of locks or the table of leases in the database USING."""
+    try:
+        using = get_settings().USING
+    except ConfigurationError:
+        return []
+    missing = [name for name in ("AdvisoryLock", "Lease") if not router.allow_migrate_model(using, model_of(name))]
+    if not missing:
+        return []
+    return [
+        Caution(
+            f"DJANGO_PGLOCK['USING'] takes locks and leases in {using!r}, but a router of the project does not allow "
+            f"{' and '.join(missing)} there. Leases, the command locks and the pages of locks need them.",
+            hint=f"Let allow_migrate return True for {using!r} and these models of django_pglock, or name the database "
+            "that has them in DJANGO_PGLOCK['USING'].",
+            id="django_pglock.W013",
+        )
+    ]
+
+
 def _aliases() -> dict[str, str]:
     """Return the aliases that locks and tasks use, each with the setting that names it."""
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from django.db import router
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -15,6 +16,7 @@ from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview_facts import Facts
 from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
+from django_pglock.conf import get_settings
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.failures import failures
@@ -178,7 +180,9 @@ def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
 
 
 def awaited_locks(facts: Facts) -> Iterator[Sentence]:
-    """Advisory locks for which a session has waited for long."""
+    """Advisory locks for which a session has waited for long; none where a router does not allow the view of locks."""
+    if not router.allow_migrate_model(get_settings().USING, AdvisoryLock):
+        return
     waiting = AdvisoryLock.objects.all().waiting().filter(key__isnull=False, since__lte=Now() - LONG_FOR_LOCK)
     first: dict[int, Any] = {}
     for each in waiting.order_by("since", "pid")[:MOST_ROWS]:

@@ -40,11 +40,11 @@ FILES = {
 
         urlpatterns = [path("admin/", admin.site.urls)]
     """,
+    "no_urls": "urlpatterns = []",
     "shop__models": "",
     "shop__tasks": """
-        from datetime import timedelta
-
         from django.conf import settings
+
         from django_pglock import task
 
         @task(queue_name=settings.QUEUE, backend=settings.BACKEND)
@@ -55,7 +55,7 @@ FILES = {
         def refuse(number):
             raise LookupError(number)
 
-        @task(queue_name=settings.QUEUE, backend=settings.BACKEND, every=3600)
+        @task(queue_name=settings.QUEUE, backend=settings.BACKEND, cron="30 12 * * *")
         def count(): ...
     """,
 }
@@ -65,20 +65,19 @@ EVERYTHING = """
 from datetime import timedelta
 from io import StringIO
 
-from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
-from django.db import connections
-from django.test import Client, override_settings
+from django.db.models.functions import Now
+from django.utils import timezone
 
-from django_pglock.models import Task
+from django_pglock.bulk import enqueue_change
+from django_pglock.models import Schedule, Task
 from django_pglock.tasks.backends import database_of_backend
 from django_pglock.verbs import TASK_VERBS
-from django_pglock.bulk import enqueue_change
 from shop.tasks import refuse, ship
 
 DATABASE = database_of_backend(settings.BACKEND)
-AT = ["--database", DATABASE]
+TASKS, AT = Task.objects.using(DATABASE), ["--database", DATABASE]
 
 
 def run(*command):
@@ -87,7 +86,7 @@ def run(*command):
 
 
 def status_of(result):
-    return Task.objects.using(DATABASE).get(pk=result.id).status
+    return TASKS.get(pk=result.id).status
 
 
 def work():
@@ -99,28 +98,31 @@ for alias in settings.MIGRATED:
     run("migrate", "-v0", "--database", alias)
 run("makemigrations", "--check", "--dry-run")
 
+in_a_day = timezone.now() + timedelta(days=1)
 shipped, refused, failed = ship.enqueue(5), refuse.enqueue(5), refuse.enqueue(6)
-due = ship.using(run_after=timedelta(days=1)).enqueue(7)
+due = ship.using(run_after=in_a_day).enqueue(7)
 work()
 assert [status_of(each) for each in (shipped, refused, failed, due)] == ["SUCCESSFUL", "FAILED", "FAILED", "SCHEDULED"]
 assert ship.get_result(shipped.id).return_value == 5
+assert TASKS.get(pk=due.id).run_after == in_a_day
+assert TASKS.filter(pk=shipped.id, finished_at__gt=Now() - timedelta(minutes=5), finished_at__lte=Now()).exists()
 
+[discard] = enqueue_change(DATABASE, TASK_VERBS["discard"], [int(refused.id)])
+work()
+assert status_of(refused) == "CANCELLED"
 for command in (
     *("status", "list", f"show {failed.id}", "failures", "stats", "schedules", "keda", "keda --queue mail"),
-    *(f"run-now {due.id}", f"retry {failed.id}", f"cancel {failed.id}", "reset --all --yes"),
+    *(f"run-now {due.id}", f"retry {refused.id}", f"cancel {refused.id}", "reset --all --yes"),
     *("pause any", "resume any", "prune --older-than 9", "redrive --task shop.tasks.refuse --yes --rate 100"),
 ):
     run("locktasks", *command.split(), *AT)
-[change] = enqueue_change(DATABASE, TASK_VERBS["discard"], [int(refused.id)])
 work()
-ours = Task.objects.using(DATABASE).filter(task_path__startswith="django_pglock.")
-assert {each.task_path: each.status for each in ours} == {
-    "django_pglock.redrive.redrive_tasks": "SUCCESSFUL", "django_pglock.bulk.change_tasks": "SUCCESSFUL",
-}, list(ours.values())
-assert status_of(due) == "SUCCESSFUL"
+assert (status_of(due), TASKS.get(pk=failed.id).attempts) == ("SUCCESSFUL", 2)
+next_at = Schedule.objects.using(DATABASE).get(pk="shop.tasks.count").next_at
+assert (timezone.localtime(next_at) if timezone.is_aware(next_at) else next_at).strftime("%H:%M") == "12:30"
 for command in ([], ["--leases"], ["--selftest"]):
     run("locks", *command, *AT)
-if apps.is_installed("django.contrib.admin"):
+if settings.ROOT_URLCONF == "urls":
     import pages
 print("all done")
 """
@@ -204,10 +206,207 @@ CONFIGURATIONS = {
     "naive dates elsewhere": "USE_TZ, TIME_ZONE = False, 'Pacific/Kiritimati'",
     "another time zone": "TIME_ZONE = 'America/St_Johns'",
     "small primary keys": "DEFAULT_AUTO_FIELD = 'django.db.models.SmallAutoField'",
-    "another language": "LANGUAGE_CODE, USE_I18N, USE_THOUSAND_SEPARATOR = 'de', True, True",
+    "another language, and a transaction for each request": """
+        LANGUAGE_CODE, USE_I18N, USE_THOUSAND_SEPARATOR = "de", True, True
+        DATABASES["default"]["ATOMIC_REQUESTS"] = True
+    """,
+    "this app alone": "INSTALLED_APPS, MIDDLEWARE, ROOT_URLCONF = ['django_pglock', 'shop'], [], 'no_urls'",
+    "the admin, and no address for it": "ROOT_URLCONF = 'no_urls'",
 }
 
 
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_every_command_and_page_works_with(project, settings):
     start(project, settings)
+
+
+def test_every_command_and_page_works_with_a_user_model_whose_key_is_no_number(project):
+    made = project(
+        settings=WITH_ADMIN + "AUTH_USER_MODEL = 'shop.User'", pages=PAGES, **{**FILES, "shop__models": USER}
+    )
+    made.manage("makemigrations", "-v0", "shop")
+    assert "all done" in made.python(EVERYTHING)
+
+
+USER = """
+from uuid import uuid4
+
+from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
+from django.contrib.auth.models import PermissionsMixin
+from django.db import models
+
+
+class Users(BaseUserManager):
+    def create_superuser(self, email, password):
+        return self.create(email=email, is_staff=True, is_superuser=True)
+
+
+class User(AbstractBaseUser, PermissionsMixin):
+    id = models.UUIDField(primary_key=True, default=uuid4)
+    email = models.EmailField(unique=True)
+    is_staff = models.BooleanField(default=False)
+    objects = Users()
+    USERNAME_FIELD = "email"
+"""
+ROUTERS = """
+class Documented:
+    '''The router of docs/howto/databases.md.'''
+
+    def db_for_read(self, model, **hints):
+        is_lock = model._meta.model_name in ("advisorylock", "lease")
+        return "tasks" if model._meta.app_label == "django_pglock" and not is_lock else None
+
+    db_for_write = db_for_read
+
+
+class Whole:
+    '''All of this app in one database, as Django documents routers.'''
+
+    def db_for_read(self, model, **hints):
+        return "tasks" if model._meta.app_label == "django_pglock" else None
+
+    db_for_write = db_for_read
+
+    def allow_migrate(self, db, app_label, **hints):
+        return (db == "tasks") == (app_label == "django_pglock")
+"""
+TWO_DATABASES = """
+DATABASES["tasks"] = {**POSTGRES, "NAME": "%s"}
+TASKS["default"]["OPTIONS"] = {"database": "tasks"}
+MIGRATED = ["default", "tasks"]
+SILENCED_SYSTEM_CHECKS = ["django_pglock.W009"]
+"""
+ROUTED = {
+    "the documented router": "DATABASE_ROUTERS = ['routers.Documented']",
+    "all tables in one of them": """
+        DATABASE_ROUTERS = ["routers.Whole"]
+        DJANGO_PGLOCK["USING"] = "tasks"
+    """,
+    "SQLite for all other apps": """
+        DATABASES["default"] = SQLITE
+        DATABASE_ROUTERS = ["routers.Whole"]
+        DJANGO_PGLOCK["USING"] = "tasks"
+    """,
+    "tasks in both, and a worker of one": """
+        TASKS["second"] = {**TASKS["default"], "QUEUES": ["mail"]}
+        TASKS["default"]["OPTIONS"] = {"database": "default"}
+        QUEUE, BACKEND, WORKER = "mail", "second", ["--database", "tasks"]
+        ROOT_URLCONF = "no_urls"
+    """,
+}
+
+
+def with_two_databases(project, settings):
+    return TWO_DATABASES % project().database + dedent(settings)
+
+
+@pytest.mark.parametrize("settings", ROUTED.values(), ids=ROUTED)
+def test_every_command_and_page_works_with_two_databases_and(project, settings):
+    start(project, with_two_databases(project, settings), routers=ROUTERS)
+
+
+def checked(made):
+    return made.manage("check", "--database", "default", "--database", "tasks")
+
+
+def test_without_a_router_check_says_that_the_admin_shows_another_database(project):
+    """A task of the form is in the database of the tasks. In that of the pages, another task may have its id."""
+    made = project(settings=WITH_ADMIN + with_two_databases(project, ""), **FILES)
+    expected = "W012) TASKS stores tasks in 'tasks', but the routers of the project lead to 'default'"
+    assert expected in checked(made)
+    made.manage_each("migrate -v0", "migrate -v0 --database tasks")
+    made.python(
+        """
+        from django.contrib.admin.models import LogEntry
+        from django.contrib.auth.models import User
+        from django.test import Client
+        from django.urls import reverse
+
+        from django_pglock.models import Task
+
+        client = Client()
+        client.force_login(User.objects.create_superuser("someone"))
+        form = reverse("admin:django_pglock_task_enqueue")
+        answer = client.post(f"{form}?function=shop.tasks.ship", {"argument-number": "8"})
+        assert answer.url == reverse("admin:django_pglock_task_changelist"), answer
+        assert LogEntry.objects.get().object_id is None
+        assert Task.objects.using("tasks").count() == 1
+        """
+    )
+
+
+def test_check_says_that_a_router_allows_no_view_of_locks_where_they_are_taken(project):
+    settings = with_two_databases(project, "DATABASE_ROUTERS = ['routers.Whole']")
+    made = project(settings=WITH_ADMIN + settings, routers=ROUTERS, **FILES)
+    assert "W013) DJANGO_PGLOCK['USING'] takes locks and leases in 'default'" in checked(made)
+    made.manage_each("migrate -v0", "migrate -v0 --database tasks")
+    made.python(
+        """
+        from django.contrib.auth.models import User
+        from django.test import Client
+        from django.urls import reverse
+
+        from django_pglock import lock
+
+        client = Client()
+        client.force_login(User.objects.create_superuser("someone"))
+        with lock("order:5"):
+            assert client.get(reverse("admin:django_pglock_overview_changelist")).status_code == 200
+        """
+    )
+
+
+NOT_OURS = {
+    "no TASKS": "del TASKS",
+    "TASKS of another backend": """
+        import django
+
+        library = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
+        TASKS = {"default": {"BACKEND": f"{library}.backends.dummy.DummyBackend"}}
+        SILENCED_SYSTEM_CHECKS = ["django_pglock.W010"]
+    """,
+}
+
+
+@pytest.mark.parametrize("settings", NOT_OURS.values(), ids=NOT_OURS)
+def test_without_our_backend_the_commands_of_tasks_say_so_and_all_else_works(project, settings):
+    """There may be tasks nevertheless, from before."""
+    made = project(settings=WITH_ADMIN + dedent(settings), **FILES)
+    _, _, unchanged, locks, leases, _ = made.manage_each(
+        "check --fail-level WARNING --database default",
+        "migrate -v0",
+        "makemigrations --check --dry-run",
+        "locks",
+        "locks --leases",
+    )
+    assert "No changes" in unchanged
+    assert "No advisory lock" in locks
+    assert "No lease" in leases
+    for command in ("runlockworker --drain", "locktasks status", "locktasks redrive --task a --rate 1"):
+        assert "No backend in TASKS stores its tasks in PostgreSQL" in made.manage(*command.split(), fails=True)
+    assert "locked" in made.manage("withlock", "order:5", "--", "echo", "locked")
+    made.python(
+        """
+        from django.contrib import admin
+        from django.contrib.auth.models import User
+        from django.db.models.functions import Now
+        from django.test import Client
+        from django.urls import reverse
+
+        from django_pglock.admin import actions
+        from django_pglock.models import Task
+
+        client = Client()
+        client.force_login(User.objects.create_superuser("someone"))
+        for status in ("READY", "FAILED"):
+            dates = {"last_attempted_at": Now(), "finished_at": Now() if status == "FAILED" else None}
+            row = Task.objects.create(status=status, queue="a", backend="default", task_path="a.b", **dates)
+            assert client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).status_code == 200
+        for model in [each for each in admin.site._registry if each._meta.app_label == "django_pglock"]:
+            assert client.get(reverse(f"admin:django_pglock_{model._meta.model_name}_changelist")).status_code == 200
+        actions.WINDOW = 0
+        retry = {"action": "retry", "_selected_action": [row.pk]}
+        page = client.post(reverse("admin:django_pglock_task_changelist"), retry, follow=True).content.decode()
+        assert "No backend in TASKS stores its tasks in the database" in page
+        """
+    )
