@@ -17,6 +17,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from django_pglock.bulk import enqueue_change
+from django_pglock.errors import ConfigurationError
 from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import Verb
 
@@ -56,7 +57,11 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
 
 def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
     ids = list(verb.movable(chosen).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
-    made = enqueue_change(chosen.db, verb, ids)
+    try:
+        made = enqueue_change(chosen.db, verb, ids)
+    except ConfigurationError as error:
+        messages.error(request, str(error))
+        return
     numbers = ", ".join(f"#{each}" for each in made)
     record(request, chosen.model, f"{_named(verb)}: asked for {len(ids)} tasks, to be changed by {numbers}")
     if not made:

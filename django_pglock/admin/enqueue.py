@@ -18,7 +18,7 @@ from django_pglock.admin.enqueue_form import EnqueueForm, by_parameter
 from django_pglock.errors import TaskError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.compat import InvalidTask, task_backends
 from django_pglock.tasks.redaction import shown
 
 
@@ -52,30 +52,40 @@ def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResp
     visible = by_parameter(task, shown(row, "args"), shown(row, "kwargs"))
     form = EnqueueForm(task, request.POST if request.method == "POST" else None, shown=visible, stored=earlier)
     if request.method == "POST":
-        same = task.using(queue_name=row.queue, priority=row.priority)
-        answer = _enqueued(model_admin, request, same, form, f"enqueue again, with other arguments, #{row.pk}")
+        about = f"enqueue again, with other arguments, #{row.pk}"
+        same = {"backend": row.backend, "queue_name": row.queue, "priority": row.priority}
+        answer = _enqueued(model_admin, request, task, form, about, **same)
         if answer is not None:
             return answer
     return _page(model_admin, request, {**context, "form": form})
 
 
-def _enqueued(model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str) -> HttpResponse | None:
+def _enqueued(
+    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, **using: Any
+) -> HttpResponse | None:
     """Enqueue the task and redirect to its page. Return None if an argument is refused: the form then has the error."""
     if not form.is_valid():
         return None
     args, kwargs = form.call()
     try:
         with transaction.atomic(using=router.db_for_write(Task)):
-            result = task.enqueue(*args, **kwargs)
+            result = task.using(**using).enqueue(*args, **kwargs)
             text = f"{about}: {task.module_path} #{result.id}"
-            record(request, Task, text, object_id=str(result.id), flag=ADDITION)
+            record(request, Task, text, object_id=str(result.id) if _has_page(result) else None, flag=ADDITION)
     except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError) as error:
         form.add_error(None, str(error))
         return None
-    address = model_admin.address_of(result.id)
-    link = format_html('<a href="{}">#{}</a>', address, result.id)
+    address, link = model_admin.address_of_list(), f"#{result.id}"
+    if _has_page(result):
+        address = model_admin.address_of(result.id)
+        link = format_html('<a href="{}">{}</a>', address, link)
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
     return HttpResponseRedirect(address)
+
+
+def _has_page(result: Any) -> bool:
+    """Return whether the task is in the database of the pages. In another one, the id may be that of another task."""
+    return getattr(task_backends[result.backend], "database", None) == router.db_for_write(Task)
 
 
 def _page(model_admin: Any, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:

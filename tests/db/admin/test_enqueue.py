@@ -90,3 +90,16 @@ def test_a_task_runs_again_with_other_arguments_and_hidden_ones_stay_hidden(clie
     row.refresh_from_db()
     assert row.status == "FAILED", "it is another task"
     assert SECRET not in client.post(url, {"argument-order_id": "x"}).content.decode()
+
+
+def test_a_task_runs_again_in_its_own_backend(client, settings):
+    """The default backend of its function may store tasks in another database."""
+    settings.TASKS = {**settings.TASKS, "reports": settings.TASKS["default"]}
+    person(client, "view_task", "change_task")
+    row = make("FAILED", backend="reports")
+    url = reverse("admin:django_pglock_task_again", args=[row.pk])
+    client.post(url, {})
+    assert Task.objects.exclude(pk=row.pk).get().backend == "reports"
+    del settings.TASKS["reports"]
+    Task.objects.filter(pk=row.pk).update(backend="gone")
+    assert "gone" in client.post(url, {}).content.decode(), "the form says that there is no such backend"
