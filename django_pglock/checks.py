@@ -288,7 +288,7 @@ def check_options_without_effect(**kwargs: Any) -> list[CheckMessage]:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
     found: dict[str, list[str]] = {}
     for task in registry.definitions():
-        if not hasattr(task.get_backend(), "database") and (names := _own_options(task)):
+        if not task.is_own and not hasattr(task.get_backend(), "database") and (names := _own_options(task)):
             found.setdefault(task.backend, []).append(f"{task.module_path} ({', '.join(names)})")
     return [
         Caution(

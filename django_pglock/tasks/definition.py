@@ -37,7 +37,6 @@ from django_pglock.tasks.options import (
     rate_of,
     unique_of,
 )
-from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.redaction import redact_of
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
@@ -77,11 +76,6 @@ class PostgresTask(TaskFields):
             own = {name: getattr(self, name) for name in CARRIED_OPTIONS}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this package enqueues it. Then neither its backend nor its queue comes from ``TASKS``."""
-        return self.queue_name == OWN_QUEUE and self.module_path.startswith("django_pglock.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.

@@ -18,6 +18,7 @@ from django_pglock.tasks.compat import (
     Task,
 )
 from django_pglock.tasks.options import Group, Rate, Unique
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class TaskFields(Task):  # type: ignore[type-arg]
         Then the shortest INSERT can write a call, unless the call has a date or a delay.
         """
         return not self.has_keys and not self.after and self.keep_result is None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this package enqueues it. Then neither its backend nor its queue comes from ``TASKS``."""
+        return self.queue_name == OWN_QUEUE and self.module_path.startswith("django_pglock.")
 
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
