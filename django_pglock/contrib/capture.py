@@ -221,8 +221,12 @@ class CompiledCapture(compiler.Trigger):
 
     @property
     def uninstall_sql(self) -> str:
-        """The SQL that drops both."""
-        return f"{super().uninstall_sql} DROP FUNCTION IF EXISTS {self.sql.pgid}();"
+        """The SQL that drops both.
+
+        By the function, because a migration that renames the model does so before it drops the trigger, which still
+        has the old name of the table.
+        """
+        return f"DROP FUNCTION IF EXISTS {self.sql.pgid}() CASCADE;"
 
 
 class CaptureSql(compiler.UpsertTriggerSql):
