@@ -18,7 +18,8 @@ from django_pglock.tasks.states import TaskStatus
 # the row may have changed.
 #
 # Claims that were made after the worker has listed its tasks in flight are not given back. Neither are claims of lock
-# keys for whose groups threads of the worker are claiming at this moment.
+# keys for whose groups threads of the worker are claiming at this moment. A claim whose date is
+# far ahead of the clock was made before that, and the clock has been put back since.
 GIVE_BACK = """
 WITH mine AS MATERIALIZED (
     SELECT id FROM {task} WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s ORDER BY worker
@@ -32,7 +33,8 @@ SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.id = ANY (ARRAY(SELECT id FROM mine)) AND task.status || '' = 'RUNNING'
   AND task.worker = %s AND task.id <> ALL (%s::bigint[])
-  AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
+  AND (task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
+       OR task.last_attempted_at > GREATEST(clock_timestamp(), %s::timestamptz) + interval '1 minute')
   AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
 RETURNING task.id, task.status, task.queue, task.lock_key
 """
@@ -58,7 +60,7 @@ def give_back(
     Only claims are given back that are older than ``older_than`` seconds, that were made before ``before``, a moment
     of ``server_time()`` (None: any), and whose lock key is not in ``except_keys``. Returns the number of tasks.
     """
-    values = (worker, worker, worker, list(in_flight), older_than, before, list(except_keys))
+    values = (worker, worker, worker, list(in_flight), older_than, before, before, list(except_keys))
     given_back = run_by_index(using, GIVE_BACK, *values)
     # The worker may have no free thread, and other workers may sleep.
     wake(using, (queue for _, status, queue, _ in given_back if status == TaskStatus.READY))

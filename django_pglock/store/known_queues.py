@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_pglock.conf import get_settings
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.ready import FIND_QUEUES
 from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
 from django_pglock.store.statements import run
@@ -32,8 +33,8 @@ FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stat
 COUNTED_QUEUES = f"""
 WITH counted AS MATERIALIZED (
     SELECT queue, counted_at FROM {{queue_count}}
-    WHERE queue <> '' AND counted_at > clock_timestamp() - make_interval(secs => %s)
-      AND EXISTS (SELECT FROM {{worker}} WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s))
+    WHERE queue <> '' AND {is_recent("counted_at")}
+      AND EXISTS (SELECT FROM {{worker}} WHERE {is_recent("heartbeat_at")})
 ), known AS (
     SELECT queue FROM counted UNION {COMMON_QUEUES} UNION SELECT unnest(%s::text[]) EXCEPT SELECT name FROM {{queue}}
 )

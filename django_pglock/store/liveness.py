@@ -2,9 +2,15 @@
 
 There are two signs that a worker lives: the heartbeat in its row, and a session that holds the worker's own advisory
 lock. A worker counts as dead only if both are missing. So neither a restart of the server nor a lost connection makes a
-living worker count as dead. After the hard limit (``HEARTBEAT_LIMIT``) only the heartbeat counts, because a frozen
-process keeps its session, and behind a pooler no worker holds a lock. A worker without a row is dead: it has ended in
-order, or its heartbeat process has noticed its death and deleted the row.
+living worker count as dead. After the hard limit (``HEARTBEAT_LIMIT``) the lock counts only while its session works,
+because a frozen process keeps its session, and so does the server if a host has died. A session works while it waits
+for the end of a statement, and for two heartbeats after that: a heartbeat cannot be written into a row that somebody
+has locked. Behind a pooler no worker holds a lock, so only the heartbeat counts. A worker without a row is dead: it has
+ended in order, or its heartbeat process has noticed its death and deleted the row.
+
+The server's clock may be put back, for example by a failover to a host that is behind. Then the heartbeats before that
+are in the future, those of dead workers for as long as the step. So a date that is too far ahead of the clock is no
+better than one that is too old.
 
 While the server cannot be reached, no worker can write a heartbeat. Afterwards the first worker that writes one finds
 the heartbeats of all others missing, although these workers live. So missing heartbeats prove a death only while there
@@ -21,9 +27,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
+from django_pglock.keys.reserved import WORKER
 from django_pglock.store.statements import rows_of, run, run_by_index
 from django_pglock.store.wake import WOKEN_FIRST
 
@@ -51,10 +59,16 @@ LEAST_LIMIT = 2 * REST_INTERVALS
 #: The number of upkeep workers: the oldest workers, which do the upkeep often. More than one, because one may freeze.
 UPKEEP_WORKERS = 2
 
+
+def is_recent(date: str) -> str:
+    """Return the condition that a date is less than the next value, in seconds, away from the server's clock."""
+    return f"abs(EXTRACT(EPOCH FROM clock_timestamp() - {date})) < %s"
+
+
 # An older worker that itself beats in each interval.
-_OLDER = """(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
+_OLDER = f"""(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
           AND older.beating_since < older.heartbeat_at
-          AND older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+          AND {is_recent("older.heartbeat_at")}"""
 # Whether enough older workers beat in each interval, and there are enough further workers. If all older workers that
 # beat in each interval are on one host, a worker may rest only on this host. So after the loss of a host, the resting
 # workers of the other hosts still have a witness.
@@ -63,22 +77,25 @@ _HAS_ENOUGH_OLDER_WORKERS = f"""
         min(hostname) FILTER (WHERE is_often) < max(hostname) FILTER (WHERE is_often)
         OR min(hostname) FILTER (WHERE is_often) = worker.hostname)
     FROM (SELECT older.hostname, {_OLDER} AS is_often FROM {{worker}} AS older
-          WHERE older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS older_workers"""
+          WHERE {is_recent("older.heartbeat_at")}) AS older_workers"""
 # A worker that waits for notifications about the same queues as the worker that beats.
-_SLEEPING = """sleeping.is_sleeping AND NOT sleeping.is_stopping AND sleeping.queues = worker.queues
-        AND sleeping.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+_SLEEPING = f"""sleeping.is_sleeping AND NOT sleeping.is_stopping AND sleeping.queues = worker.queues
+        AND {is_recent("sleeping.heartbeat_at")}"""
 
 # Writes heartbeats. The first heartbeat of a worker inserts its row, and so does the first one after its row was
 # deleted, for example after an outage. The list of functions is long and rarely changes, so a heartbeat has it only if
 # it has changed. A heartbeat without the list inserts no row: a supervisor that hangs may send one after the process
 # has ended and deleted its row.
 #
-# ``beating_since`` restarts with a heartbeat that is late or comes from a new session. The answer has: the number of
-# functions in the row; whether the row says that the worker sleeps; the number of older workers that can do the upkeep;
-# the number of sleeping workers of the same queues, of the older ones and of all; and whether enough older workers beat
-# in each interval. An older worker cannot do the upkeep if its heartbeat process writes its heartbeats, or if it rests.
-# Its ``beating_since`` is then not before ``heartbeat_at``. The rows are written in the order of their ids, so that two
-# statements cannot deadlock.
+# A row that another session has locked is left out, and its worker gets no answer. The statement must not wait: it also
+# has the heartbeats of others, and while it waits nobody takes notifications from the session.
+#
+# ``beating_since`` restarts with a heartbeat that is late or comes from a new session, or if the clock was put back.
+# The answer has: the number of functions in the row; whether the row says that the worker sleeps; the number of older
+# workers that can do the upkeep; the number of sleeping workers of the same queues, of the older ones and of all; and
+# whether enough older workers beat in each interval. An older worker cannot do the upkeep if its heartbeat process
+# writes its heartbeats, or if it rests. Its ``beating_since`` is then not before ``heartbeat_at``. The rows are written
+# in the order of their ids, so that two statements cannot deadlock.
 #
 # The oldest workers, and the oldest sleeping workers of each set of queues, have too few older workers, so they never
 # rest. These are the workers that are counted. A resting worker counts only as one of all sleeping workers.
@@ -87,15 +104,18 @@ WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
         id uuid, name text, hostname text, pid integer, queues jsonb, threads integer, lock_key integer,
         is_stopping boolean, is_interrupted boolean, task_paths jsonb)
+), mine AS MATERIALIZED (
+    SELECT id FROM {{worker}} WHERE id = ANY (ARRAY(SELECT id FROM given)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 INSERT INTO {{worker}} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
 SELECT id, name, hostname, pid, queues, threads, lock_key, is_stopping, COALESCE(task_paths, '[]')
 FROM given
-WHERE task_paths IS NOT NULL OR EXISTS (SELECT FROM {{worker}} AS known WHERE known.id = given.id) ORDER BY id
+WHERE id IN (SELECT id FROM mine)
+   OR task_paths IS NOT NULL AND NOT EXISTS (SELECT FROM {{worker}} AS known WHERE known.id = given.id) ORDER BY id
 ON CONFLICT (id) DO UPDATE
 SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_key = EXCLUDED.lock_key,
     beating_since = CASE WHEN (SELECT is_interrupted FROM given WHERE given.id = worker.id)
-                           OR worker.heartbeat_at < clock_timestamp() - make_interval(secs => %s)
+                           OR NOT {is_recent("worker.heartbeat_at")}
                          THEN clock_timestamp() ELSE worker.beating_since END,
     task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
 RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
@@ -112,9 +132,9 @@ RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, 
 
 
 # One worker whose heartbeats have come without interruption for so long that each living worker has sent one, too.
-WITNESS = """witness AS MATERIALIZED (
-    SELECT worker.id FROM {worker} AS worker
-    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+WITNESS = f"""witness AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE {is_recent("worker.heartbeat_at")}
       AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
 )"""
 
@@ -124,12 +144,23 @@ WITNESS = """witness AS MATERIALIZED (
 DELETE_DEAD = f"""
 WITH {WITNESS}, dead AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
-    WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
+    WHERE NOT {is_recent("worker.heartbeat_at")} AND EXISTS (SELECT FROM witness)
       AND (SELECT task.worker FROM {{task}} AS task WHERE task.worker BETWEEN worker.id AND worker.id
              AND task.status = 'RUNNING' ORDER BY task.worker LIMIT 1) IS NULL
     FOR UPDATE OF worker SKIP LOCKED
 )
 DELETE FROM {{worker}} AS worker USING dead WHERE worker.id = dead.id RETURNING worker.id
+"""
+
+
+# The numbers of the locks that sessions hold for workers, and whether the session works: it waits for the end of a
+# statement, or had the last one lately. The role of a worker cannot see this of the sessions of another role: NULL.
+HELD_LOCKS = f"""
+    SELECT lock.objid::bigint AS number,
+           session.state = 'active' OR {is_recent("session.state_change")} AS is_working
+    FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS session ON session.pid = lock.pid
+    WHERE lock.locktype = 'advisory' AND lock.objsubid = 2 AND lock.granted AND lock.classid = {WORKER}
+      AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 
@@ -177,12 +208,24 @@ class HeartbeatReply(NamedTuple):
 
 def is_alive() -> Q:
     """Return the condition that a worker has sent a heartbeat within the hard limit."""
-    return Q(heartbeat_at__gt=Now() - timedelta(seconds=get_settings().HEARTBEAT_LIMIT))
+    limit = timedelta(seconds=get_settings().HEARTBEAT_LIMIT)
+    return Q(heartbeat_at__gt=Now() - limit, heartbeat_at__lt=Now() + limit)
 
 
 def alive(workers: Any) -> Any:
     """Return the workers that have sent a heartbeat within the hard limit."""
     return workers.filter(is_alive())
+
+
+def works() -> Q:
+    """Return the condition that a session that works holds the lock of a worker, whose heartbeat may not be written."""
+    locks = RawSQL(f"SELECT number FROM ({HELD_LOCKS}) AS held WHERE is_working", [missing()])  # noqa: S611
+    return Q(lock_key__in=locks)
+
+
+def missing() -> float:
+    """Return the seconds after which a worker has missed so many heartbeats that it is dead without a session."""
+    return MISSING * get_settings().HEARTBEAT_INTERVAL
 
 
 def witness_values() -> tuple[float, float]:
@@ -192,12 +235,12 @@ def witness_values() -> tuple[float, float]:
 
 
 def silent_after() -> float:
-    """Return the seconds without a heartbeat after which a worker is dead even if a session holds its lock.
+    """Return the seconds without a heartbeat after which a worker is dead even if an idle session holds its lock.
 
     Upkeep runs once an interval, so the tasks of a frozen worker run elsewhere within ``HEARTBEAT_LIMIT``.
     """
     interval = get_settings().HEARTBEAT_INTERVAL
-    return max(MISSING * interval, get_settings().HEARTBEAT_LIMIT - interval)
+    return max(missing(), get_settings().HEARTBEAT_LIMIT - interval)
 
 
 def beat(using: str, worker: UUID, **values: Any) -> HeartbeatReply:
@@ -209,7 +252,7 @@ def beat(using: str, worker: UUID, **values: Any) -> HeartbeatReply:
 def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, HeartbeatReply]:
     """Write one heartbeat of each of several workers, in one statement. Return the answers by the workers' ids.
 
-    A worker without a row gets no answer if its heartbeat has no list of functions.
+    A worker gets no answer if it has no row and its heartbeat has no list of functions, or if its row is locked.
     """
     given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
     interval = get_settings().HEARTBEAT_INTERVAL

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.liveness import MISSING, WITNESS, silent_after, witness_values
+from django_pglock.store.liveness import HELD_LOCKS, WITNESS, is_recent, missing, silent_after, witness_values
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.statements import run_by_index
 from django_pglock.store.wake import wake
@@ -18,12 +17,10 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 RESCUED_AT_ONCE = 200
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
+_HELD = f"held AS MATERIALIZED ({HELD_LOCKS})"
 # True if a session holds the worker's lock, or if ``lock_key`` is NULL: then the worker holds no lock, so the absence
 # of a lock proves nothing.
-LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
-               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
-               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
-                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
+_LOCK_IS_HELD = "(worker.lock_key IS NULL OR worker.lock_key IN (SELECT number FROM held))"
 
 # The workers that have running tasks, and NULL after the last one. One probe of the index of running tasks finds the
 # next worker, however many tasks a worker runs. Without BY_INDEX the planner may read all running tasks for each probe.
@@ -36,19 +33,20 @@ _BUSY = """busy (worker) AS (
 )"""
 
 # Takes claims back from dead workers. A worker is dead in three cases: it has no row; it has sent no heartbeat for the
-# hard limit; or it has missed two heartbeats, its row says that a session holds its lock, and no session does. While
-# there is no witness (liveness.py), only a worker without a row is dead. Tasks of living workers are not read.
+# hard limit, and no session that works holds its lock; or it has missed two heartbeats, its row says that a session
+# holds its lock, and no session does. While there is no witness (liveness.py), only a worker without a row is dead.
+# Tasks of living workers are not read.
 #
 # The claims are selected on one snapshot, by id and attempt. If a task has been settled and claimed by another worker
 # since then, its row has another attempt number, and it is not rescued. SKIP LOCKED, because a row that is being
 # settled at this moment needs no rescue. A task whose cancel was requested does not run again.
 RESCUE = f"""
-WITH RECURSIVE {WITNESS}, alive AS MATERIALIZED (
+WITH RECURSIVE {WITNESS}, {_HELD}, alive AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE NOT EXISTS (SELECT FROM witness)
-       OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-       OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-           AND {LOCK_IS_HELD})
+       OR {is_recent("worker.heartbeat_at")}
+       OR ({is_recent("worker.heartbeat_at")} AND {_LOCK_IS_HELD})
+       OR worker.lock_key IN (SELECT number FROM held WHERE is_working)
 ), {_BUSY}, dead AS MATERIALIZED (
     SELECT busy.worker FROM busy
     WHERE busy.worker IS NOT NULL AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)
@@ -91,10 +89,10 @@ SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 # The number of tasks of each queue that run on workers that may be dead: a worker without a row, with a missing
 # heartbeat, or with a lock that no session holds.
 POSSIBLY_LOST = f"""
-WITH RECURSIVE {_BUSY}, silent AS MATERIALIZED (
+WITH RECURSIVE {_HELD}, {_BUSY}, silent AS MATERIALIZED (
     SELECT busy.worker FROM busy WHERE busy.worker IS NOT NULL AND NOT EXISTS (
         SELECT FROM {{worker}} AS worker WHERE worker.id = busy.worker
-           AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
+           AND {is_recent("worker.heartbeat_at")} AND {_LOCK_IS_HELD})
 )
 SELECT owned.queue, count(*) FROM silent CROSS JOIN LATERAL (
     SELECT task.queue FROM {{task}} AS task
@@ -129,8 +127,8 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
-    silences = (MISSING * settings.HEARTBEAT_INTERVAL, silent_after())
-    values = (*witness_values(), *silences, limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    silences = (*witness_values(), missing(), missing(), silent_after())
+    values = (*silences, limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
     rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})
@@ -143,4 +141,4 @@ def possibly_lost(using: str, *, backend: str | None = None) -> list[tuple[str, 
 
     Such a task is rescued soon, or its worker sends heartbeats again. ``backend``: only tasks of this alias in TASKS.
     """
-    return run_by_index(using, POSSIBLY_LOST, MISSING * get_settings().HEARTBEAT_INTERVAL, backend)
+    return run_by_index(using, POSSIBLY_LOST, missing(), missing(), backend)

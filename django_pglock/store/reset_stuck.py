@@ -9,7 +9,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.store.count import in_status
-from django_pglock.store.liveness import alive
+from django_pglock.store.liveness import is_alive, works
 from django_pglock.store.move_to_status import DUE_STATUS, move
 from django_pglock.store.statements import EXPIRES_AT, rows_of
 from django_pglock.tasks.states import TaskStatus
@@ -18,10 +18,13 @@ _CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
 
 
 def stuck(tasks: Any) -> Any:
-    """Return the running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
+    """Return the running tasks of dead workers: those without a row, and those without heartbeat for the hard limit.
+
+    A worker whose session works may only be unable to write its heartbeat.
+    """
     # No join, because the planner might look up the worker of each task. The tasks are read in the order of the index
     # on status and id, so that a list reads only as many tasks as it shows. The index on workers has another order.
-    living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
+    living = rows_of("Worker", tasks.db).filter(is_alive() | works()).order_by().values("pk")
     # As a query, which names no database: a verb uses another one if a router sends reads to a replica.
     return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living.query)
 

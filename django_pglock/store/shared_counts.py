@@ -15,6 +15,7 @@ from django.db import transaction
 
 from django_pglock.store.count import queue_counts
 from django_pglock.store.failures import failures
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.shared_failures import as_json
 from django_pglock.store.statements import run
 
@@ -28,13 +29,15 @@ MAX_AGE_FOR_METRICS = 60.0
 
 # Begins a count, if one is due. Of several sessions only one gets a row. The others wait for the row lock, which is
 # held for this statement only, and then find the later date. If the worker that counts dies, another one counts at that
-# date. The returned date identifies the count.
+# date. The returned date identifies the count. A date that is later than any that
+# a count writes was written before the clock was put back.
 BEGIN_COUNT = """
 INSERT INTO {queue_count} AS last
     (queue, counted_at, count_again_at, ready, blocked, scheduled, running, failed, is_paused)
 VALUES ('', clock_timestamp(), clock_timestamp() + make_interval(secs => %s), 0, 0, 0, 0, 0, false)
 ON CONFLICT (queue) DO UPDATE SET count_again_at = EXCLUDED.count_again_at
 WHERE last.count_again_at <= clock_timestamp() - make_interval(secs => %s)
+   OR last.count_again_at > EXCLUDED.count_again_at + interval '1 minute'
 RETURNING count_again_at
 """
 
@@ -64,9 +67,9 @@ WHERE queue = ''
 """
 
 # The counts; no row if they are too old.
-READ_COUNTS = """
-SELECT queue, ready, blocked, scheduled, running, failed, oldest_ready, is_paused FROM {queue_count}
-WHERE queue <> '' AND counted_at > clock_timestamp() - make_interval(secs => %s)
+READ_COUNTS = f"""
+SELECT queue, ready, blocked, scheduled, running, failed, oldest_ready, is_paused FROM {{queue_count}}
+WHERE queue <> '' AND {is_recent("counted_at")}
 """
 
 

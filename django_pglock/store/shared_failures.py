@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from django_pglock.conf import get_settings
 from django_pglock.store.failures import FailureCounts, failures
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.statements import run
 
 #: Seconds after which counts are too old for a page. Then the page itself counts.
@@ -21,10 +22,10 @@ MAX_AGE_FOR_PAGES = 120.0
 _DATES = ("first_at", "last_at")
 
 # The stored groups. No row if they are too old, or if no worker is alive: then no worker will count again.
-READ_FAILURES = """
-SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM {queue_count}
-WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - make_interval(secs => %s)
-  AND EXISTS (SELECT FROM {worker} WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s))
+READ_FAILURES = f"""
+SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM {{queue_count}}
+WHERE queue = '' AND failures IS NOT NULL AND {is_recent("counted_at")}
+  AND EXISTS (SELECT FROM {{worker}} WHERE {is_recent("heartbeat_at")})
 """
 
 # Deletes the stored groups. A count that has begun before does not store its groups, because the row no longer has the

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django_pglock.conf import get_settings
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.ready import FIND_QUEUES, FIRST_READY
 from django_pglock.store.statements import run
 
@@ -14,7 +15,7 @@ from django_pglock.store.statements import run
 UNKNOWN = f"""
 {FIND_QUEUES.rstrip()}, known AS MATERIALIZED (
     SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
-    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+    WHERE {is_recent("worker.heartbeat_at")}
       AND worker.id = COALESCE(%s::uuid, worker.id)
 )
 SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest

@@ -8,17 +8,18 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from django_pglock.conf import get_settings
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.statements import run
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.states import TaskStatus
 
 # The task, whether its queue is paused, the number of living workers, and the queues of those that know its function.
-WHY_UNFINISHED = """
+WHY_UNFINISHED = f"""
 SELECT task.status, task.queue, task.task_path, task.run_after, queue.paused_at IS NOT NULL, alive.workers, alive.served
-FROM {task} AS task LEFT JOIN {queue} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
+FROM {{task}} AS task LEFT JOIN {{queue}} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
     SELECT count(*) AS workers,
            jsonb_agg(worker.queues) FILTER (WHERE worker.task_paths @> to_jsonb(task.task_path)) AS served
-    FROM {worker} AS worker WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS alive
+    FROM {{worker}} AS worker WHERE {is_recent("worker.heartbeat_at")}) AS alive
 WHERE task.id = %s
 """
 

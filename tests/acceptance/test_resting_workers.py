@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from datetime import timedelta
 from uuid import uuid4
@@ -15,6 +16,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task, Worker
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.liveness import LEAST_FREQUENT, LEAST_OTHERS, REST_INTERVALS
+from tests.conftest import NEVER
 from tests.sample import tasks
 from tests.sample.models import Effect
 from tests.settings import DJANGO_PGLOCK
@@ -31,9 +33,26 @@ WHERE worker.id = %s
 
 
 @pytest.fixture
-def older_workers(transactional_db):
-    """Rows of older workers that sleep and beat often, from now on for a day."""
-    ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
+def beats(transactional_db):
+    """Beat for the rows of older workers in a thread, until the event is set that this returns."""
+    is_over = threading.Event()
+
+    def beat():
+        while not is_over.wait(INTERVAL / 5):
+            Worker.objects.filter(name="older").update(heartbeat_at=Now())
+        connection.close()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield is_over
+    is_over.set()
+    thread.join(NEVER)
+
+
+@pytest.fixture
+def older_workers(beats):
+    """Rows of older workers that sleep and beat often."""
+    ago = Now() - timedelta(days=1)
     row = {"hostname": "h", "pid": 1, "threads": 1, "is_sleeping": True, "started_at": ago}
     # A worker on any host may rest: they are on two.
     return [
@@ -42,7 +61,6 @@ def older_workers(transactional_db):
             name="older",
             queues=[],
             beating_since=ago,
-            heartbeat_at=later,
             **{**row, "hostname": f"h{number}"},
         )
         for number in range(LEAST_FREQUENT + LEAST_OTHERS)
@@ -122,7 +140,7 @@ def test_a_resting_worker_that_is_cut_off_repeatedly_keeps_its_task(resting, res
     assert (row.status, row.attempts, row.rescues) == ("SUCCESSFUL", 1, 0), process.output
 
 
-def test_resting_workers_rescue_the_tasks_of_older_workers_that_died(older_workers, resting, eventually):
+def test_resting_workers_rescue_the_tasks_of_older_workers_that_died(older_workers, beats, resting, eventually):
     """The older workers are on one host. Their rows are not deleted."""
     tasks.nothing.using(queue_name="x").enqueue()
     path = tasks.nothing.module_path
@@ -130,6 +148,7 @@ def test_resting_workers_rescue_the_tasks_of_older_workers_that_died(older_worke
     [victim] = claims_of(claim_statement("default", worker=owner, paths=[path]).execute(1, "x"), owner)
     resting(2)
     assert Task.objects.get(pk=victim.id).status == "RUNNING"
+    beats.set()
     Worker.objects.filter(name="older").update(heartbeat_at=Now() - timedelta(seconds=LIMIT / 2))
     eventually(lambda: Task.objects.get(pk=victim.id).status == "SUCCESSFUL", why="nobody rescues it")
     assert Task.objects.get(pk=victim.id).rescues == 1

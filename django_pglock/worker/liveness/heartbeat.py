@@ -41,6 +41,8 @@ from django_pglock.worker.shared_sessions import SharedSessions
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
+#: The pause before a beat is tried again because another session has locked our row, as a share of the interval.
+LOCKED_PAUSE = 0.1
 
 
 class Heartbeat(ConnectedService):
@@ -105,6 +107,9 @@ class Heartbeat(ConnectedService):
         self._registered_functions = -1
         self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
+        self._has_beaten_here = False  # whether this session has written a beat
+        self._is_row_locked = False  # whether another session has locked our row, so the last beat was not written
+        self._has_warned = False  # whether that is logged
         self._notifications = NotificationSession(self._on_notification)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
         in_flight.when_busy.append(self._end_rest)
@@ -198,7 +203,7 @@ class Heartbeat(ConnectedService):
     def _note_session(self) -> None:
         """Note that we have a new session, or none."""
         self.lock.note_session()
-        self._beats_here = False
+        self._beats_here = self._has_beaten_here = False
 
     def run_once(self) -> None:
         if not self.first_beat.is_set() and not self._prepare_first_beat():
@@ -206,6 +211,10 @@ class Heartbeat(ConnectedService):
             return
         began = time.monotonic()
         next_in = self.beat()
+        if self._is_row_locked:
+            self._wait_for_row()
+            return
+        self._has_warned = False
         self.beat_at = began
         is_requested = self.rest.end()
         self.process.report_beat()
@@ -305,7 +314,23 @@ class Heartbeat(ConnectedService):
             reply, next_in = self._beat(known)
         if reply is not None:
             self._note_answer(reply)
+        self._is_row_locked = reply is None
         return next_in
+
+    def _wait_for_row(self) -> None:
+        """Wait a moment before the next attempt to beat. Meanwhile our lock shows that this worker lives."""
+        timing = heartbeat_timing()
+        self.process.report_beat()
+        age = 0.0 if self.beat_at is None else time.monotonic() - self.beat_at
+        if not self._has_warned and timing.is_late(age, is_resting=self.rest.is_on):
+            self._has_warned = True
+            logger.warning(
+                "This worker cannot write its heartbeat, because another session has locked its row in the table of "
+                "workers, perhaps one that is idle in a transaction. Until that session ends its transaction, this "
+                "worker runs what it has claimed, and soon claims nothing more."
+            )
+        self._receive()
+        self._wait(timing.interval * LOCKED_PAUSE)
 
     def _beat(self, task_paths: list[str] | None) -> tuple[HeartbeatReply | None, float]:
         """Beat once. Return the answer (None: we have no row), and the seconds until the next beat."""
@@ -342,8 +367,10 @@ class Heartbeat(ConnectedService):
             self._notifications.listen(connection_for(self.using))
             self._report_missed()
         self.lock.hold()
-        own = beat._replace(lock_key=self.lock.held_number, is_interrupted=is_new)
-        return beat_all(self.using, [own]).get(beat.id)
+        own = beat._replace(lock_key=self.lock.held_number, is_interrupted=not self._has_beaten_here)
+        reply = beat_all(self.using, [own]).get(beat.id)
+        self._has_beaten_here = self._has_beaten_here or reply is not None
+        return reply
 
     def _note_answer(self, reply: HeartbeatReply) -> None:
         self._registered_functions = reply.known

@@ -77,6 +77,7 @@ class SharedHeartbeat(ConnectedService):
         for client in self._clients:
             client.tell_missed()
             client.drop_old_request()
+            client.release_lock_if_silent()
         requesting = [client for client in self._clients if client.has_request]
         timing = heartbeat_timing()
         first_request = min((client.requested_at for client in requesting), default=0.0)
@@ -194,6 +195,15 @@ class HeartbeatClient:
             self._request = None
             self.tell({"can_beat": True})
 
+    def release_lock_if_silent(self) -> None:
+        """Release the lock of a process that asks for no heartbeats: others must not count this session's work as its.
+
+        A stopped process loses its tasks a moment later. One that beats in its own session has its own lock.
+        """
+        timing = heartbeat_timing()
+        if time.monotonic() - self.requested_at > timing.silent_after - timing.interval:
+            self.lock.release()
+
     def beat(self) -> Beat:
         """Return the requested heartbeat."""
         assert self._request is not None  # noqa: S101 - for the type checker
@@ -201,8 +211,8 @@ class HeartbeatClient:
         return self._request._replace(lock_key=self.lock.held_number, is_interrupted=is_interrupted)
 
     def answer(self, reply: Any, *, is_listening: bool, next_in: float) -> None:
-        """Answer the request."""
-        self._is_new = False
+        """Answer the request. ``reply`` None: the heartbeat was not written."""
+        self._is_new = self._is_new and reply is None
         self._request = None
         self.tell({"beaten": reply, "asked_at": self.requested_at, "is_listening": is_listening, "next_in": next_in})
 

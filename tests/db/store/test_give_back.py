@@ -17,6 +17,7 @@ from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.claim_comparison import ClaimComparison
+from tests import server_clock
 from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -131,6 +132,16 @@ def test_give_back_does_not_change_a_claim_that_is_in_flight(claim):
     assert give_back("default", mine.worker, [], before=before) == 0
     assert give_back("default", mine.worker, [], except_keys=["order:1"]) == 0
     assert give_back("default", mine.worker, [], before=server_time("default"), except_keys=["order:2"]) == 1
+
+
+@pytest.mark.parametrize("older_than", [0.0, 4.0])
+def test_a_claim_from_before_a_step_of_the_clock_is_given_back(claim, older_than):
+    """A failover to a server whose clock is behind: the answer to the claim was lost with the old server."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    server_clock.put_back(300)
+    before = server_time("default")
+    assert give_back("default", mine.worker, [], before=before, older_than=older_than) == 1
 
 
 def test_give_back_wakes_a_sleeping_worker(claim):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 from uuid import uuid4
 
@@ -13,6 +12,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import (
     LATE,
     LEAST_FREQUENT,
@@ -76,37 +76,41 @@ def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
     assert (answers[here].known, answers[gone].known) == (1, 3)
 
 
-def test_the_rows_of_several_workers_are_written_in_one_order():
-    """Otherwise two statements that write the same rows could deadlock."""
-    first, second = sorted([uuid4(), uuid4()])
-    beats = [
-        Beat(each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[])
-        for each in (second, first)
-    ]
-    beat_all("default", beats)
-    with transaction.atomic():
-        Worker.objects.select_for_update().get(pk=second)
-        ended = threading.Event()
-
-        def write():
-            try:
-                beat_all("default", beats)
-            finally:
-                connections.close_all()
-                ended.set()
-
-        threading.Thread(target=write).start()
-        while not waits_for_a_lock():
-            time.sleep(0.01)
-        free = Worker.objects.select_for_update(skip_locked=True).filter(pk=first)
-        assert not free.exists(), "it waits for the second row before it has the first one"
-    assert ended.wait(NEVER)
+def test_a_locked_row_delays_no_heartbeat(settings):
+    """A person has locked the row of one worker, and a supervisor beats for all of its processes in one statement."""
+    locked, free = sorted([uuid4(), uuid4()])
+    values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+    beats = [Beat(each, **values, task_paths=["f"]) for each in (locked, free)]
+    assert set(beat_all("default", beats)) == {locked, free}
+    person = dedicated_connection("default")
+    try:
+        with person.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT FROM django_pglock_worker WHERE id = %s FOR UPDATE", [locked])
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
+            assert set(beat_all("default", beats)) == {free}
+            cursor.execute("RESET lock_timeout")
+    finally:
+        person.close()
 
 
-def waits_for_a_lock() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')")
-        return bool(cursor.fetchone()[0])
+def test_the_clock_is_put_back(settings):
+    """The server's clock decides, so all dates that were written before are in the future now."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    dead, living = uuid4(), uuid4()
+    register(dead), register(living)
+    step = timedelta(hours=1)
+    Worker.objects.update(heartbeat_at=F("heartbeat_at") + step, beating_since=F("beating_since") + step)
+    assert not Worker.objects.alive().exists()
+    register(living)
+    row = Worker.objects.alive().get()
+    assert row.pk == living
+    assert row.heartbeat_at - row.beating_since < timedelta(seconds=9), "the others may not have beaten since the step"
+    assert delete_dead("default") == 0
+    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=WITNESS_AFTER * 50))
+    assert delete_dead("default") == 1
+    assert Worker.objects.get().pk == living
 
 
 def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings):
@@ -126,8 +130,8 @@ def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings)
 
 
 def older_worker(**values):
-    """Make a row of a worker that has run for longer, sleeps and beats often, from now on for a day."""
-    ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
+    """Make a row of a worker that has run for longer, sleeps and beats often, also on a slow machine."""
+    ago, later = Now() - timedelta(days=1), Now() + timedelta(seconds=50)
     row = {"name": "older", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_sleeping": True, **values}
     return Worker.objects.create(
         **{"id": uuid4(), "started_at": ago, "beating_since": ago, "heartbeat_at": later, **row}
@@ -171,7 +175,8 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not(settings):
     assert answer().may_rest is False, "after the death of the older ones nobody might notice it soon"
 
 
-def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker():
+def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     mine, others = uuid4(), uuid4()
 
     def may_rest(me, hostname):
@@ -189,7 +194,8 @@ def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker():
     assert may_rest(others, "south")
 
 
-def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep():
+def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     me, queues = uuid4(), ["mail"]
     for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
         older_worker()

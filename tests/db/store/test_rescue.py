@@ -16,10 +16,11 @@ from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rescue as rescue_module
-from django_pglock.store.liveness import WITNESS_AFTER, beat
+from django_pglock.store.liveness import WITNESS_AFTER, beat, silent_after, witness_values
 from django_pglock.store.outcome import GivenBack, Succeeded
 from django_pglock.store.rescue import RESCUE, RESCUED_AT_ONCE, possibly_lost, rescue
 from django_pglock.store.settle import settle
+from django_pglock.store.statements import run_by_index
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -64,9 +65,12 @@ def hold_lock(session):
         (200.0, True, False),  # beats are missing, but its session lives: the server was busy
         (200.0, False, True),  # killed
         (320.0, True, False),
-        (370.0, True, True),  # with a later check, its tasks would not run elsewhere within the limit
-        (500.0, True, True),  # frozen: the session lives, and no thread runs
+        (500.0, True, False),  # its session works, but a person has locked its row, so no beat can be written
         (500.0, False, True),
+        (-90.0, False, False),  # the clock was put back a little
+        (-200.0, True, False),
+        (-200.0, False, True),  # killed, and the clock was put back since
+        (-500.0, False, True),
     ],
 )
 def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
@@ -84,6 +88,25 @@ def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     rescued = rescue("default")
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
+
+
+@pytest.mark.parametrize("silent_for", [370.0, 500.0, -500.0])
+def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle(
+    claim, session, settings, eventually, silent_for
+):
+    """A frozen process keeps its session, and so does the server if a host has died. Without the first check, the tasks
+    would not run elsewhere within the limit."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for)
+    register_witness()
+    hold_lock(session)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    assert not rescue("default"), "its session has just worked"
+    # As if that were long ago: a session works for as long as beats may be missing, and here this is a microsecond.
+    values = (*witness_values(), 1e-6, 110.0, silent_after(), 10, 10, 3, "x", "y")
+    assert run_by_index("default", RESCUE, *values)
 
 
 @pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])

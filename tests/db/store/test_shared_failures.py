@@ -16,8 +16,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def living(db):
-    return Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
+def living(db, slow_beats):
+    return Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
 
 
 def count():
@@ -54,13 +54,12 @@ def test_old_or_changed_groups_of_failures_are_counted_again():
     assert read().age is None
 
 
-def test_counts_are_not_used_when_no_worker_is_alive_to_count_again(settings, living):
+def test_counts_are_not_used_when_no_worker_is_alive_to_count_again(living):
     """A worker that has ended in order has no row."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 400}
     count()
-    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=300))
+    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=1500))
     assert read().age is not None
-    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=500))
+    Worker.objects.update(heartbeat_at=Now() - timedelta(seconds=2500))
     assert read().age is None
     Worker.objects.update(heartbeat_at=Now())
     assert read().age is not None

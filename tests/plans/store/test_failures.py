@@ -139,7 +139,7 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
 
     counted_here = "what a worker has counted; groups; those without a fingerprint, with their tracebacks; redrives"
     assert len(statements()) == 5, counted_here
-    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(hours=1))
+    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(seconds=3))
     keep_counts("default")
     assert len(statements()) == 2, "what a worker has counted; redrives"
     # Without cascades: Django would load each task.

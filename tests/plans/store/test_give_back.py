@@ -9,7 +9,7 @@ from tests.plans.store.backlog import Call
 
 def calls(backlog):
     return {
-        "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, backlog.ids[:1], 0.0, None, []), by_index=True),
+        "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
     }
 
 

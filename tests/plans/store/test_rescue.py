@@ -13,13 +13,13 @@ from tests.plans.store.backlog import Call
 
 
 def values(limit):
-    return 4.5, 5.25, 6.6, 30.0, limit, limit, 3, "x", "y"
+    return 4.5, 5.25, 6.6, 6.6, 30.0, limit, limit, 3, "x", "y"
 
 
 def calls(_backlog):
     return {
         "RESCUE": Call(filled(RESCUE), values(1000), by_index=True),
-        "POSSIBLY_LOST": Call(filled(POSSIBLY_LOST), (6.6, None), by_index=True),
+        "POSSIBLY_LOST": Call(filled(POSSIBLY_LOST), (6.6, 6.6, None), by_index=True),
     }
 
 

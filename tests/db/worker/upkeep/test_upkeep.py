@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 from django_pglock.models import Schedule, Task, TaskHistory, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import liveness
 from django_pglock.store.history import KEPT, Counts, add_history
 from django_pglock.store.liveness import UPKEEP_WORKERS
 from django_pglock.store.schedules import ScheduleKeeper
@@ -27,11 +28,13 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def older_workers():
-    """Workers that have started earlier and have sent heartbeats for a long time."""
-    row = {"pid": 7, "queues": [], "threads": 1, "started_at": Now() - timedelta(days=1)}
-    future = Now() + timedelta(days=1)
-    return [Worker.objects.create(id=uuid4(), heartbeat_at=future, **row).pk for _ in range(UPKEEP_WORKERS)]
+def older_workers(monkeypatch, settings):
+    """Workers that have started earlier and have sent heartbeats for a long time; their last one counts for long."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 2000.0}
+    monkeypatch.setattr(liveness, "IN_TIME", 1e4)
+    ago = Now() - timedelta(days=1)
+    row = {"pid": 7, "queues": [], "threads": 1, "started_at": ago, "beating_since": ago}
+    return [Worker.objects.create(id=uuid4(), **row).pk for _ in range(UPKEEP_WORKERS)]
 
 
 def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, eventually, older_workers, monkeypatch):
