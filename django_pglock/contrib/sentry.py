@@ -28,7 +28,7 @@ from sentry_sdk.tracing import TransactionSource
 from sentry_sdk.tracing_utils import has_span_streaming_enabled
 from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
-from django_pglock.error_reading import attribute_of, class_path_of, is_a
+from django_pglock.error_reading import class_path_of
 from django_pglock.errors import TaskCancelled
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
 from django_pglock.tasks import instrumentation
@@ -170,9 +170,9 @@ class Running(RunObserver):
 
     def _may_report(self, error: BaseException) -> bool:
         claim = self.claim
-        if (is_a(error, FlowWord) and not is_a(error, Retry)) or is_a(error, TaskCancelled):
+        if (isinstance(error, FlowWord) and not isinstance(error, Retry)) or isinstance(error, TaskCancelled):
             return False
-        will_retry = is_a(error, Retry) or self.attempt.definition.can_retry(error)
+        will_retry = isinstance(error, Retry) or self.attempt.definition.can_retry(error)
         return self.integration.report_retries or claim.retries >= claim.max_retries or not will_retry
 
     def _event(self, error: BaseException) -> tuple[Any, Any]:
@@ -212,7 +212,7 @@ def _without_reported(event: Any, hint: Any) -> Any:
     if event.get("logger") not in LOGGERS:
         return event
     error = (hint.get("exc_info") or (None, None))[1]
-    is_known = error is not None and (is_a(error, Cancel | TaskCancelled) or attribute_of(error, REPORTED))
+    is_known = error is not None and (isinstance(error, Cancel | TaskCancelled) or getattr(error, REPORTED, None))
     return None if is_known else event
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from psycopg.pq import TransactionStatus
 
-from django_pglock.error_reading import trace_of
 from django_pglock.postgres.connections import end_session, shut_down_socket, transaction_status
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class OwnTransaction:
         try:
             if self._connection.atomic_blocks[-1:] == [self._atomic]:
                 # Not by its truth: an exception with a length of 0 is false.
-                kind, trace = (None, None) if error is None else (type(error), trace_of(error))
+                kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
                 self._atomic.__exit__(kind, error, trace)
         finally:
             if self._is_outermost and not self._is_over():

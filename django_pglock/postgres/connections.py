@@ -15,7 +15,7 @@ from psycopg import Error as PsycopgError
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 
-from django_pglock.error_reading import cause_of, following, sqlstate_of
+from django_pglock.error_reading import following
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.libpq import CANCEL_WITHIN
 
@@ -182,7 +182,12 @@ def close_unusable_connections(*, without: str) -> None:
 
 def is_forbidden(error: BaseException) -> bool:
     """Return whether the error reports that the role lacks a right."""
-    return InsufficientPrivilege.sqlstate in map(sqlstate_of, (error, cause_of(error)))
+    return InsufficientPrivilege.sqlstate in (sqlstate_of(error), sqlstate_of(error.__cause__))
+
+
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """Return the code of an error of the server; None for other exceptions, whose attributes may raise."""
+    return error.sqlstate if isinstance(error, PsycopgError) else None
 
 
 def sqlstates_of(error: BaseException | None) -> Iterator[str]:

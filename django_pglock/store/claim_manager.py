@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
-from django_pglock.error_reading import trace_of
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.marking import check_changes, checked_limit, mark_rows
@@ -50,7 +49,7 @@ class ClaimedRows(Sequence[Row]):
             self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
-            self.__exit__(type(error), error, trace_of(error))
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 

@@ -7,11 +7,13 @@ history.py and metrics.py of the worker.
 
 from __future__ import annotations
 
+import builtins
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
-from django_pglock.error_reading import chain_of, set_trace, trace_of
 from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import function_of
@@ -45,13 +47,14 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure for an exception."""
-        chain = list(chain_of(error))
+        chain = list(_chain_of(error))
         for each in chain:
-            set_trace(each, _without_own_frames(trace_of(each)))
-        failure = cls(*describe_exception(error), message_of(error), error, function_of(trace_of(error)))
+            # Not by an assignment, which an exception that is a frozen dataclass refuses.
+            each.with_traceback(_without_own_frames(each.__traceback__))
+        failure = cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
         for each in chain:
             # The objects of the frames, such as locks and connections, must be freed before the next task begins.
-            traceback.clear_frames(trace_of(each))
+            traceback.clear_frames(each.__traceback__)
         return failure
 
 
@@ -145,9 +148,24 @@ CANCEL_REQUESTED = Cancelled(
 #: After these outcomes a task does not run again by itself.
 FINAL = (Succeeded, Failed, Cancelled)
 
+#: Python 3.10 has no groups.
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 #: The first frames of each traceback belong to this package. They are removed: a reader does not need them, and the
 #: variables of a frame that still runs cannot be cleared.
 _OWN_FRAMES = "django_pglock.worker."
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its causes and contexts, and the exceptions of exception groups."""
+    # Causes may be a circle: an exception can be the cause of its own cause.
+    seen: set[int] = set()
+    left: list[object] = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [*(each.exceptions if isinstance(each, _GROUP) else ()), each.__cause__, each.__context__]
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.utils.functional import Promise
 
-from django_pglock.error_reading import class_name_of, class_path_of, one_line, traceback_of
+from django_pglock.error_reading import class_path_of, one_line, traceback_of
 from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
@@ -191,6 +191,6 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
 
 def message_of(error: BaseException) -> str:
     """Return the class and the text of an exception on one line, even if its ``__str__`` raises."""
-    text, name = one_line(error), class_name_of(error)
+    text, name = one_line(error), type(error).__qualname__
     text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
     return storable(f"{name}: {text}" if text else name)

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
-from django_pglock.error_reading import is_a
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import option_hints
 from django_pglock.tasks.compat import (
@@ -167,7 +166,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     def can_retry(self, error: BaseException) -> bool:
         """Return whether the task is retried after this exception."""
-        return is_a(error, self.retry_on) and not is_a(error, self.no_retry_on)
+        return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
 
 
 #: The options of ``@task``.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_pglock.error_reading import is_a, is_sent
+from django_pglock.error_reading import is_sent
 from django_pglock.loggers import get_logger
 from django_pglock.tasks.arguments import from_json
 
@@ -117,13 +117,13 @@ class ObservedRun:
     def raised(self, error: BaseException) -> None:
         """Pass the exception of the function to all observers."""
         for observer in self._observers:
-            _call(observer.raised, error, has_ended=True)
+            _call(observer.raised, error)
 
     def ended(self, outcome: Any) -> None:
         """Pass the outcome to all observers, once."""
         observers, self._observers = self._observers, []
         for observer in reversed(observers):
-            _call(observer.ended, outcome, has_ended=True)
+            _call(observer.ended, outcome)
 
 
 #: An attempt and a block without observers.
@@ -152,16 +152,12 @@ def headers_of(meta: str, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _call(function: Callable[..., Any], *args: Any, has_ended: bool = False) -> Any:
-    """Call an instrument, and log what it raises.
-
-    Until the function of the project ``has_ended``, other code may send exceptions into the thread, such as
-    gevent.Timeout. Those are no ``Exception``.
-    """
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call an instrument, and log what it raises."""
     try:
         return function(*args)
-    except BaseException as error:
-        if is_sent(error) or not (has_ended or is_a(error, Exception)):
+    except Exception as error:
+        if is_sent(error):
             raise
         logger.exception("%s raised. The task is not affected.", getattr(function, "__qualname__", function))
         return None

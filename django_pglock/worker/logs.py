@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from django_pglock.error_reading import trace_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failure
 from django_pglock.tasks.claim import Claim
@@ -26,7 +25,7 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
     if not logger.isEnabledFor(level):
         return
     error = None if failure is None else failure.exception
-    exc_info = None if error is None else (type(error), error, trace_of(error))
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
     args, extra = (claim, *values), claim.log_fields()
     # The message of an exception, which is the last value, may be a sentence with its own full stop.
     end = "" if text.endswith("%s") and str(values[-1]).endswith((".", "!", "?")) else "."

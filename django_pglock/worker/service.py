@@ -21,7 +21,7 @@ import psycopg
 from django.db import InterfaceError, OperationalError, connections
 from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
-from django_pglock.error_reading import is_a, one_line
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
     CONNECTION_ERRORS,
@@ -194,7 +194,7 @@ class Service:
 
 def _is_about_connection(error: BaseException) -> bool:
     """Return whether an error is about the connection, and not about a statement that the server refuses or cancels."""
-    if not is_a(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
+    if not isinstance(error, (OperationalError, InterfaceError, psycopg.OperationalError, OSError)):
         return False
     # An error of libpq has no SQLSTATE. A statement timeout, for example, is an OperationalError with another one.
     return all(state.startswith(CONNECTION_SQLSTATES) for state in sqlstates_of(error))

@@ -9,7 +9,6 @@ from weakref import ReferenceType
 
 from django.dispatch import Signal
 
-from django_pglock.error_reading import attribute_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failure
 from django_pglock.tasks import registry
@@ -35,10 +34,9 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
         logger.exception("A signal receiver for %s raised a BaseException, so later receivers were not called.", claim)
         return
     for receiver, answer in answers:
-        # By its class, because to read an answer may run code of the project.
-        if issubclass(type(answer), Exception):
+        if isinstance(answer, Exception):
             # Django logs this as well, but its logger has no handler unless DEBUG is on.
-            name = attribute_of(receiver, "__qualname__") or type(receiver).__qualname__
+            name = getattr(receiver, "__qualname__", type(receiver).__qualname__)
             failure = Failure.of(answer)
             log_claim(
                 logging.ERROR,

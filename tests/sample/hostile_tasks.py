@@ -1,103 +1,30 @@
-"""Task functions that raise exceptions whose classes raise when they are read."""
+"""Task functions that raise exceptions which are hard to read or to change."""
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 import time
 
-from django_pglock import Cancel, Retry, task
-
-
-class Refused(BaseException):
-    """Raised by the exceptions below. Nobody catches it as an ``Exception``."""
-
-
-def refuse(*args):
-    raise RuntimeError("not to be read")
-
-
-def leave(*args):
-    sys.exit("not to be read")
-
-
-def refuse_all(*args):
-    raise Refused
-
-
-class NoAttributes(Exception):
-    __getattribute__ = refuse
-
-
-class NoAttributesByExit(Exception):
-    __getattribute__ = leave
-
-
-class NoAttributesByBaseException(Exception):
-    __getattribute__ = refuse_all
+from django_pglock import task
 
 
 class NoText(Exception):
-    __str__ = __repr__ = leave
+    """As an exception whose message is made of an attribute that it has not got."""
 
-
-class NoClass(Exception):
-    __class__ = property(refuse)
-
-
-class NoChain(Exception):
-    __cause__ = __context__ = __traceback__ = __suppress_context__ = __notes__ = property(refuse)
-    args = exceptions = sqlstate = property(leave)
-
-
-class NoTruth(Exception):
-    __len__ = __bool__ = __eq__ = refuse
-    __hash__ = None
-
-
-class Silent(type):
-    """The metaclass of a class that has no name and no module."""
-
-    __name__ = __module__ = property(refuse)
-
-    def __getattribute__(cls, name):
+    def __str__(self):
         raise RuntimeError("not to be read")
 
-
-class NoName(Exception, metaclass=Silent):
-    pass
+    __repr__ = __str__
 
 
-class NoModule(Exception):
-    __module__ = property(refuse)
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """It refuses that its traceback is assigned."""
+
+    number: int = 7
 
 
-class NoAttributesToRetry(Retry):
-    """The package reads attributes of its own class."""
-
-    __getattribute__ = refuse
-
-
-class NoAttributesToCancel(Cancel):
-    __getattribute__ = refuse
-
-
-class NoWayOut(BaseException):
-    __getattribute__ = refuse_all
-    __str__ = __repr__ = refuse_all
-
-
-HOSTILE = {
-    each.__name__: each
-    for each in (
-        *(NoAttributes, NoAttributesByExit, NoAttributesByBaseException, NoText, NoClass, NoChain, NoTruth, NoModule),
-        *(NoAttributesToRetry, NoAttributesToCancel, NoWayOut),
-    )
-}
-HOSTILE["NoName"] = NoName
-if sys.version_info >= (3, 11):
-    HOSTILE["NoMember"] = lambda: ExceptionGroup(  # noqa: F821
-        "several", [NoAttributes(), NoName()]
-    )
+HOSTILE = {each.__name__: each for each in (NoText, Frozen)}
 
 
 def throw(kind):
@@ -127,11 +54,6 @@ async def throw_in_coroutine(kind):
 
 @task(max_attempts=2, backoff=lambda error, result: str(error))
 def throw_and_read_in_backoff(kind):
-    throw(kind)
-
-
-@task(max_attempts=2, backoff=lambda error, result: throw("NoAttributes"))
-def throw_in_backoff(kind):
     throw(kind)
 
 

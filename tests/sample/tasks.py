@@ -220,10 +220,6 @@ class Answer(Exception):
 
     exceptions = 503
 
-    @property
-    def __cause__(self):
-        return self.reason
-
     def __getattr__(self, name):
         return {"status": 503}[name]
 

@@ -1,11 +1,10 @@
-"""A handler, a filter, a formatter or a factory of records that raises: the code that logs continues."""
+"""A handler, a filter or a formatter that raises: the code that logs continues."""
 
 from __future__ import annotations
 
 import ast
 import logging
 import pkgutil
-import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -18,10 +17,6 @@ from django_pglock.errors import TaskTimeout
 PACKAGE = Path(django_pglock.__file__).parent
 #: Modules that need packages that are not installed here, or that run when they are imported.
 NOT_IMPORTED = ("contrib", "migrations", "heartbeat_process_main", "pytest_plugin")
-
-
-class ThrownInto(BaseException):
-    """As gevent.Timeout."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +86,8 @@ def test_a_call_of_no_logger_of_the_package_raises_what_a_handler_raises(capsys)
 
 
 @pytest.mark.parametrize("where", ["emit", "handle", "filter", "format"])
-@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), KeyboardInterrupt(), ThrownInto()], ids=repr)
-def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, capsys, where, error):
-    logger.addHandler(handler := Raising(error, where))
+def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, capsys, where):
+    logger.addHandler(handler := Raising(ValueError("broken"), where))
     assert in_threads(lambda number: logger.error("line %d", number) or "went on", 1) == ["went on"]
     assert handler.count == 1
     printed = capsys.readouterr().err
@@ -108,67 +102,11 @@ def test_a_filter_of_the_logger_itself_may_raise(logger, capsys):
     assert "ValueError: broken" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ThrownInto()], ids=repr)
-def test_in_the_main_thread_what_a_signal_handler_may_have_raised_passes(logger, error):
-    """Ctrl-C may come in the middle of a call."""
-    assert threading.current_thread() is threading.main_thread()
-    logger.addHandler(Raising(error, "emit"))
-    with pytest.raises(type(error)):
-        logger.error("a line")
-
-
 def test_a_timeout_that_is_sent_into_a_function_passes(logger):
     """It is raised once, in the middle of any call that the function makes."""
     logger.addHandler(Raising(TaskTimeout(), "emit"))
     with pytest.raises(TaskTimeout):
         logger.error("a line")
-
-
-def test_what_is_sent_into_the_threads_of_the_project_passes_where_its_code_logs(in_threads):
-    """A lock logs in the thread of its caller, where a timeout of gevent may be pending."""
-    logger = loggers.get_logger("django_pglock.locks")
-    logger.addHandler(handler := Raising(ThrownInto(), "emit"))
-
-    def call(_):
-        with pytest.raises(ThrownInto):
-            logger.error("a line")
-        return "passed"
-
-    try:
-        assert in_threads(call, 1) == ["passed"]
-        handler.error = SystemExit(3)
-        in_threads(lambda _: logger.error("a line"), 1)
-    finally:
-        logger.removeHandler(handler)
-
-
-def test_a_record_is_logged_although_the_factory_of_records_raises(logger, capsys):
-    kept, factory = Raising(ValueError("unused"), "fail"), logging.getLogRecordFactory()
-    kept.emit = lambda record: seen.append(record)
-    seen = []
-    logger.addHandler(kept)
-
-    failures = [LookupError("no request here"), KeyboardInterrupt()]
-
-    def fail(*args, **kwargs):
-        raise failures.pop(0)
-
-    logging.setLogRecordFactory(fail)
-    try:
-        logger.error("a line about %s", "something", exc_info=failures[1], extra={"request": 5})
-        with pytest.raises(KeyboardInterrupt):
-            logger.error("a Ctrl-C in the factory")
-    finally:
-        logging.setLogRecordFactory(factory)
-    assert [(each.msg, each.name, each.levelname) for each in seen] == [
-        ("a line about %s", "django_pglock.worker", "ERROR")
-    ]
-    assert (seen[0].funcName, seen[0].stack_info) == (
-        "test_a_record_is_logged_although_the_factory_of_records_raises",
-        None,
-    )
-    assert seen[0].exc_info[0] is KeyboardInterrupt
-    assert "LookupError: no request here" in capsys.readouterr().err
 
 
 def test_a_record_names_the_line_that_logs(logger):
@@ -177,48 +115,6 @@ def test_a_record_names_the_line_that_logs(logger):
     kept.emit = seen.append
     logger.error("a line")
     assert (seen[0].filename, seen[0].funcName) == ("test_loggers.py", "test_a_record_names_the_line_that_logs")
-
-
-class Unreadable(Exception):
-    """Raises whatever is read."""
-
-    def __getattribute__(self, name):
-        raise RuntimeError("no")
-
-
-def test_an_error_that_cannot_be_printed_is_named(logger, capsys):
-    logger.addHandler(Raising(Unreadable(), "emit"))
-    logger.error("a line")
-    said = capsys.readouterr().err
-    assert "The log has raised tests.unit.test_loggers.Unreadable. The record was: 'a line'" in said
-
-
-class Interrupted(Exception):
-    """As if Ctrl-C came while it is printed."""
-
-    def __getattribute__(self, name):
-        raise KeyboardInterrupt
-
-
-def test_a_ctrl_c_while_the_failure_of_the_log_is_printed_passes(logger):
-    logger.addHandler(Raising(Interrupted(), "emit"))
-    with pytest.raises(KeyboardInterrupt):
-        logger.error("a line")
-
-
-def test_a_record_has_the_text_of_an_exception_only_if_a_formatter_could_not_make_it(logger):
-    logger.addHandler(kept := Raising(ValueError("unused"), "fail"))
-    texts = []
-    kept.emit = lambda record: texts.append(record.exc_text)
-    logger.error("a line")
-    for error in (ValueError("readable"), Unreadable()):
-        logger.error("a line", exc_info=(type(error), error, None))
-    unreadable = f"{__name__}.Unreadable: this exception cannot be printed (RuntimeError)"
-    assert texts == [None, None, unreadable]
-    record = logger.makeRecord(logger.name, logging.ERROR, "", 1, "a line", (), (Unreadable, Unreadable(), None))
-    record.exc_text = "made before"
-    logger.handle(record)
-    assert texts[-1] == "made before"
 
 
 @pytest.mark.parametrize("stream", ["closed", None])
@@ -235,8 +131,6 @@ def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, st
 def test_nothing_is_printed_if_the_project_has_switched_that_off(logger, monkeypatch, capsys):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     logger.addHandler(Raising(ValueError("broken"), "emit"))
-    logger.error("a line")
-    logger.handlers[-1].error = Unreadable()
     logger.error("a line")
     assert capsys.readouterr().err == ""
 

@@ -10,7 +10,6 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
-from django_pglock.error_reading import attribute_of, class_name_of, is_a
 from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.attempts import attempts_before
@@ -156,14 +155,14 @@ class Attempt(StoppableAttempt):
         except TaskResultError as error:
             return self.failure(error)
         except BaseException as broken:  # noqa: BLE001 - to read a container may run the user's code
-            refused = TaskResultError(f"{what} cannot be read: {class_name_of(broken)}.")
+            refused = TaskResultError(f"{what} cannot be read: {type(broken).__qualname__}.")
             refused.__cause__ = broken
             return self.failure(refused)
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
         self.observed.raised(error)
-        if is_a(error, TaskResultError):
+        if isinstance(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))
         try:
@@ -184,20 +183,20 @@ class Attempt(StoppableAttempt):
     def _failure(self, error: BaseException) -> Outcome:
         if self.has_met_standby:
             return self.interruption(error)
-        if is_a(error, Snooze):
+        if isinstance(error, Snooze):
             return self._snoozed(error)
         claim = self.claim
         failure = Failure.of(error)
-        if is_a(error, Cancel | TaskCancelled):
+        if isinstance(error, Cancel | TaskCancelled):
             return Cancelled(failure)
-        may_retry = is_a(error, Retry) or self.definition.can_retry(error)
+        may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
         if claim.retries >= claim.max_retries or not may_retry:
             return Failed(failure)
         return Retried(failure, self._delay(error, failure))
 
-    def _snoozed(self, error: BaseException) -> Outcome:
+    def _snoozed(self, error: Snooze) -> Outcome:
         delay, most = (
-            min(attribute_of(error, "seconds"), MAX_DELAY),
+            min(error.seconds, MAX_DELAY),
             self.options.get("max_snoozes", self.definition.max_snoozes),
         )
         if most is None:
@@ -209,8 +208,8 @@ class Attempt(StoppableAttempt):
         return Failed(Failure.of(refused))
 
     def _delay(self, error: BaseException, failure: Failure) -> float:
-        if is_a(error, Retry) and (seconds := attribute_of(error, "seconds")) is not None:
-            return min(float(seconds), MAX_DELAY)
+        if isinstance(error, Retry) and error.seconds is not None:
+            return min(float(error.seconds), MAX_DELAY)
 
         def result() -> TaskResult[..., Any]:
             # The failure is not stored yet, because the backoff is part of its outcome.

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextvars import ContextVar
 
-from django_pglock.error_reading import class_name_of, is_sent
+from django_pglock.error_reading import is_sent
 from django_pglock.tasks.arguments import storable
 
 #: The number of last records that are kept, and the largest number of characters of each record and of all together.
@@ -36,11 +36,11 @@ class CapturedLogs:
         try:
             # A copy, because a formatter stores the text of the traceback in the record, where other handlers read it.
             text = _FORMAT.format(copy.copy(record))
-        except BaseException as error:
+        except Exception as error:
             if is_sent(error):
                 raise
             # The arguments of a record are the project's objects.
-            text = f"{record.levelname} {record.name}: the record cannot be formatted ({class_name_of(error)})"
+            text = f"{record.levelname} {record.name}: the record cannot be formatted ({type(error).__qualname__})"
         self.count += 1
         self._texts.append(text if len(text) <= LONGEST_RECORD else f"{text[:LONGEST_RECORD]}…")
 

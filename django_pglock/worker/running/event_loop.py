@@ -14,7 +14,6 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 
-from django_pglock.error_reading import is_a
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
@@ -79,7 +78,7 @@ class EventLoop:
             await self._renew_connections()
             ended = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            is_given_back = attempt.began is None and is_a(error, asyncio.CancelledError)
+            is_given_back = attempt.began is None and isinstance(error, asyncio.CancelledError)
             ended = attempt.ended(GivenBack()) if is_given_back else end_by_error(attempt.claims, error)
         self._end(attempt, ended)
 

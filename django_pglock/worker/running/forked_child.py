@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from django_pglock.error_reading import attribute_of, is_a, traceback_of
+from django_pglock.error_reading import traceback_of
 
 #: The number of forks from the process that has imported this module to this process. It is compared before and after
 #: each task, because that is several times faster than to compare process ids.
@@ -32,8 +32,8 @@ def end_process(error: BaseException | None) -> NoReturn:
     code = 0 if error is None else 1
     try:
         if error is not None:
-            status: Any = attribute_of(error, "code") if is_a(error, SystemExit) else error
-            if status is None or issubclass(type(status), int):
+            status: Any = error.code if isinstance(error, SystemExit) else error
+            if status is None or isinstance(status, int):
                 code = int(status or 0)
             else:
                 sys.stderr.write(traceback_of(error))

@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
-from django_pglock.error_reading import is_a, one_line
+from django_pglock.error_reading import one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, is_read_only
@@ -122,7 +122,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
                 extra=claim.log_fields(),
             )
             return attempt.ended(outcome, is_settled=True)
-        if not is_a(error, DatabaseFailure):
+        if not isinstance(error, DatabaseFailure):
             return attempt.ended(_failure(attempt, error))
         if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))

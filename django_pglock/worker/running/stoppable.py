@@ -6,7 +6,6 @@ import math
 import time
 from typing import Any
 
-from django_pglock.error_reading import is_a
 from django_pglock.errors import TaskCancelled, TaskTimeout
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.flow import FlowWord
@@ -73,13 +72,13 @@ class StoppableAttempt:
         If the attempt had to stop, this is the reason for the stop, with the exception as its cause.
         """
         if self.claim.is_cancelled:
-            reason: Exception | None = None if is_a(error, TaskCancelled) else TaskCancelled()
+            reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
             if self.is_stop_sent and type(error) is TaskTimeout and error.args == TaskTimeout().args:
                 # Only a class can be sent into a thread, and no message.
                 error.args = self.timed_out().args
             # The function may still decide how its task continues.
-            reason = None if is_a(error, TaskTimeout | FlowWord) else self.timed_out()
+            reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:
             reason = None
         if reason is None:

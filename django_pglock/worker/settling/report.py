@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django_pglock.error_reading import set_trace, trace_of
 from django_pglock.errors import TaskCancelled
 from django_pglock.store.outcome import (
     Abandoned,
@@ -90,10 +89,10 @@ def _send_failure(claim: Claim, result: TaskResult[..., Any], failure: Failure) 
     """Send ``task_finished`` while ``sys.exc_info()`` is the exception, as Django does. Its log of tasks needs this."""
     # Not by its truth: an exception with a length of 0 is false.
     error = TaskCancelled() if failure.exception is None else failure.exception
-    trace = trace_of(error)
+    trace = error.__traceback__
     try:
         raise error  # noqa: TRY301 - raised in order to be caught here
     except BaseException:  # noqa: BLE001 - whatever the function raised
         # Without the frame of this function, which is of no use to a reader. In Python 3.10 the log still has it.
-        set_trace(error, trace)
+        error.with_traceback(trace)
         send(task_finished, claim, result)
