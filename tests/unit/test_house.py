@@ -98,7 +98,7 @@ WITHOUT_PLAN = {
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
-    "it reads the catalog of the server": ("REFUSING_KEYS",),
+    "it reads the catalog of the server": ("HELD_LOCKS", "REFUSING_KEYS"),
     "its table has a row for each worker, queue, schedule or group of failures": (
         *(
             "BEAT",
@@ -111,7 +111,7 @@ WITHOUT_PLAN = {
         *("SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
-        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "UNAWAITED"),
+        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "UNAWAITED"),
     ),
 }
 
