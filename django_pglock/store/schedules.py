@@ -48,6 +48,10 @@ logger = get_logger("django_pglock.tasks")
 PREVIOUS_RUN = "previous_run"
 #: The largest number of ticks in one transaction, and of versions in a row.
 MOST_TICKS, MOST_VERSIONS = 500, 20
+#: How many successful runs of a schedule are kept, and the least number of seconds for which each is kept.
+KEPT_RUNS, LEAST_KEPT = 100, 3600
+#: The key in ``meta`` of a run that expires only if it succeeds. ``SETTLE_OTHERS`` and ``RESCUE`` read it.
+KEEPS_FAILURES = "keeps_failures"
 #: Seconds for which one call enqueues ticks one by one. The same thread promotes due tasks and rescues those of dead
 #: workers, so it continues with the next call.
 TIME_FOR_TICKS = 0.2
@@ -300,7 +304,8 @@ class ScheduleKeeper:
         """Enqueue the task of one tick. Return its id. A tick that cannot be enqueued is skipped."""
         row = tick.schedule
         try:
-            id_ = _enqueue_scheduled(self.using, tasks[row.task_path], _meta_of(tick, previous))
+            task = _kept(tasks[row.task_path], row.timing)
+            id_ = _enqueue_scheduled(self.using, task, _meta_of(tick, previous))
         except (OperationalError, InterfaceError):
             raise
         except Exception:
@@ -314,7 +319,10 @@ class ScheduleKeeper:
 
     def _write_together(self, tasks: dict[str, TaskFields], taken: list[tuple[Tick, int | None]]) -> list[int]:
         """Enqueue the tasks of ticks by one statement. Return their ids."""
-        calls = [_ScheduledCall(tick, previous, tasks[tick.schedule.task_path]) for tick, previous in taken]
+        calls = [
+            _ScheduledCall(tick, previous, _kept(tasks[tick.schedule.task_path], tick.schedule.timing))
+            for tick, previous in taken
+        ]
         given = json.dumps([call.values for call in calls])
         written = {name: row for name, *row in run(self.using, ENQUEUE_TICKS, given)} if calls else {}
         new = [(call, *written[call.name]) for call in calls if call.name in written]
@@ -498,6 +506,15 @@ def _move(using: str, moves: Sequence[tuple[str, datetime, datetime]]) -> dict[s
 
 def _meta_of(tick: Tick, previous: int | None) -> dict[str, Any]:
     return {"schedule": tick.at.isoformat()} | ({} if previous is None else {PREVIOUS_RUN: previous})
+
+
+def _kept(task: TaskFields, timing: Timing) -> TaskFields:
+    """Return the function with a time after which its successful runs are deleted, if they would be many until then."""
+    days = get_settings().PRUNE_AFTER.get("SUCCESSFUL")
+    seconds = max(LEAST_KEPT, KEPT_RUNS * timing.interval)
+    if task.keep_result is not None or days is None or seconds >= days * 86400:
+        return task
+    return task.using(keep_result=seconds, meta={**task.meta, KEEPS_FAILURES: True})
 
 
 def _enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:

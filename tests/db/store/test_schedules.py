@@ -16,10 +16,14 @@ from django.utils import timezone
 from django_pglock import task
 from django_pglock.models import RateLimit, Schedule, Task
 from django_pglock.store import schedules
+from django_pglock.store.outcome import Failed, Succeeded
+from django_pglock.store.rescue import rescue
 from django_pglock.store.schedules import ScheduleKeeper, known, last_runs, set_last_status
+from django_pglock.store.settle import settle
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
 from django_pglock.tasks.options import Group, Unique
+from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
 from tests.db.store.test_prune import make
 from tests.sample import scheduled
@@ -99,7 +103,10 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
     [made] = Task.objects.all()
     assert enqueued.tasks == [made.pk]
     assert 1200 < enqueued.next_in <= 1800
-    assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
+    assert (made.task_path, made.status, made.meta) == (
+        *(NIGHTLY, "READY"),
+        {"schedule": row.next_at.isoformat(), "keeps_failures": True},
+    )
     after = Schedule.objects.get()
     assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
     assert enqueue_due().tasks == []
@@ -355,12 +362,12 @@ def test_many_due_ticks_cost_a_few_statements(many, options, django_assert_max_n
     ids=str,
 )
 def test_a_tick_among_many_writes_the_same_row_as_a_call(options):
-    """Except for the date of the tick."""
+    """Except for the date of the tick. PRUNE_AFTER says how long the runs of a rare schedule are kept."""
 
     def function(number=7): ...
 
     function.__module__, function.__qualname__ = scheduled.__name__, "each"
-    send = decorate(function, every=HOUR, **options)
+    send = decorate(function, every=24 * HOUR, **options)
     register()
     columns = [each.name for each in Task._meta.fields if each.name not in ("id", "enqueued_at")]
     send.using(meta={**send.meta, "schedule": None}).enqueue()
@@ -572,3 +579,56 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
     assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
     with django_assert_num_queries(0):
         set_last_status("default", rows[3:])
+
+
+# Keeping
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"every": 2}, 3600),
+        ({"every": 600}, 60_000),
+        ({"every": None, "cron": "*/20 8-10 * * *"}, 120_000),
+        # By PRUNE_AFTER, which is sooner.
+        ({"every": 86_400}, None),
+        ({"every": None, "cron": "0 3 * * *"}, None),
+        ({"every": 2, "keep_result": 60}, 60),
+    ],
+)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_successful_runs_of_a_schedule_are_kept_for_a_hundred_ticks(claim, options, kept, is_alone):
+    """Otherwise every=2 would keep 43,200 rows of a day, and the rows of a week."""
+    schedule(due=timedelta(seconds=1), **options)
+    keeper, tasks = ScheduleKeeper("default"), known("default")
+    if is_alone:
+        keeper._alone = dict.fromkeys(tasks)
+    keeper.enqueue_due(tasks, schedules._read_rows("default", tasks))
+    [run] = claim()
+    settle("default", [(run, Succeeded())], run.worker)
+    row = Task.objects.get()
+    assert row.keep_result == kept
+    assert (row.expires_at and round((row.expires_at - row.finished_at).total_seconds())) == kept
+
+
+@pytest.mark.parametrize(("options", "expires"), [({}, False), ({"keep_result": 60}, True)])
+@pytest.mark.parametrize("ending", ["failed", "rescued"])
+def test_failed_runs_of_a_schedule_stay_as_other_failed_tasks_do(claim, options, expires, ending, settings):
+    settings.DJANGO_PGLOCK = {"MAX_RESCUES": 0}
+    schedule(due=timedelta(seconds=1), **{"every": 2, **options})
+    enqueue_due()
+    [run] = claim()
+    if ending == "failed":
+        settle("default", [(run, Failed(FAILURE))], run.worker)
+    else:
+        # A worker without a row is dead.
+        rescue("default")
+    row = Task.objects.get()
+    assert (row.status, row.expires_at is not None) == ("FAILED", expires)
+
+
+def test_a_project_that_keeps_successful_tasks_for_ever_keeps_all_runs(settings):
+    settings.DJANGO_PGLOCK = {"PRUNE_AFTER": {"SUCCESSFUL": None}}
+    schedule(due=timedelta(seconds=1), every=2)
+    enqueue_due()
+    assert Task.objects.get().keep_result is None
