@@ -23,6 +23,7 @@ from django_pglock.store.settle import settle
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
 from django_pglock.tasks.options import Group, Unique
+from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
 from tests.db.store.test_prune import make
@@ -384,7 +385,8 @@ def test_a_tick_among_many_writes_the_same_row_as_a_call(options):
     assert other == one
 
 
-def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog):
+def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog, monkeypatch):
+    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", NEVER)
     many(20)
     receiver(f"{scheduled.__name__}.each_007", OperationalError("the disk is full"))
     keeper = ScheduleKeeper("default")
