@@ -28,6 +28,7 @@ from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.call import Call, due_of, meta_of, options_of, row_of
+from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import array_of_numbers, rows_of, run
 from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, wake
@@ -65,11 +66,10 @@ FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, name
 """
 
 # The versions that the code of a running worker has. A worker that stops ends its tasks, but its code leaves.
-LIVING_VERSIONS = """
+LIVING_VERSIONS = f"""
 SELECT given FROM unnest(%s::text[]) AS given WHERE EXISTS (
-    SELECT FROM {worker} AS worker
-    WHERE worker.task_paths @> to_jsonb(given) AND NOT worker.is_stopping
-      AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s))
+    SELECT FROM {{worker}} AS worker
+    WHERE worker.task_paths @> to_jsonb(given) AND NOT worker.is_stopping AND {is_recent("worker.heartbeat_at")})
 """
 
 # If a worker freezes while it takes ticks, another worker must get them. And a worker must not wait forever for another

@@ -1,4 +1,4 @@
-"""Finds ready tasks whose functions no living worker knows, so that no worker runs them."""
+"""Finds ready tasks that no living worker runs: because none knows their functions, or none serves their queues."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.store.liveness import is_recent
-from django_pglock.store.ready import FIND_QUEUES, FIRST_READY
-from django_pglock.store.statements import run
+from django_pglock.store.liveness import alive, is_recent
+from django_pglock.store.pause import paused_queues
+from django_pglock.store.ready import FIND_QUEUES, FIRST_READY, ready_queues
+from django_pglock.store.statements import rows_of, run
+from django_pglock.tasks.queues import is_served
 
 # Ready tasks whose function no living worker knows, or one worker does not know.
 UNKNOWN = f"""
@@ -47,5 +49,12 @@ def unknown(
 
     It does not check whether a worker that knows a function also serves the queue.
     """
-    alive = get_settings().HEARTBEAT_LIMIT
-    return [UnknownTasks(*row) for row in run(using, UNKNOWN, alive, worker, limit, limit, backend)]
+    limit_of_heartbeats = get_settings().HEARTBEAT_LIMIT
+    return [UnknownTasks(*row) for row in run(using, UNKNOWN, limit_of_heartbeats, worker, limit, limit, backend)]
+
+
+def unserved_queues(using: str) -> list[str]:
+    """Return the queues that have ready tasks, are not paused, and that no living worker serves."""
+    asked = list(alive(rows_of("Worker", using)).values_list("queues", flat=True))
+    waiting = set(ready_queues(using)) - paused_queues(using).keys()
+    return sorted(name for name in waiting if not any(is_served(name, each) for each in asked))

@@ -13,22 +13,25 @@ from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.tasks import registry
+from django_pglock.tasks.options import Rate, Unique
 from django_pglock.worker import Worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 calls = []
 
 
 @pytest.fixture(autouse=True)
-def _no_calls():
+def _a_project(monkeypatch):
+    """A project with one function. Functions of the tests' other modules would have options that this one lacks."""
     calls.clear()
+    monkeypatch.setattr(registry, "_definitions", {})
 
 
-def deploy(function, **options):
-    """Make a function the present version of the task function ``send`` of this module."""
-    function.__module__, function.__qualname__ = __name__, "send"
-    registry._definitions.pop(f"{__name__}.send", None)
+def deploy(function, name="send", **options):
+    """Make a function the present version of a task function of this module."""
+    function.__module__, function.__qualname__ = __name__, name
+    registry._definitions.pop(f"{__name__}.{name}", None)
     return task(**options)(function)
 
 
@@ -110,6 +113,130 @@ def test_an_advisory_lock_that_is_added_holds_for_waiting_tasks():
     deploy(look, lock="order:{order}", advisory=True).enqueue(7)
     assert run() == ["SUCCESSFUL"] * 2
     assert calls == [["order:7"]] * 2
+
+
+# Functions and options
+
+
+def with_context(context, order, text="none"):
+    calls.append((order, text))
+
+
+async def one_async(order, text="none"):
+    calls.append((order, text))
+
+
+def one_more(order, text="none", language="English"):
+    calls.append((order, text))
+
+
+def one_more_without_default(order, language):
+    raise AssertionError("it must not run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (one, with_context),
+        (one, one_async),
+        (one, one_more),
+        (with_context, one_async),
+    ],
+    ids=lambda function: function.__name__,
+)
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["old row", "new row"])
+def test_another_version_of_a_function_runs_the_calls_that_fit_it(old, new, is_reversed):
+    first, second = (new, old) if is_reversed else (old, new)
+    deploy(first, takes_context=first is with_context).enqueue(7, text="first")
+    deploy(second, takes_context=second is with_context)
+    assert run() == ["SUCCESSFUL"]
+    assert calls == [(7, "first")]
+
+
+@pytest.mark.parametrize(
+    ("first", "keywords", "second"),
+    [(one, {}, one_more_without_default), (one_more, {"language": "French"}, one)],
+    ids=["old row without the argument", "new row with the argument"],
+)
+def test_arguments_that_do_not_fit_fail_and_are_kept(first, keywords, second):
+    deploy(first).enqueue(7, **keywords)
+    deploy(second)
+    assert run() == ["FAILED"]
+    assert "TypeError" in Attempt.objects.get().traceback
+    deploy(first)
+    assert Task.objects.all().retry()
+    assert run() == ["SUCCESSFUL"]
+    assert calls == [(7, "none")]
+
+
+def test_calls_of_a_function_that_is_removed_or_renamed_wait_for_it():
+    deploy(one).enqueue(7)
+    registry._definitions.pop(f"{__name__}.send")
+    assert run() == ["READY"]
+    assert Task.objects.get().attempts == 0
+    deploy(one)
+    assert run() == ["SUCCESSFUL"]
+
+
+OPTIONS = [
+    {"priority": 5},
+    {"queue_name": "other"},
+    {"max_attempts": 3},
+    {"max_snoozes": 3},
+    {"backoff": 9.0, "retry_on": ValueError},
+    {"atomic": True},
+    {"timeout": 60.0},
+    {"lock": "order:{order}"},
+    {"lock": "text:{text}"},
+    {"lock": "order:{order}", "concurrency": 2},
+    {"lock": "order:{order}", "advisory": True},
+    {"fair": "order:{order}"},
+    {"rate": "1000/s"},
+    {"rate": Rate(500, key="order:{order}")},
+    {"unique": True},
+    {"unique": Unique("order:{order}", while_="unfinished")},
+    {"keep_result": 3600},
+    {"redact": True},
+    {"capture_logs": True},
+    {"every": 3600.0},
+]
+#: The columns that a call has from its options. They say how the call was meant, whatever the code says today.
+OF_THE_CALL = (
+    *("queue", "priority", "max_retries", "lock_key", "concurrency", "fair_key", "unique_key", "unique_scope"),
+    *("keep_result", "group_key", "meta"),
+)
+
+
+CHANGES = [
+    *[({}, each) for each in OPTIONS],
+    *[(each, {}) for each in OPTIONS],
+    ({"lock": "order:{order}"}, {"lock": "text:{text}"}),
+    ({"lock": "order:{order}"}, {"rate": "1000/s"}),
+    ({"rate": "1000/s"}, {"fair": "order:{order}", "rate": "500/s"}),
+    ({"unique": True}, {"unique": Unique("order:{order}")}),
+]
+
+
+def test_waiting_calls_keep_their_options_and_run_whatever_the_code_says_today():
+    for number, (before, _) in enumerate(CHANGES):
+        deploy(lambda order=7, text="none": None, f"send_{number}", **before).enqueue(number)
+    columns = list(Task.objects.order_by("id").values(*OF_THE_CALL))
+    for number, (_, after) in enumerate(CHANGES):
+        deploy(lambda order=7, text="none": calls.append((order, text)), f"send_{number}", **after)
+    statuses = run()
+    assert [change for change, status in zip(CHANGES, statuses, strict=True) if status != "SUCCESSFUL"] == []
+    assert sorted(calls) == [(number, "none") for number in range(len(CHANGES))]
+    assert list(Task.objects.order_by("id").values(*OF_THE_CALL)) == columns
+
+
+def test_calls_of_a_queue_or_backend_that_is_removed_from_the_settings_run(settings):
+    deploy(one, queue_name="gone").enqueue(7)
+    deploy(one, backend="default").enqueue(8)
+    Task.objects.filter(args=[8]).update(backend="gone")
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}
+    deploy(one)
+    assert run() == ["SUCCESSFUL"] * 2
+    assert sorted(calls) == [(7, "none"), (8, "none")]
 
 
 # Schedules

@@ -1,4 +1,4 @@
-"""Reports tasks of functions that no living worker knows: not imported anywhere, or part of a later deployment."""
+"""Reports tasks that no living worker runs: of functions that none has imported, and of queues that none serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import is_oldest
-from django_pglock.store.unknown import UnknownTasks, unknown
+from django_pglock.store.unknown import UnknownTasks, unknown, unserved_queues
 
 logger = get_logger(WORKER)
 
@@ -17,13 +17,14 @@ CHECK_INTERVAL = 30.0
 
 
 class UnknownReport:
-    """Warns once about each function, and again after its tasks were gone. Only the oldest of all workers checks."""
+    """Warns once about each function and queue, and again after its tasks were gone. Only the oldest worker checks."""
 
     def __init__(self, using: str, worker: UUID) -> None:
         self.using = using
         self.worker = worker
         self._checked_at = time.monotonic()
         self._reported: set[str] = set()
+        self._reported_queues: set[str] = set()
 
     def run_if_due(self) -> None:
         """Check for such tasks, if this is due."""
@@ -32,6 +33,7 @@ class UnknownReport:
         self._checked_at = time.monotonic()
         if is_oldest(self.using, self.worker):
             self._report(unknown(self.using))
+            self._report_queues(set(unserved_queues(self.using)))
 
     def _report(self, found: list[UnknownTasks]) -> None:
         for each in found:
@@ -46,3 +48,13 @@ class UnknownReport:
                     each.task_path,
                 )
         self._reported &= {each.task_path for each in found}
+
+    def _report_queues(self, found: set[str]) -> None:
+        for queue in sorted(found - self._reported_queues):
+            logger.warning(
+                "Tasks wait in the queue %r, which no running worker serves. Start a worker for it, or move them: "
+                "manage.py locktasks move-to-queue --queue %s --to OTHER",
+                queue,
+                queue,
+            )
+        self._reported_queues = found

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock import task
-from django_pglock.models import Task, Worker
+from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.claim import claim_statement
 from django_pglock.store.liveness import beat, beat_all
 from django_pglock.tasks import registry
@@ -173,3 +173,19 @@ def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
     assert draining._stop_requested.wait(60), "it never ends"
     draining.shutdown()
     assert Task.objects.get().attempts == 0
+
+
+def test_tasks_of_a_queue_that_no_worker_serves_are_reported_once(worker, always_look, eventually, caplog):
+    """As after a deploy whose workers no longer name the queue. A queue that is paused waits for a person."""
+    for queue in ("left", "left", "paused"):
+        tasks.nothing.using(queue_name=queue).enqueue()
+    Queue.objects.pause("paused")
+    worker(queues=["default", "other*"])
+    tasks.nothing.enqueue()
+    eventually(lambda: "which no running worker serves" in caplog.text)
+    tasks.nothing.using(queue_name="others").enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+    said = [each.getMessage() for each in caplog.records if "no running worker serves" in each.getMessage()]
+    assert [text.split("'")[1] for text in said] == ["left"]
+    worker(queues=["left"])
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 4)
