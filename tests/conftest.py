@@ -218,7 +218,8 @@ def sessions_of_this_module() -> Iterator[None]:
 def notifications_of_this_test() -> None:
     """Clear the caches of earlier tests: rows that were rolled back, and the answer that no worker sleeps."""
     wakeup._no_worker_slept_at.clear()
-    wakeup._pending_notifications.clear()
+    for each in connections.all(initialized_only=True):
+        each.__dict__.pop(wakeup._PENDING, None)
 
 
 @pytest.fixture

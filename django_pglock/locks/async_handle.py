@@ -35,7 +35,6 @@ from django_pglock.postgres.connections import shut
 class AsyncHandle(BaseHandle):
     """A lock of the coroutine that acquired it."""
 
-    _scopes_to_free = ("session", "transaction")
     _loop: asyncio.AbstractEventLoop
     _sessions: LockSessions
     #: The session in which the lock is requested or held.
@@ -155,6 +154,8 @@ class AsyncHandle(BaseHandle):
         session, locks = self._session.session, self._session.locks
         asked = self._build_request(self._session.numbers)._replace(wait=request.wait)
         record = self._record = LockRecord(locks, asked, self.scope, session.raw, self._owner)
+        free = partial(_free_from_any_thread, record, self._loop, self._sessions, self._session)
+        self._free_if_dropped(self._warn_and_free(free))
         locks.add(record, session.connection)
         return record
 
@@ -167,9 +168,11 @@ class AsyncHandle(BaseHandle):
                 row = await run_steps_async(self._steps(record), partial(self._session.send, record))
         except Busy:
             record.locks.remove(record)
+            self._stop_watch()
             raise
         except BaseException:
             await self._free_after_error(record)
+            self._stop_watch()
             raise
         self._note_granted(record, row or ())
         record.state = RecordState.HELD
@@ -230,6 +233,7 @@ class AsyncHandle(BaseHandle):
             await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))
         elif self._record is not None:
             await self._release(self._record, error)
+        self._stop_watch()
         self._announce_released()
 
     async def _release(self, record: LockRecord, error: BaseException | None) -> None:
@@ -274,17 +278,25 @@ class AsyncHandle(BaseHandle):
             self._sessions.detach(self._session.session)
 
     def free_from_any_thread(self) -> None:
-        record, self.is_open = self._record, False
-        if record is None or record.state is RecordState.ENDED:
-            return
-        if self.scope == "session":
-            record.locks.free_from_any_thread(record)
-        else:
-            shut(record.raw)
-            record.state = RecordState.ENDED
-        try:
-            self._loop.call_soon_threadsafe(self._sessions.give_back, self._session)
-        except RuntimeError:
-            # The loop has ended, so no other code will use the session.
-            if not self._session.is_shared:
-                self._session.session.end()
+        self.is_open = False
+        if self._record is not None:
+            _free_from_any_thread(self._record, self._loop, self._sessions, self._session)
+        self._stop_watch()
+
+
+def _free_from_any_thread(
+    record: LockRecord, loop: asyncio.AbstractEventLoop, sessions: LockSessions, session: LockSession
+) -> None:
+    if record.state is RecordState.ENDED:
+        return
+    if record.scope == "session":
+        record.locks.free_from_any_thread(record)
+    else:
+        shut(record.raw)
+        record.state = RecordState.ENDED
+    try:
+        loop.call_soon_threadsafe(sessions.give_back, session)
+    except RuntimeError:
+        # The loop has ended, so no other code will use the session.
+        if not session.is_shared:
+            session.session.end()

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, ClassVar, TypeVar
+from weakref import ref
 
 from django_pglock import signals
 from django_pglock.conf import get_settings
@@ -29,7 +31,9 @@ class BaseHandle:
 
     ``waited`` is the number of seconds that the acquire took. ``token`` is None: only a lease has a fencing token.
 
-    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and this is logged.
+    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and this is logged. A
+    weak reference notices this, and ``release()`` removes its callback. A ``__del__`` would run for each handle, and an
+    exception that a signal handler raises there, such as a time limit or Ctrl-C, would vanish.
     """
 
     token: int | None = None
@@ -39,12 +43,6 @@ class BaseHandle:
     _noun = "Lock"
     #: The model whose rows have the holder.
     _model = "AdvisoryLock"
-    #: Scopes of locks that a dropped handle has to free.
-    _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
-    #: A class attribute, because ``__del__`` also runs if ``__init__`` was interrupted.
-    is_open = False
-    _generation = 0
-    _record: LockRecord | None = None
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
@@ -52,7 +50,6 @@ class BaseHandle:
         self.using = options.using or get_settings().USING
         self.scope = ""
         self.waited = 0.0
-        self._generation = forking.generation()
         #: Acquired, and not yet released by its user.
         self.is_open = False
         self._since = 0.0
@@ -60,19 +57,25 @@ class BaseHandle:
         self._reason = ""
         #: The session's record of the lock; None until it is requested.
         self._record: LockRecord | None = None
+        self._watch: ref[BaseHandle] | None = None
 
     def __bool__(self) -> bool:
         return self.is_held
 
-    def __del__(self) -> None:
-        record = self._record
-        if record is None or record.state is RecordState.ENDED or record.scope not in self._scopes_to_free:
-            return
-        if record in record.locks.pending:
-            return
-        # In a process that was forked from the holder's, the lock is the parent's.
-        if self._generation == forking.generation() and not sys.is_finalizing():
-            self._free_dropped()
+    def _free_if_dropped(self, free: Callable[[], None]) -> None:
+        """Call ``free`` if this handle is dropped before ``_stop_watch``. ``free`` must not refer to the handle."""
+        self._stop_watch()
+        watch = self._watch = ref(self, partial(_free_dropped, forking.generation(), free))
+        _watches[id(watch)] = watch
+
+    def _stop_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            _watches.pop(id(watch), None)
+
+    def _warn_and_free(self, free: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that frees a lock that nobody has released, and logs this."""
+        return partial(_warn_and_free, self._noun, self.request, self._record, free)
 
     @property
     def is_held(self) -> bool:
@@ -83,15 +86,6 @@ class BaseHandle:
     def is_done(self) -> bool:
         """Whether the lock was acquired and has been released."""
         return self._since > 0 and not self.is_open
-
-    def _free_dropped(self) -> None:
-        logger.warning(
-            "%s %r was released because its handle was deleted without release(). Keep the handle as long as the "
-            "lock is needed.",
-            self._noun,
-            self.name,
-        )
-        self.free_from_any_thread()
 
     def free_from_any_thread(self) -> None:
         """Free the lock without a wait, in any thread or coroutine, if its owner cannot release it."""
@@ -128,7 +122,7 @@ class BaseHandle:
     @property
     def name(self) -> str:
         """The name for people. Several names are joined by commas."""
-        return ", ".join(key.name for key in self.request.keys)
+        return self.request.name
 
     @property
     def held_for(self) -> float:
@@ -241,6 +235,29 @@ class BaseHandle:
 
     def _error(self, kind: type[E], text: str) -> E:
         return kind(f"{self._noun} {self.name!r} {text}.", name=self.name, key=self.key)
+
+
+#: The weak references of ``_free_if_dropped``, by ``id()``: whatever happens to the handle, its reference stays alive.
+_watches: dict[int, ref[BaseHandle]] = {}
+
+
+def _free_dropped(generation: int, free: Callable[[], None], watch: ref[BaseHandle]) -> None:
+    _watches.pop(id(watch), None)
+    # In a process that was forked from the holder's, the lock is the parent's.
+    if generation == forking.generation() and not sys.is_finalizing():
+        free()
+
+
+def _warn_and_free(noun: str, request: Request, record: LockRecord | None, free: Callable[[], None]) -> None:
+    if record is not None and (record.state is RecordState.ENDED or record in record.locks.pending):
+        return
+    logger.warning(
+        "%s %r was released because its handle was deleted without release(). Keep the handle as long as the lock is "
+        "needed.",
+        noun,
+        request.name,
+    )
+    free()
 
 
 def first_line(error: BaseException) -> str:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from django.db import OperationalError
 
@@ -91,7 +92,9 @@ class LockSessions:
         self._alias = alias
         self._open: set[AsyncSession] = set()
         self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS, ended=self._open.discard)
-        self._by_task: WeakKeyDictionary[asyncio.Task[Any], dict[str, LockSession]] = WeakKeyDictionary()
+        # By ``id()``. A WeakKeyDictionary would run a function in Python at the end of each task, and an exception that
+        # a signal handler raises in it would vanish.
+        self._by_task: dict[int, tuple[ref[asyncio.Task[Any]], dict[str, LockSession]]] = {}
         self._shared: LockSession | None = None
         self._sharing = asyncio.Lock()
         self._change = asyncio.Event()
@@ -107,7 +110,10 @@ class LockSessions:
         task = asyncio.current_task()
         if task is None:
             raise LockError("An async lock must be acquired inside a coroutine that runs as an asyncio task.")
-        return self._by_task.setdefault(task, {})
+        number = id(task)
+        if number not in self._by_task:
+            self._by_task[number] = ref(task, partial(self._by_task.pop, number)), {}
+        return self._by_task[number][1]
 
     def own_session(self, scope: str) -> LockSession | None:
         """Return the session that this coroutine already has for locks of ``scope``."""

@@ -54,13 +54,12 @@ if TYPE_CHECKING:
 class Handle(BaseHandle):
     """A lock of this thread."""
 
-    # A class attribute, because __del__ also runs if __init__ was interrupted.
-    _own_transaction: OwnTransaction | None = None
     _connection: DatabaseWrapper
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
         self._thread = threading.get_ident()
+        self._own_transaction: OwnTransaction | None = None
 
     # Acquire
 
@@ -83,8 +82,9 @@ class Handle(BaseHandle):
             raise self._error(LockError, "is already held by this thread")
         try:
             if self.scope == "transaction" and not inside:
-                self._own_transaction = OwnTransaction(connection)
-                self._own_transaction.begin()
+                own = self._own_transaction = OwnTransaction(connection)
+                self._free_if_dropped(partial(_abandon, own, self._thread))
+                own.begin()
             self._acquire(connection, locks)
         except BaseException as error:
             self._undo(error)
@@ -128,6 +128,7 @@ class Handle(BaseHandle):
         record = self._record = LockRecord(locks, request, self.scope, connection.connection)
         locks.add(record, connection)
         if self.scope == "session":
+            self._free_if_dropped(self._warn_and_free(partial(locks.free_from_any_thread, record)))
             keep_out_of_pool(connection)
         try:
             row = run_steps(self._steps(connection, record), partial(_send, connection, record))
@@ -157,12 +158,7 @@ class Handle(BaseHandle):
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
-
-    def __del__(self) -> None:
-        if self._own_transaction is not None:
-            self._own_transaction.abandon(is_here=threading.get_ident() == self._thread)
-        if self._record is not None and self._record.state is not RecordState.ENDED:
-            super().__del__()
+        self._stop_watch()
 
     # Hold
 
@@ -205,6 +201,7 @@ class Handle(BaseHandle):
             except BaseException as interruption:
                 self._undo(interruption)
                 raise
+        self._stop_watch()
         self.is_open = False
         self._announce_released()
 
@@ -254,6 +251,13 @@ class Handle(BaseHandle):
         record = self._record
         if record is not None and record.scope == "session":
             record.locks.free_from_any_thread(record)
+        if self._own_transaction is not None:
+            _abandon(self._own_transaction, self._thread)
+        self._stop_watch()
+
+
+def _abandon(own: OwnTransaction, thread: int) -> None:
+    own.abandon(is_here=threading.get_ident() == thread)
 
 
 def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: BaseException) -> None:

@@ -55,6 +55,11 @@ class Request(NamedTuple):
         return self._replace(keys=tuple(key for key in self.keys if key.number == number))
 
     @property
+    def name(self) -> str:
+        """The name for people. Several names are joined by commas."""
+        return ", ".join(key.name for key in self.keys)
+
+    @property
     def numbers(self) -> frozenset[int]:
         """The numbers of the keys."""
         return frozenset([key.number for key in self.keys])

@@ -36,7 +36,8 @@ class ResponseLock:
         self._thread = threading.get_ident()
         # Django calls these when it closes the response.
         response._resource_closers.append(self.close)
-        finalize(response, self.drop).atexit = False
+        self._finalizer = finalize(response, self.drop)
+        self._finalizer.atexit = False
         limit = get_settings().MAX_RESPONSE_HOLD
         self._timer = call_later(limit, _end_late, self, limit)
         self._of_request = _of_request()
@@ -66,6 +67,8 @@ class ResponseLock:
         with self._guard:
             handle, self._handle = self._handle, None
         if handle is not None:
+            # Otherwise it would run when the response is deleted, and an exception of a signal handler would vanish.
+            self._finalizer.detach()
             self._timer.cancel()
             with suppress(ValueError):
                 self._of_request.remove(self)

@@ -62,7 +62,8 @@ class AsyncSession:
         #: A thread for statements through Django's cursor, which blocks the thread that uses it.
         self._thread: ThreadPoolExecutor | None = None
         number = id(self)
-        _sessions[number] = weakref.ref(self, lambda _: _sessions.pop(number, None))
+        # Not a function in Python: an exception that a signal handler raises in it would vanish.
+        _sessions[number] = weakref.ref(self, partial(_sessions.pop, number))
 
     @property
     def has_ended(self) -> bool:

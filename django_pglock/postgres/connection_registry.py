@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 # By ``id()``. Not a set, and without a lock, because an entry may be added in the middle of any other operation.
@@ -17,7 +18,8 @@ _connections: dict[int, weakref.ref[Any]] = {}
 def register_connection(connection: Any, **kwargs: Any) -> None:
     """Register a Django connection. Also a receiver of ``connection_created``."""
     number = id(connection)
-    _connections[number] = weakref.ref(connection, lambda _: _connections.pop(number, None))
+    # Not a function in Python: an exception that a signal handler raises in it would vanish.
+    _connections[number] = weakref.ref(connection, partial(_connections.pop, number))
 
 
 def aliases() -> dict[int, str]:

@@ -14,8 +14,9 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from django.db import connections
 from django.db.backends.signals import connection_created
@@ -37,7 +38,9 @@ REPETITIONS = 3
 _generation = 0
 #: The number of forks by this process.
 _forks = 0
-_channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()
+# By ``id()``. A WeakValueDictionary would run a function in Python at the end of each session, and an exception that a
+# signal handler raises in it would vanish.
+_channels: dict[int, ref[Channel]] = {}
 # Per thread, because several threads may fork at once.
 _here = threading.local()
 
@@ -49,7 +52,8 @@ def generation() -> int:
 
 def keep_from_children(channel: Channel) -> None:
     """Register ``channel``, to be closed in forked child processes. Django's connections are registered as well."""
-    _channels[id(channel)] = channel
+    number = id(channel)
+    _channels[number] = ref(channel, partial(_channels.pop, number))
 
 
 def _keep_session_from_children(connection: Any, **kwargs: Any) -> None:
@@ -80,7 +84,7 @@ def ensure_own_session(connection: DatabaseWrapper) -> None:
 
 def _before_fork() -> None:
     # In the child, the connection objects of other threads may no longer exist, but their sockets do.
-    _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
+    _here.inherited = [channel for each in list(_channels.values()) if (channel := each()) is not None]
 
 
 def _after_fork_in_parent() -> None:

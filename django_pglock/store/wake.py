@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 from django.db import connections
 
@@ -81,9 +79,9 @@ WHERE (SELECT task.queue FROM {task} AS task
 
 # When this process found that no worker sleeps, by the database and the worker that was left out.
 _no_worker_slept_at: dict[tuple[str, UUID | None], float] = {}
-# For each connection: the channels and queues that the open transaction has to notify. After a rollback they stay, and
-# the next commit notifies for them as well, which does no harm.
-_pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
+# The attribute of a Django connection with the channels and queues that the open transaction has to notify. After a
+# rollback they stay, and the next commit notifies for them as well, which does no harm.
+_PENDING = "_django_pglock_pending_notifications"
 
 
 def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
@@ -120,7 +118,7 @@ def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     if connection.autocommit and _no_worker_sleeps(using):
         # The task is already committed.
         return
-    pending = _pending_notifications.setdefault(connection, set())
+    pending: set[tuple[str, str]] = connection.__dict__.setdefault(_PENDING, set())
     pending.add((channel, queue))
     after_commit(using, _wake_once, pending, using)
 

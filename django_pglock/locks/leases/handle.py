@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 import threading
+from functools import partial
 
 from django.utils.asyncio import async_unsafe
 
@@ -14,9 +14,8 @@ from django_pglock.errors import LockError, model_of
 from django_pglock.keys import Key
 from django_pglock.locks.base_handle import BaseHandle, first_line, logger
 from django_pglock.locks.leases.holder import LeaseHolder, LeaseTerms
-from django_pglock.locks.leases.thread import lease_thread
+from django_pglock.locks.leases.thread import LeaseThread, lease_thread
 from django_pglock.locks.options import Options, Timeout, checked_ttl
-from django_pglock.postgres import forking
 
 
 class LeaseHandle(BaseHandle):
@@ -42,10 +41,6 @@ class LeaseHandle(BaseHandle):
         """Whether it counts as held now."""
         return self.is_open and not self._holder.is_lost
 
-    def __del__(self) -> None:
-        if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
-            self._free_dropped()
-
     @property
     def token(self) -> int:  # type: ignore[override]
         """The fencing token: it grows with each holder."""
@@ -60,11 +55,13 @@ class LeaseHandle(BaseHandle):
     @async_unsafe("Acquiring a lease blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Acquire the lease. Raises ``LockNotAvailable`` if another holder has it for longer than the timeout."""
+        self._free_if_dropped(self._warn_and_free(partial(_release_unused, self._thread, self._holder)))
         try:
             self._finish_acquire(self._thread.call(self._holder.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
             self._thread.call(self._holder.release_unused())
+            self._stop_watch()
             raise
         return self
 
@@ -96,8 +93,8 @@ class LeaseHandle(BaseHandle):
 
     def free_from_any_thread(self) -> None:
         self.is_open = False
-        if not self._thread.is_inherited:
-            self._thread.start(self._holder.release_unused())
+        _release_unused(self._thread, self._holder)
+        self._stop_watch()
 
     # What both kinds of handles share
 
@@ -129,6 +126,7 @@ class LeaseHandle(BaseHandle):
         # Set only now: if an exception interrupts the release, the handle stays open, and the lease is released when
         # the handle is dropped.
         self.is_open = False
+        self._stop_watch()
         if isinstance(was_ours, Exception):
             failed = self._failed(was_ours)
             if error is None:
@@ -148,16 +146,23 @@ class LeaseHandle(BaseHandle):
         return self._error(LockError, f"could not be released ({first_line(error)}); it {consequence}")
 
 
+def _release_unused(thread: LeaseThread, holder: LeaseHolder) -> None:
+    if not thread.is_inherited:
+        thread.start(holder.release_unused())
+
+
 class AsyncLeaseHandle(LeaseHandle):
     """A lease that a coroutine holds. The event loop never waits for the database."""
 
     async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
         """Acquire the lease; as ``LeaseHandle.acquire``."""
+        self._free_if_dropped(self._warn_and_free(partial(_release_unused, self._thread, self._holder)))
         try:
             self._finish_acquire(await self._thread.acall(self._holder.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
             await asyncio.shield(self._thread.acall(self._holder.release_unused()))
+            self._stop_watch()
             raise
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -168,6 +169,7 @@ def test_a_streaming_response_holds_the_lock_until_it_is_closed(somebody):
     assert not somebody.can_have("a")
     response.close()
     assert somebody.can_have("a")
+    assert weakref.getweakrefs(response) == [], "no code runs when the response is deleted"
 
 
 def test_a_stream_under_a_transaction_lock_is_refused():
