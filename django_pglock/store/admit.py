@@ -107,6 +107,8 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # waiters of a task are selected in the same way. The UPDATE selects by an array of ids, because the planner expects an
 # array to be short. It expects a LIMIT of unknown value to return a tenth of all rows.
 #
+# A bucket is full after ``burst`` intervals at the latest. If its date is later, the clock was put back since.
+#
 # The bucket is selected with LIMIT, so that the planner looks up its key. While the statistics know of no buckets, it
 # would merge the keys with the whole index of buckets instead.
 ADMIT = f"""
@@ -143,11 +145,14 @@ WITH head AS MATERIALIZED (
            GREATEST(bucket.arrives_at, busy.last_start + make_interval(secs => head.interval), clock_timestamp())
                AS arrives_at
     FROM head
-    LEFT JOIN LATERAL (SELECT arrives_at FROM {{rate_limit}} WHERE key = head.key LIMIT 1) AS bucket ON true
+    LEFT JOIN LATERAL (
+        SELECT LEAST(arrives_at, clock_timestamp() + make_interval(secs => head.burst * head.interval)) AS arrives_at
+        FROM {{rate_limit}} WHERE key = head.key LIMIT 1) AS bucket ON true
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
                min(COALESCE(task.concurrency, head.otherwise)) AS least,
-               max(task.last_attempted_at) FILTER (WHERE task.status = 'RUNNING') AS last_start
+               max(LEAST(task.last_attempted_at, clock_timestamp()))
+                   FILTER (WHERE task.status = 'RUNNING') AS last_start
         FROM {{task}} AS task
         WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy

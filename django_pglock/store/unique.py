@@ -39,19 +39,24 @@ WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regc
 SELECT string_agg(nextval(serial.sequence)::text, ',') FROM serial, generate_series(1, %s)
 """
 
+# Whether the period of a task is over. It is also over if it begins further in the future than it is long: then the
+# clock was put back by more than the period.
+_IS_OVER = """(unique_until <= clock_timestamp()
+        OR enqueued_at - clock_timestamp() > unique_until - enqueued_at)"""
+
 # Frees keys whose period is over.
-FREE_EXPIRED_UNIQUE = """
-UPDATE {task} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
-WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until <= clock_timestamp()
+FREE_EXPIRED_UNIQUE = f"""
+UPDATE {{task}} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
+WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND {_IS_OVER}
 """
 
 # The tasks that have these unique keys, and the scope of each.
-FIND_UNIQUE = """
-SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
+FIND_UNIQUE = f"""
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {{task}}
 WHERE unique_key = ANY (%s::text[])
   AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
        OR unique_scope = 'UNFINISHED' AND finished_at IS NULL
-       OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
+       OR unique_scope = 'PERIOD' AND NOT {_IS_OVER})
 """
 
 # The same inside a transaction of the caller. The waiting task must see the changes of this transaction. So its row is
@@ -59,21 +64,21 @@ WHERE unique_key = ANY (%s::text[])
 # statement waits for the claim, and then no longer finds the task. The rows are locked in the order in which all
 # transactions take their keys. A task that is unique also while it runs is not locked, because its settle must not
 # wait.
-FIND_AND_LOCK_UNIQUE = """
+FIND_AND_LOCK_UNIQUE = f"""
 WITH wanted AS MATERIALIZED (
     SELECT %s::text[] AS keys
 ), waiting AS MATERIALIZED (
-    SELECT id, status, enqueued_at, unique_key, unique_scope FROM {task}
+    SELECT id, status, enqueued_at, unique_key, unique_scope FROM {{task}}
     WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
       AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-    ORDER BY {in_order_of_keys} FOR SHARE
+    ORDER BY {{in_order_of_keys}} FOR SHARE
 )
 SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM waiting
 UNION ALL
-SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {{task}}
 WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
   AND (unique_scope = 'UNFINISHED' AND finished_at IS NULL
-       OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
+       OR unique_scope = 'PERIOD' AND NOT {_IS_OVER})
 """
 
 # Replaces the call of a waiting task by the new call. It writes each column that a call fills, and the task no longer

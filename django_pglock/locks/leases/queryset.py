@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import models
-from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models import F, Q
+from django.db.models.functions import Greatest, Now
 
 #: The conditions that a lease is held, and that it was released but cannot be acquired yet.
 IS_HELD = (Q(expires_at__isnull=True) | Q(expires_at__gt=Now())) & Q(released_at__isnull=True)
-IS_KEPT = Q(expires_at__gt=Now(), released_at__isnull=False)
+IS_KEPT = Q(expires_at__gt=Greatest(Now(), F("released_at")), released_at__isnull=False)
 
 
 class LeaseQuerySet(models.QuerySet[Any]):

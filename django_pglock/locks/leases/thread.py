@@ -23,10 +23,9 @@ from django_pglock.locks.leases.statements import READ_COMMITTED
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, refuse_greenlets
 
 T = TypeVar("T")
-#: The largest number of sessions. Renewals are short, so few sessions are in use.
-SESSIONS = 20
-#: Seconds between two checks whether a session is free.
-SESSION_POLL = 0.01
+#: The largest number of sessions: one that listens, and the others for statements, which take about a millisecond. More
+#: than one of these, because one may be half open.
+SESSIONS = 4
 #: Seconds to wait for a session and an answer. Statements about leases are short.
 ANSWER_WITHIN = 15.0
 
@@ -44,6 +43,8 @@ class LeaseThread:
         # Not the platform's default: psycopg cannot work on Windows' proactor.
         self.loop = asyncio.SelectorEventLoop()
         self._sessions: dict[str, AsyncSessionPool] = {}
+        # For each alias: holders wait here for a session, in their order.
+        self._free: dict[str, asyncio.Semaphore] = {}
         self._listeners: dict[str, ReleaseListener] = {}
         self._users: set[User] = set()
         self._started: set[asyncio.Task[Any]] = set()
@@ -123,21 +124,18 @@ class LeaseThread:
     @asynccontextmanager
     async def session(self, alias: str) -> AsyncIterator[AsyncSession]:
         """Lend a session of ``alias``. It is ended if the block raises an exception."""
-        sessions = self._sessions.get(alias)
-        if sessions is None:
-            sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
-        while not sessions.has_capacity:
-            await asyncio.sleep(SESSION_POLL)
-        session = await sessions.get()
-        try:
-            yield session
-        except BaseException:
-            session.end()
-            raise
-        finally:
-            sessions.put(session)
-            if not self._users:
-                sessions.close_idle()
+        sessions = self._sessions.setdefault(alias, AsyncSessionPool(alias, limit=SESSIONS))
+        async with self._free.setdefault(alias, asyncio.Semaphore(SESSIONS)):
+            session = await sessions.get()
+            try:
+                yield session
+            except BaseException:
+                session.end()
+                raise
+            finally:
+                sessions.put(session)
+                if not self._users:
+                    sessions.close_idle()
 
     def mark_inherited(self) -> None:
         """After a fork, tell the holders in the child process that their leases belong to the parent."""

@@ -25,6 +25,7 @@ from django_pglock.tasks.options import Rate
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.in_flight import InFlight
+from tests import server_clock
 from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed
 
@@ -356,3 +357,19 @@ def test_workers_are_woken_for_a_task_that_gets_a_token_after_the_commit(monkeyp
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
     in_threads(lambda number: keyed.trickle.enqueue(1), 16)
     assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_no_call_waits_longer_than_an_empty_bucket_although_the_clock_was_put_back():
+    """A token is never further away than the burst, also if a task of the key has run since before the step."""
+    rated = keyed.drip.using(rate=Rate(60, per=60, burst=2))
+    for number in range(3):
+        rated.enqueue(number)
+    Task.objects.filter(status="READY").update(status="RUNNING", last_attempted_at=Now(), worker=uuid4(), attempts=1)
+    server_clock.put_back(300)
+    rated.enqueue(3)
+    [key] = RateLimit.objects.values_list("key", flat=True)
+    # As upkeep does for all keys at which tasks wait.
+    admit("default", [key])
+    bucket = RateLimit.objects.annotate(now=Now()).get()
+    assert bucket.opens_at - bucket.now <= timedelta(seconds=1)
+    assert bucket.arrives_at - bucket.now <= timedelta(seconds=2)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -24,6 +25,7 @@ from django_pglock.store.settle import settle
 from django_pglock.tasks import fields
 from django_pglock.tasks.compat import task_enqueued
 from django_pglock.tasks.options import Unique
+from tests import server_clock
 from tests.sample import keyed_tasks as keyed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,6 +102,19 @@ def test_a_call_that_is_unique_for_a_period_is_refused_also_after_success(claim)
     assert refused.value.result_id == first.id
     Task.objects.update(unique_until=Now())
     assert keyed.remind.enqueue(1).id != first.id
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_unique_period_lasts_twice_as_long_at_most_although_the_clock_was_put_back(in_transaction):
+    """A date that is further away than the period is from before the step."""
+    first = keyed.remind.enqueue(1)
+    length = Task.objects.values_list(F("unique_until") - F("enqueued_at"), flat=True).get().total_seconds()
+    server_clock.put_back(0.9 * length)
+    with transaction.atomic() if in_transaction else nullcontext():
+        with pytest.raises(DuplicateTask):
+            keyed.remind.enqueue(1)
+        server_clock.put_back(0.9 * length)
+        assert keyed.remind.enqueue(1).id != first.id
 
 
 @pytest.mark.parametrize("unique", [Unique("{number}"), Unique("{number}", while_="unfinished")])

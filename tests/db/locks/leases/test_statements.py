@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django_pglock import Lease, LockNotAvailable
 from django_pglock.locks.leases.statements import ACQUIRE, RELEASE, RENEW, UNDO
 from django_pglock.models import Lease as Row
+from tests import server_clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,6 +72,59 @@ def test_a_released_lease_is_not_renewed_while_its_min_hold_lasts():
     assert Row.objects.get().expires_at > Row.objects.get().released_at
     assert run(RENEW, mine) is run(RELEASE, mine) is None
     assert run(ACQUIRE, uuid4())[0] is None
+
+
+def end_of(row):
+    return (row.expires_at - row.server_time).total_seconds()
+
+
+def lease():
+    return Row.objects.all().with_state().get()
+
+
+def test_a_released_lease_is_free_although_the_clock_was_put_back():
+    mine = uuid4()
+    run(ACQUIRE, mine)
+    assert run(RELEASE, mine)
+    server_clock.put_back(300)
+    assert not lease().is_kept
+    assert run(ACQUIRE, uuid4()) == (2, None)
+
+
+def test_a_holder_that_died_before_the_clock_was_put_back_keeps_the_lease_for_its_ttl_only():
+    run(ACQUIRE, uuid4())
+    server_clock.put_back(300)
+    assert run(ACQUIRE, uuid4())[0] is None, "the holder may live, and renew it"
+    assert 50 < end_of(lease()) <= 60
+    server_clock.put_back(-61)
+    assert run(ACQUIRE, uuid4()) == (2, None)
+
+
+def test_a_holder_that_lives_keeps_the_lease_although_the_clock_was_put_back():
+    mine = uuid4()
+    run(ACQUIRE, mine)
+    server_clock.put_back(300)
+    assert run(RENEW, mine) == (1,)
+    assert run(ACQUIRE, uuid4())[0] is None
+    assert run(RENEW, mine) == (1,)
+    assert 50 < end_of(lease()) <= 60
+
+
+def test_min_hold_lasts_no_longer_although_the_clock_was_put_back():
+    """Before the release, or after it."""
+    mine = uuid4()
+    run(ACQUIRE, mine)
+    server_clock.put_back(300)
+    run(RENEW, mine)
+    assert run(RELEASE, mine, min_hold=30)
+    assert lease().is_kept
+    assert 20 < end_of(lease()) <= 30
+    server_clock.put_back(300)
+    assert run(ACQUIRE, uuid4())[0] is None
+    assert 20 < end_of(lease()) <= 30
+    assert lease().is_kept
+    server_clock.put_back(-31)
+    assert run(ACQUIRE, uuid4()) == (2, None)
 
 
 def test_an_attempt_whose_answer_was_lost_leaves_no_lease_without_an_expiry():

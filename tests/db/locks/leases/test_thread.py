@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from django.db import DatabaseError
 from django.db.backends.signals import connection_created
@@ -60,3 +62,40 @@ def test_sessions_of_leases_pass_through_what_django_does_with_a_connection():
     finally:
         connection_created.disconnect(greet)
     assert seen
+
+
+def test_many_leases_of_one_process_share_few_sessions(somebody):
+    """All at once: each would begin to open a session of its own."""
+    somebody.ask("SELECT 1")
+    raw = somebody.connection.connection
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%django_pglock_lease%'"
+
+    async def hold(number, everybody):
+        async with Lease("many", number, ttl=600) as lease:
+            await everybody.arrive()
+            return lease.token
+
+    async def hold_all():
+        everybody = Gathering(500)
+        holding = [asyncio.ensure_future(hold(number, everybody)) for number in range(500)]
+        await everybody.complete.wait()
+        [count] = raw.execute(sessions).fetchone()
+        everybody.over.set()
+        return count, await asyncio.gather(*holding)
+
+    count, tokens = asyncio.run(hold_all())
+    assert tokens == [1] * 500
+    assert count <= thread.SESSIONS + 1, "and the one that asks"
+
+
+class Gathering:
+    """Where coroutines wait until all have arrived, and until it is over."""
+
+    def __init__(self, number):
+        self.missing, self.complete, self.over = number, asyncio.Event(), asyncio.Event()
+
+    async def arrive(self):
+        self.missing -= 1
+        if not self.missing:
+            self.complete.set()
+        await self.over.wait()

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 from asgiref.sync import sync_to_async
+from django_pglock.store.running_stack import request_stack
 
 from django_pglock import task
 from django_pglock.models import RunningStack, Task
-from django_pglock.store.running_stack import request_stack
 from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, coroutine_text, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
