@@ -22,7 +22,6 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.task_list import TaskChangeList
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task
-from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.tasks.redaction import shown
 
 #: At most this number of tasks is exported.
@@ -35,7 +34,6 @@ FIELDS = (
     *("lock_key", "unique_key", "group_key", "enqueued_at", "run_after", "started_at", "finished_at"),
 )
 #: The fields with JSON. Another program may have written JSON that Python cannot read.
-JSON_FIELDS = ("args", "kwargs", "result", "meta")
 #: A spreadsheet takes a cell that begins with one of these for a formula.
 _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -67,7 +65,7 @@ def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpRespon
 
 def _exported(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield the tasks as people may see them. The rows come from a cursor of the server, some at a time."""
-    tasks = map(decoded, as_texts(rows, JSON_FIELDS).iterator(chunk_size=CHUNK))
+    tasks = rows.iterator(chunk_size=CHUNK)
     while chunk := list(islice(tasks, CHUNK)):
         failures = last_failures(rows.db, chunk)
         for task in chunk:

@@ -21,7 +21,6 @@ from django.utils.translation import gettext as _
 
 from django_pglock.admin.lookups import is_choice_of_foreign_key, lookups_of
 from django_pglock.store.count import MOST_COUNTED
-from django_pglock.store.unreadable import first_row
 
 # Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
@@ -164,13 +163,10 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return to_field == self.opts.pk.name
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row, or None for a text that cannot be a primary key.
-
-        If Python cannot read a JSON value of the row, a sentence takes the place of the value.
-        """
+        """Return the row, or None for a text that cannot be a primary key."""
         if not self._is_key(object_id):
             return None
-        return first_row(self.get_queryset(request).filter(**{from_field or "pk": object_id}))
+        return self.get_queryset(request).filter(**{from_field or "pk": object_id}).first()
 
     def response_action(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
         """Show a warning if a selected value cannot be a primary key. Django would raise an exception."""

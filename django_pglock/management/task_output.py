@@ -13,7 +13,6 @@ from django_pglock.management.tables import ago, duration_text, printable
 from django_pglock.models import Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.unreadable import first_row
 from django_pglock.tasks.redaction import shown
 from django_pglock.why_it_waits import why_it_waits
 
@@ -39,7 +38,7 @@ def fields_of_task(task: Task, names: Iterable[str]) -> dict[str, Any]:
 
 def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
     """Return the fields of a task and of its failed and lost attempts; None if there is no such task."""
-    task = first_row(rows.filter(pk=task_id))
+    task = rows.filter(pk=task_id).first()
     if task is None:
         return None
     # The stack is printed by a subcommand of its own.

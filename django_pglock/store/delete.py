@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django_pglock.store.prune import delete_free, unneeded
-from django_pglock.store.refusals import Refusals
 from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import FINISHED
 
@@ -13,16 +12,13 @@ from django_pglock.tasks.states import FINISHED
 def delete(tasks: Any, *, progress: Progress | None = None) -> int:
     """Delete finished tasks with their attempts. Returns how many.
 
-    A task stays if others wait for it, if its unique key is taken for a period, or if the database refuses it.
+    A task stays if others wait for it, if its unique key is taken for a period, or if a row refers to it.
     """
-    refusals = Refusals()
 
     def delete_window(tasks: Any) -> int:
-        return refusals.delete(delete_free, deletable(tasks))
+        return delete_free(deletable(tasks))
 
-    count = by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
-    refusals.log()
-    return count
+    return by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
 
 
 def deletable(tasks: Any) -> Any:

@@ -110,8 +110,8 @@ class TaskQuerySet(LockingQuerySet[Any]):
     def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
 
-        A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the project or
-        a trigger refuses its deletion. Batches and ``progress`` are as in ``retry``.
+        A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the project
+        refers to it. Batches and ``progress`` are as in ``retry``.
         """
         return delete(for_writing(self), progress=progress)
 
@@ -147,10 +147,8 @@ class TaskQuerySet(LockingQuerySet[Any]):
         - ``dry_run``: delete nothing, only count, up to 10,001.
         - ``progress``: called after each batch, with the number of tasks so far and the last id that was read.
 
-        A task with ``keep_result`` is deleted when that time is over, whatever its age. A task whose deletion is
-        refused, for example by a trigger of the project, stays, and one such task is logged with the reason. Call it
-        outside of a transaction. Inside of one, all batches are one batch, and the first refusal raises. Raises
-        ``ValueError``.
+        A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside
+        of a transaction. Inside of one, all batches are one batch. Raises ``ValueError``.
         """
         return prune(
             for_writing(self),

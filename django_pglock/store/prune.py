@@ -6,8 +6,8 @@ table. Tasks with ``keep_result`` have their own expiry date, and an index on it
 
 Pruning does not wait for locks, and no other transaction waits for it: each window is one short transaction that skips
 locked rows. Tasks that are still needed stay: a task that other tasks wait for, a task whose unique key is taken for a
-period, and a task to which a row of the project refers by a foreign key that refuses its deletion. A task whose
-deletion is refused by anything else, such as a trigger, stays as well (``refusals.py``).
+period, and a task to which a row of the project refers by a foreign key that refuses its deletion. If the
+role may not read that table, the whole window stays, and the log says so.
 
 The transaction is one message of two statements. The first one locks the rows. The second one has a newer snapshot. It
 checks again whether a task waits for one of the locked tasks, and deletes the others. A transaction that enqueues a
@@ -22,16 +22,18 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
+from django.db import IntegrityError
 from django.db.models import DateTimeField, Func, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
 from django_pglock.conf import MOST_DAYS, get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.references import refusing_keys, unreferenced
-from django_pglock.store.refusals import Refusals
 from django_pglock.store.statements import rows_of, run, run_together
 from django_pglock.store.windows import WINDOW, Progress
 from django_pglock.tasks.states import FINISHED, TaskStatus
@@ -97,16 +99,15 @@ def prune(
     old = expired(tasks.filter(status__in=statuses or FINISHED))
     if dry_run:
         return _count(tasks, old, ages)
-    count, refusals = 0, Refusals()
-    while deleted := refusals.delete(delete_free, old, batch):
+    count = 0
+    while deleted := _delete_unless_refused(old, batch):
         count += deleted
     after = 0
     while last := window_end(tasks.db, after, ages, batch=batch):
-        count += refusals.delete(delete_free, outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
         after = last
         if progress:
             progress(count, after)
-    refusals.log()
     return count
 
 
@@ -141,12 +142,11 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     For a caller that prunes one window from time to time. Returns how many tasks were deleted, and the id behind which
     to continue: 0 at the end of the table.
     """
-    tasks, refusals = rows_of("Task", using), Refusals()
-    count = refusals.delete(delete_free, expired(tasks), batch)
+    tasks = rows_of("Task", using)
+    count = _delete_unless_refused(expired(tasks), batch)
     last = window_end(using, after, ages, batch=batch)
     if last:
-        count += refusals.delete(delete_free, outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
-    refusals.log()
+        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
     return count, last
 
 
@@ -221,6 +221,17 @@ def unneeded(tasks: Any) -> Any:
     waiters = rows_of("Waiter", tasks.db).filter(awaited=OuterRef("pk")).order_by().values("awaited")
     is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
     return unreferenced(tasks).filter(is_free, IsNull(Subquery(waiters[:1]), True))
+
+
+def _delete_unless_refused(tasks: Any, limit: int) -> int:
+    """Delete as ``delete_free`` does. Log it and return 0 if the database refuses it, so that pruning goes on."""
+    try:
+        return delete_free(tasks, limit)
+    except IntegrityError as error:
+        if in_transaction(connection_for(tasks.db)):
+            raise
+        logger.warning("Some old tasks are not deleted, because the database refuses it: %s", one_line(error))
+        return 0
 
 
 def delete_free(tasks: Any, limit: int | None = None) -> int:

@@ -123,8 +123,8 @@ NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
     *("claim_columns", "count", "failures", "histogram", "id_range", "known_queues", "lock_keys", "logs", "managers"),
     *("marking", "move_to_status", "newest", "outcome", "plans", "ready", "references"),
-    *("refusals", "result", "result_listener"),
-    *("statements", "unknown", "unreadable", "upkeep_lock", "wake"),
+    *("result", "result_listener"),
+    *("statements", "unknown", "upkeep_lock", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }
 

@@ -52,7 +52,6 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.newest import newest
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.store.unreadable import as_texts, decoded
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
@@ -215,14 +214,14 @@ class Command(TerminalCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
         found = newest(
-            as_texts(wanted.only(*LISTED), ("meta", *fields_behind_keys())),
+            wanted.only(*LISTED, "meta", *fields_behind_keys()),
             options["limit"],
             statuses=options["status"] or (),
             days=options["older_than"],
             is_narrow=bool(options["queue"] or options["task"]),
         )
         if options["json"]:
-            self._print_json([fields_of_task(decoded(row), LISTED) for row in found])
+            self._print_json([fields_of_task(row, LISTED) for row in found])
         elif found:
             titles = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [

@@ -12,25 +12,9 @@ from django.db.models.functions import Now
 from django_pglock.management.task_output import lines_of_fields, queue_as_json, queue_as_line
 from django_pglock.models import Attempt
 from django_pglock.store.count import QueueCounts
-from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
 from tests.db.management.commands.test_locktasks import failed, locktasks
-from tests.db.store.test_unreadable import DIGITS, NESTED, unreadable
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_show_says_that_a_value_cannot_be_shown(value, form):
-    assert NOT_SHOWN in locktasks("show", unreadable(value=value).pk, *form)
-
-
-@pytest.mark.parametrize("value", [DIGITS, NESTED], ids=["digits", "nested"])
-def test_metadata_that_cannot_be_read_does_not_end_a_list(value):
-    row = unreadable("meta", value, lock_key="a")
-    [found] = json.loads(locktasks("list", "--json"))
-    assert (found["id"], found["lock_key"]) == (row.pk, REDACTED)
-    assert str(row.pk) in locktasks("list")
 
 
 def test_show_prints_everything_with_tracebacks_and_escapes_control_characters():
