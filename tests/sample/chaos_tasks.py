@@ -130,6 +130,30 @@ def eat(context: TaskContext):
             eaten.append(bytes(16 * 1024**2))
 
 
+#: What a leak has taken, in this process and for good.
+_hoard: list[bytes] = []
+
+
+@task(takes_context=True, max_attempts=1)
+def hoard(context: TaskContext):
+    """Take all memory that there is and keep it, so that this process can begin nothing more."""
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY, "the machine's is not for us"
+    with recorded(context):
+        for size in (16 * 1024**2, 64 * 1024, 512):
+            with contextlib.suppress(MemoryError):
+                while True:
+                    _hoard.append(bytes(size))
+    return context.fencing_token
+
+
+@task(takes_context=True)
+def crash_server(context: TaskContext):
+    """Crash the server process of this session, after which the server ends all others."""
+    os.kill(session_number(), signal.SIGSEGV)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(60)")
+
+
 @task
 def tell_time():
     return time.time()
