@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.instrumentation import HEADERS
+from django_pglock.tasks.options import HEADERS
 from django_pglock.tasks.retry import seconds_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_check import misfit
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.instrumentation import HEADERS
+from django_pglock.tasks.options import OWN_META
 from django_pglock.tasks.results import make_result
 
 if TYPE_CHECKING:
@@ -103,7 +103,3 @@ def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any])
         worker_ids=[str(claim.worker)],
     )
     return TaskContext(task_result=result, _claims=[claim], _reason_to_stop=lambda: None)
-
-
-#: The names in a row's ``meta`` that belong to this package.
-OWN_META = ("options", "rate", "after", "redact", "snoozes", HEADERS)

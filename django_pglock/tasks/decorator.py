@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict
 from django_pglock.tasks.compat import Task, TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.fields import OPTIONS, check_names
+from django_pglock.tasks.fields import OF_FUNCTION, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption
 from django_pglock.tasks.retry import BackoffOption
@@ -33,26 +33,7 @@ if TYPE_CHECKING:
     class TaskFunction(Task[P, R]):
         """The type of a decorated function. R is the type of its return value, which is awaited if it is async."""
 
-        def using(
-            self,
-            *,
-            priority: int | None = None,
-            queue_name: str | None = None,
-            run_after: datetime | timedelta | None = None,
-            backend: str | None = None,
-            max_attempts: int | None = None,
-            max_snoozes: int | None = None,
-            atomic: bool | None = None,
-            timeout: float | timedelta | None = None,
-            lock: str | None = None,
-            concurrency: int | None = None,
-            unique: UniqueOption | None = None,
-            fair: str | None = None,
-            rate: RateOption | None = None,
-            keep_result: float | timedelta | None = None,
-            after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None = None,
-            meta: dict[str, Any] | None = None,
-        ) -> TaskFunction[P, R]: ...
+        def using(self, **options: Unpack[UsingOptions]) -> TaskFunction[P, R]: ...
 
         def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
         async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
@@ -60,32 +41,42 @@ if TYPE_CHECKING:
         def get_result(self, result_id: str) -> Result[P, R]: ...
         async def aget_result(self, result_id: str) -> Result[P, R]: ...
 
-    class Options(TypedDict, total=False):
-        """The options of ``@task`` that do not change how the function is called."""
+    class CallOptions(TypedDict, total=False):
+        """The options that ``@task`` and ``using()`` take."""
 
-        priority: int
-        queue_name: str
-        backend: str
-        max_attempts: int
+        priority: int | None
+        queue_name: str | None
+        backend: str | None
+        max_attempts: int | None
         max_snoozes: int | None
-        backoff: BackoffOption
-        retry_on: type[BaseException] | tuple[type[BaseException], ...]
-        no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
-        atomic: bool
+        atomic: bool | None
         timeout: float | timedelta | None
         lock: str | None
         concurrency: int | None
-        advisory: bool
         unique: UniqueOption | None
         fair: str | None
         rate: RateOption | None
         keep_result: float | timedelta | None
+        meta: dict[str, Any] | None
+
+    class UsingOptions(CallOptions, total=False):
+        """The options of ``using()``. None does not change an option."""
+
+        run_after: datetime | timedelta | None
+        after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None
+
+    class Options(CallOptions, total=False):
+        """The options of ``@task`` that do not change how the function is called."""
+
+        backoff: BackoffOption
+        retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        advisory: bool
         cron: str | None
         every: float | timedelta | None
         timezone: str | None
         redact: RedactOption
         capture_logs: bool | int | str | None
-        meta: dict[str, Any]
 
     class Decorator(Protocol):
         @overload
@@ -139,7 +130,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        check_names(function, options, OPTIONS)
+        check_names(function, options, OF_FUNCTION)
         # Our class, whatever the backend is, so that the options also exist in tests with Django's ImmediateBackend.
         return PostgresTask(func=function, **options)
 

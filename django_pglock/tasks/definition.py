@@ -6,12 +6,11 @@ It is the ``task_class`` of our backend. Django 6.1's own ``@task(max_attempts=5
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -25,31 +24,13 @@ from django_pglock.postgres.connections import has_commit_hooks, manual_transact
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
-from django_pglock.tasks.context import OWN_META, with_context
-from django_pglock.tasks.dates import READABLE, is_readable
-from django_pglock.tasks.fields import TaskFields, check_names
-from django_pglock.tasks.options import (
-    captured_level,
-    check_bool,
-    check_concurrency,
-    check_template,
-    group_of,
-    rate_of,
-    unique_of,
-)
+from django_pglock.tasks.context import with_context
+from django_pglock.tasks.fields import CARRIED, TaskFields, check_names
 from django_pglock.tasks.redaction import redact_of
-from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-#: Options of one call that are stored in the row's ``meta``. The others have a column or belong to the function.
-CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
-#: The largest smallint of PostgreSQL. The column has the number of retries: ``max_attempts - 1``.
-LARGEST_MAX_ATTEMPTS = 32_767
-#: Digits of a bigint, and one more.
-MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +44,8 @@ class PostgresTask(TaskFields):
 
     def __post_init__(self) -> None:
         self._check_function()
-        self._check_options(where := f"@task on {self.module_path}")
-        self._check_call(where)
+        self.check_values(where := f"@task on {self.module_path}")
+        self._check_together(where)
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
@@ -73,7 +54,7 @@ class PostgresTask(TaskFields):
             Task.__post_init__(self)
         definition = registry.register(self)
         if definition is not self:
-            own = {name: getattr(self, name) for name in CARRIED_OPTIONS}
+            own = {name: getattr(self, name) for name in CARRIED}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
 
@@ -94,79 +75,22 @@ class PostgresTask(TaskFields):
                 "another function, and decorate that."
             )
 
-    def _check_options(self, where: str) -> None:
-        attempts = self.max_attempts
-        if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= LARGEST_MAX_ATTEMPTS:
-            most = f"{LARGEST_MAX_ATTEMPTS:,}"
-            raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {most}.")
-        snoozes = self.max_snoozes
-        if snoozes is not None and (not isinstance(snoozes, int) or isinstance(snoozes, bool) or snoozes < 0):
-            raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give 0 or a larger number.")
-        self._check_types(where)
+    def _check_together(self, where: str) -> None:
+        """Check the options that depend on the function or on each other."""
         if self.atomic and iscoroutinefunction(self.func):
             raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
-        check_backoff(self.backoff)
-        for name in ("retry_on", "no_retry_on"):
-            types = getattr(self, name)
-            types = tuple(types) if isinstance(types, Iterable) else (types,)
-            if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
-                raise TaskOptionError(f"{where}: {name} takes exception types, not {types!r}.")
-            object.__setattr__(self, name, types)
-        object.__setattr__(self, "capture_logs", captured_level(self.capture_logs, where))
-        self._check_keys(where)
-        for name in ("timeout", "keep_result", "every"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, duration_of(value, option=f"{where}: {name}"))
-        if self.timeout == 0:
-            raise TaskOptionError(f"{where}: timeout is 0; give more than 0 seconds, or None for no timeout.")
-        check_schedule(self, where)
-
-    def _check_types(self, where: str) -> None:
-        for name in ("atomic", "advisory"):
-            check_bool(getattr(self, name), option=f"{where}: {name}")
-        # Django's validation compares these values, which fails for other types without the name of the option.
-        name, priority = self.queue_name, self.priority
-        if not isinstance(name, str):
-            raise TaskOptionError(f"{where}: queue_name is {name!r}; give a text.")
-        # Only NaN differs from itself.
-        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or priority != priority:
-            raise TaskOptionError(f"{where}: priority is {priority!r}; give a whole number from -100 to 100.")
-        if not isinstance(self.backend, str):
-            raise TaskOptionError(f"{where}: backend is {self.backend!r}; give the text of an alias in TASKS.")
-
-    def _check_call(self, where: str) -> None:
-        if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
-            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
-        if isinstance(self.run_after, datetime) and not is_readable(self.run_after):
-            first, last = (date.date() for date in READABLE)
-            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a date from {first} to {last}.")
-        if not isinstance(self.meta, dict):
-            raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
-        if own := sorted(set(OWN_META) & set(self.meta)):
-            raise TaskOptionError(
-                f"{where}: meta has {', '.join(own)}, which the package itself writes. Use another name."
-            )
-        object.__setattr__(self, "after", _task_ids(self.after))
-
-    def _check_keys(self, where: str) -> None:
-        for name, make in (("unique", unique_of), ("group", group_of), ("rate", rate_of)):
-            object.__setattr__(self, name, make(getattr(self, name)))
         if self.group is not None and (self.rate is not None or self.concurrency is not None):
             raise TaskOptionError(f"{where}: group cannot be combined with concurrency or rate.")
         if self.rate is not None and self.rate.key is not None and self.lock is not None:
             raise TaskOptionError(
                 f"{where}: with lock, rate cannot have its own key, because a task waits for one key only."
             )
-        if self.concurrency is not None:
-            if self.lock is None:
-                raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} needs a key. Write it as lock.")
-            check_concurrency(self.concurrency)
+        if self.concurrency is not None and self.lock is None:
+            raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} needs a key. Write it as lock.")
         self._check_advisory(where)
-        for name in ("lock", "fair"):
-            if (template := getattr(self, name)) is not None:
-                check_template(template, option=f"{where}: {name}")
         check_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
+        check_schedule(self, where)
 
     def _check_advisory(self, where: str) -> None:
         if not self.advisory:
@@ -258,35 +182,7 @@ def _refuse_manual_transactions(path: str, *, except_in: str | None) -> None:
             )
 
 
-def _task_ids(after: Any) -> tuple[int, ...]:
-    # A single result or id is allowed. An id may be a text, which is one id and not a list of characters.
-    is_one = isinstance(after, (str, int)) or hasattr(after, "id")
-    try:
-        given = (after,) if is_one else tuple(after)
-    except TypeError:
-        raise TaskOptionError(f"after takes results or their ids, not {after!r}.") from None
-    return tuple(map(_task_id, given))
-
-
 def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
     """Return the task that was copied or pickled. In another process its module may not have been imported yet."""
     definition = registry.find(path) or import_string(path)
     return PostgresTask(func=definition.func, **options)
-
-
-def _task_id(value: Any) -> int:
-    given = getattr(value, "id", value)
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < MOST_DIGITS:
-        given = int(given)
-    if not isinstance(given, int) or isinstance(given, bool):
-        if isinstance(value, TaskResult):
-            raise TaskOptionError(
-                f"after takes results or ids of tasks in PostgreSQL. The result with the id {given!r} is of another "
-                "backend of django.tasks."
-            )
-        raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
-    if given < 0:
-        raise TaskOptionError("after takes results or their ids, not a negative number.")
-    if given >= 2**63:
-        raise TaskOptionError("after takes results or their ids, and no task has an id as large as one of these.")
-    return given

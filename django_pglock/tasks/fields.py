@@ -1,14 +1,22 @@
-"""The options of ``@task`` as the fields of a task."""
+"""The options of ``@task``: one table, which is also the fields of a task.
+
+Each row has the type and the default of an option, what it accepts, who may give it, and the words of other task queues
+for it. The checks, the hints in messages and the values that a row of the database carries come from this table. Type
+checkers cannot read it: ``decorator.py`` names each option once more, with its type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import TaskOptionError
+from django_pglock.tasks import option_checks as check
 from django_pglock.tasks import option_hints
 from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -23,21 +31,42 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Options that only the decorator takes, because their values are code or concern the function as a whole.
-DECORATOR_ONLY = (
-    "backoff",
-    "retry_on",
-    "no_retry_on",
-    "group",
-    "cron",
-    "every",
-    "timezone",
-    "redact",
-    "advisory",
-    "capture_logs",
-)
-#: Options that only ``using()`` takes, because they concern one call.
-CALL_ONLY = ("run_after", "after")
+
+#: PostgreSQL's smallint.
+MOST_CONCURRENT = 32_767
+
+
+class By(Enum):
+    """Who may give an option."""
+
+    #: ``@task`` and ``using()``.
+    BOTH = auto()
+    #: ``@task`` alone, because the value is code or concerns the function as a whole.
+    FUNCTION = auto()
+    #: ``using()`` alone, because it concerns one call.
+    CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of an option besides its name, type and default."""
+
+    check: check.Check
+    by: By = By.BOTH
+    #: The words of other task queues for it.
+    foreign: tuple[str, ...] = ()
+    #: Additional text after its name in a hint.
+    note: str = ""
+    #: Whether ``meta`` of the row has it, if a call differs from its function.
+    is_carried: bool = False
+    #: Whether None means that a task does not have it.
+    may_be_none: bool = False
+
+
+def option(default: Any, accepts: check.Check, foreign: str = "", /, **more: Any) -> Any:
+    """Return the field for one row of the table."""
+    row = Option(accepts, foreign=tuple(foreign.split()), may_be_none=default is None, **more)
+    return field(default=default, metadata={"option": row})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,33 +107,59 @@ class TaskFields(Task):  # type: ignore[type-arg]
     """
 
     # Declared again because Django 6.0 has no defaults for them.
-    priority: int = DEFAULT_TASK_PRIORITY
-    backend: str = DEFAULT_TASK_BACKEND_ALIAS
-    queue_name: str = DEFAULT_TASK_QUEUE_NAME
-    run_after: datetime | timedelta | None = None  # type: ignore[assignment]
+    takes_context: bool = option(False, check.flag, "bind context pass_context", by=By.FUNCTION)
+    priority: int = option(DEFAULT_TASK_PRIORITY, check.priority)
+    backend: str = option(
+        DEFAULT_TASK_BACKEND_ALIAS, check.instance(str, "the text of an alias in TASKS"), "database using"
+    )
+    queue_name: str = option(DEFAULT_TASK_QUEUE_NAME, check.text, "queue")
+    run_after: datetime | timedelta | None = option(  # type: ignore[assignment]
+        None, check.run_after, "countdown delay eta run_at schedule_at schedule_in wait", by=By.CALL
+    )
 
-    max_attempts: int = 1
-    max_snoozes: int | None = None
-    backoff: BackoffOption = DEFAULT_BACKOFF
-    retry_on: tuple[type[BaseException], ...] = (Exception,)
-    no_retry_on: tuple[type[BaseException], ...] = ()
-    atomic: bool = False
-    timeout: float | timedelta | None = None
-    lock: str | None = None
-    concurrency: int | None = None
-    advisory: bool = False
-    unique: Unique | None = None
-    group: Group | None = None
-    fair: str | None = None
-    rate: Rate | None = None
-    keep_result: float | timedelta | None = None
-    cron: str | None = None
-    every: float | timedelta | None = None
-    timezone: str | None = None
-    redact: tuple[str, ...] | bool = ()
-    capture_logs: bool | int | str | None = None
-    after: tuple[int, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict, hash=False)
+    max_attempts: int = option(
+        # The largest smallint of PostgreSQL. The column has the number of retries: ``max_attempts - 1``.
+        *(1, check.number(1, 32_767), "attempts max_retries max_tries retries retry tries"),
+        note=", which counts the first attempt",
+    )
+    max_snoozes: int | None = option(None, check.number(0, 2**31 - 1), is_carried=True)
+    backoff: BackoffOption = option(
+        DEFAULT_BACKOFF, check.backoff, "default_retry_delay retry_backoff retry_delay retry_wait", by=By.FUNCTION
+    )
+    retry_on: tuple[type[BaseException], ...] = option(
+        (Exception,), check.exception_types, "autoretry_for retry_exceptions retry_for", by=By.FUNCTION
+    )
+    no_retry_on: tuple[type[BaseException], ...] = option(
+        (), check.exception_types, "dont_autoretry_for throws", by=By.FUNCTION
+    )
+    atomic: bool = option(
+        *(False, check.flag, "transaction"),
+        note=", which makes the database effects of a task happen exactly once",
+        is_carried=True,
+    )
+    timeout: float | timedelta | None = option(
+        None, check.timeout, "job_timeout soft_time_limit time_limit", is_carried=True
+    )
+    lock: str | None = option(None, check.template, "lock_key ordering_key")
+    concurrency: int | None = option(None, check.number(1, MOST_CONCURRENT), "concurrency_limit max_concurrency")
+    advisory: bool = option(False, check.flag, by=By.FUNCTION)
+    unique: Unique | None = option(None, check.unique, "once queueing_lock singleton unique_key uniqueness")
+    group: Group | None = option(None, check.group, by=By.FUNCTION)
+    fair: str | None = option(None, check.template)
+    rate: Rate | None = option(None, check.rate, "rate_limit")
+    keep_result: float | timedelta | None = option(
+        *(None, check.duration, "ignore_result result_expires result_ttl"),
+        note=", the seconds after its end for which the row of a task is kept",
+    )
+    cron: str | None = option(None, check.anything, "crontab periodic schedule", by=By.FUNCTION, note=" or every")
+    every: float | timedelta | None = option(None, check.duration, "interval", by=By.FUNCTION)
+    timezone: str | None = option(None, check.anything, "tz", by=By.FUNCTION)
+    redact: tuple[str, ...] | bool = option((), check.anything, by=By.FUNCTION)
+    capture_logs: bool | int | str | None = option(None, check.log_level, by=By.FUNCTION)
+    after: tuple[int, ...] = option((), check.task_ids, "depends_on", by=By.CALL)
+    meta: dict[str, Any] = field(
+        default_factory=dict, hash=False, metadata={"option": Option(check.meta, foreign=("headers",))}
+    )
 
     #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
@@ -136,15 +191,22 @@ class TaskFields(Task):  # type: ignore[type-arg]
         the function: ``backoff``, the exception types, ``group`` and the schedule. None does not change an option.
         Raises ``TaskOptionError`` for any other name.
         """
-        if unknown := [name for name in changes if name not in _CHANGEABLE]:
+        if unknown := [name for name in changes if name not in OF_CALL]:
             raise TaskOptionError(" ".join(self._unknown_option(name) for name in unknown))
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def _unknown_option(self, name: str) -> str:
-        ours = option_hints.OPTIONS.get(name, name)
-        if ours in DECORATOR_ONLY:
+        ours = WORDS.get(name, name)
+        if ours in OPTIONS and OPTIONS[ours].by is By.FUNCTION:
             return f"{ours} is an option of @task on {self.module_path}; a single call cannot change it."
-        return f"using() has no option {name!r}; {option_hints.about_option(name, _CHANGEABLE)}"
+        return f"using() has no option {name!r}; {about_option(name, OF_CALL)}"
+
+    def check_values(self, where: str) -> None:
+        """Check each option by itself, and keep it in the form that its check returns."""
+        for name, each in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None or not each.may_be_none:
+                object.__setattr__(self, name, each.check(f"{where}: {name}", value))
 
     if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
         #: Templates would call a task that they show.
@@ -169,20 +231,35 @@ class TaskFields(Task):  # type: ignore[type-arg]
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
 
 
-#: The options of ``@task``.
-OPTIONS = {each.name for each in fields(TaskFields) if each.init} - {"func", *CALL_ONLY}
-_CHANGEABLE = sorted({*OPTIONS, *CALL_ONLY} - {"takes_context", *DECORATOR_ONLY})
+#: All options, those that a function and those that a call may have, and our word for each foreign one.
+OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(TaskFields) if each.metadata}
+OF_FUNCTION = sorted(name for name, each in OPTIONS.items() if each.by is not By.CALL)
+OF_CALL = sorted(name for name, each in OPTIONS.items() if each.by is not By.FUNCTION)
+CARRIED = [name for name, each in OPTIONS.items() if each.is_carried]
+WORDS = {word: name for name, each in OPTIONS.items() for word in each.foreign}
 
 
-def check_names(function: Any, names: Iterable[str], known: set[str] = OPTIONS | {"func", *CALL_ONLY}) -> None:
+def check_names(function: Any, names: Iterable[str], known: Collection[str] = ("func", *OPTIONS)) -> None:
     """Raise ``TaskOptionError`` for names of options that are not known, with the names of ours for them."""
-    if unknown := sorted(set(names) - known):
+    if unknown := sorted(set(names) - {*known}):
         where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
         raise TaskOptionError(" ".join(_unknown_option(where, name) for name in unknown))
 
 
 def _unknown_option(where: str, name: str) -> str:
-    ours = option_hints.OPTIONS.get(name, name)
-    if ours in CALL_ONLY:
+    ours = WORDS.get(name, name)
+    if ours in OPTIONS and OPTIONS[ours].by is By.CALL:
         return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
-    return f"{where} has no option {name!r}; {option_hints.about_option(name, OPTIONS)}"
+    return f"{where} has no option {name!r}; {about_option(name, OF_FUNCTION)}"
+
+
+def about_option(name: str, known: Collection[str]) -> str:
+    """Return a hint to the option of ``known`` that an unknown name probably means: ``"write queue_name."``."""
+    if name in option_hints.INSTEAD:
+        return option_hints.INSTEAD[name]
+    ours = WORDS.get(name)
+    if ours is None or ours not in known:
+        ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
+    if ours is None:
+        return f"its options are {', '.join(sorted(known))}."
+    return f"write {ours}{OPTIONS[ours].note}."

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from django_pglock.error_reading import is_sent
 from django_pglock.loggers import get_logger
 from django_pglock.tasks.arguments import from_json
+from django_pglock.tasks.options import HEADERS
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.fields import TaskFields
 
 logger = get_logger("django_pglock.tasks")
-
-#: The name in a row's ``meta`` of the headers of all instruments.
-HEADERS = "headers"
 
 
 class AttemptInfo(Protocol):

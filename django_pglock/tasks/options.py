@@ -5,24 +5,22 @@ Each has a *key*, given as a template that is filled in with the arguments of a 
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.retry import duration_of
 from django_pglock.tasks.states import UniqueScope
 
-T = TypeVar("T")
-
-#: PostgreSQL's smallint.
-MOST_CONCURRENT = 32_767
 #: The largest number of calls that a grouped function can get at once.
 MOST_IN_GROUP = 10_000
+#: The names in a row's ``meta`` that belong to this package. The headers are those of all instruments.
+HEADERS = "headers"
+OWN_META = ("options", "rate", "after", "redact", "snoozes", HEADERS)
 PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -83,7 +81,7 @@ class Group:
 
     def __post_init__(self) -> None:
         check_template(self.key, option="Group: key")
-        if not _is_number(self.limit, MOST_IN_GROUP):
+        if not is_whole(self.limit, 1, MOST_IN_GROUP):
             raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
         duration_of(self.gather, option="gather")
 
@@ -111,7 +109,7 @@ class Rate:
         if self.key is not None:
             check_template(self.key, option="Rate: key")
         for name, value in (("count", self.count), ("burst", self.burst)):
-            if not _is_number(value, 1_000_000):
+            if not is_whole(value, 1, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
         if duration_of(self.per, option="per") == 0:
             raise TaskOptionError("Rate: per is 0; give more than 0 seconds.")
@@ -144,41 +142,6 @@ GroupOption = str | Group
 RateOption = str | Rate
 
 
-def captured_level(value: bool | int | str | None, where: str) -> int | None:
-    """Return the least level for ``capture_logs=``: 0 for True, None for False. Raises ``TaskOptionError``."""
-    if value is None or value is False:
-        return None
-    level = 0 if value is True else logging.getLevelName(value) if isinstance(value, str) else value
-    if not isinstance(level, int) or level < 0:
-        raise TaskOptionError(
-            f"{where}: capture_logs is {value!r}; give True, or a level such as 'INFO' or logging.INFO."
-        )
-    return level
-
-
-def unique_of(value: UniqueOption | None) -> Unique | None:
-    """Return the ``Unique`` for ``unique=``: True means the same arguments, a string is a template."""
-    if value is None or value is False:
-        return None
-    if value is True:
-        return Unique()
-    return Unique(value) if isinstance(value, str) else _instance(value, Unique, "unique")
-
-
-def group_of(value: GroupOption | None) -> Group | None:
-    """Return the ``Group`` for ``group=``: a string is a template."""
-    if value is None:
-        return None
-    return Group(value) if isinstance(value, str) else _instance(value, Group, "group")
-
-
-def rate_of(value: RateOption | None) -> Rate | None:
-    """Return the ``Rate`` for ``rate=``: a string such as ``"10/s"`` is parsed."""
-    if value is None:
-        return None
-    return Rate.parse(value) if isinstance(value, str) else _instance(value, Rate, "rate")
-
-
 def check_template(value: object, *, option: str) -> None:
     """Raise ``TaskOptionError`` unless it is a text that a row can hold. Its fields are checked with the function."""
     if not isinstance(value, str) or not value:
@@ -189,23 +152,6 @@ def check_template(value: object, *, option: str) -> None:
         raise TaskOptionError(str(error)) from error
 
 
-def check_bool(value: object, *, option: str) -> None:
-    """Raise ``TaskOptionError`` unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TaskOptionError(f"{option} is {value!r}; give True or False.")
-
-
-def check_concurrency(value: object) -> None:
-    """Raise ``TaskOptionError`` unless it is a number that a task's row can hold."""
-    if not _is_number(value, MOST_CONCURRENT):
-        raise TaskOptionError(f"concurrency is {value!r}; give a number from 1 to {MOST_CONCURRENT:,}.")
-
-
-def _instance(value: object, kind: type[T], option: str) -> T:
-    if not isinstance(value, kind):
-        raise TaskOptionError(f"{option} is {value!r}; give a template or a {kind.__name__}().")
-    return value
-
-
-def _is_number(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+def is_whole(value: object, least: int, most: int) -> bool:
+    """Return whether it is a whole number between two bounds; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

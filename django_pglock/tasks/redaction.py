@@ -13,8 +13,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.loggers import get_logger
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_names
-from django_pglock.tasks.context import OWN_META
-from django_pglock.tasks.instrumentation import HEADERS
+from django_pglock.tasks.options import HEADERS, OWN_META
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

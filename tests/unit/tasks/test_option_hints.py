@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import fields, option_hints
+from django_pglock.tasks import decorator, fields, option_hints
 
 
-def test_option_hints_map_foreign_options_to_existing_options():
-    ours = {*fields.OPTIONS, *fields.CALL_ONLY}
-    assert {*option_hints.OPTIONS.values(), *option_hints.NOTES} <= ours
-    assert not ours & {*option_hints.OPTIONS, *option_hints.INSTEAD}
-    assert not {*option_hints.OPTIONS} & {*option_hints.INSTEAD}
+def test_each_foreign_word_means_one_option_and_is_no_option_of_ours():
+    assert not {*fields.OPTIONS} & {*fields.WORDS, *option_hints.INSTEAD}
+    assert not {*fields.WORDS} & {*option_hints.INSTEAD}
+    assert len(fields.WORDS) == sum(len(each.foreign) for each in fields.OPTIONS.values()), "a word has two meanings"
+
+
+def test_type_checkers_know_the_options_of_the_table():
+    source = ast.parse(Path(decorator.__file__).read_text())
+    typed = {
+        each.name: {line.target.id for line in each.body if isinstance(line, ast.AnnAssign)}
+        for each in ast.walk(source)
+        if isinstance(each, ast.ClassDef)
+    }
+    assert typed["CallOptions"] | typed["UsingOptions"] == {*fields.OF_CALL}
+    # These two change how the function is called: each has an overload of its own.
+    assert typed["CallOptions"] | typed["Options"] == {*fields.OF_FUNCTION} - {"takes_context", "group"}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +44,7 @@ def test_option_hints_map_foreign_options_to_existing_options():
 )
 def test_a_hint_never_sends_people_to_the_opposite(name, said):
     with pytest.raises(TaskOptionError, match=said):
-        fields.check_names(None, [name], fields.OPTIONS)
+        fields.check_names(None, [name], fields.OF_FUNCTION)
 
 
 def test_method_hints_map_foreign_methods_to_existing_methods():
@@ -40,13 +54,13 @@ def test_method_hints_map_foreign_methods_to_existing_methods():
 
 
 def test_an_option_that_is_only_misspelt_is_found_too():
-    assert option_hints.about_option("max_attempt", fields.OPTIONS).startswith("write max_attempts")
-    assert option_hints.about_option("colour", fields.OPTIONS).startswith("its options are advisory, atomic, backend")
+    assert fields.about_option("max_attempt", fields.OF_FUNCTION).startswith("write max_attempts")
+    assert fields.about_option("colour", fields.OF_FUNCTION).startswith("its options are advisory, atomic, backend")
 
 
 def test_option_hints_name_only_options_that_can_be_used():
-    assert option_hints.about_option("queue", ["queue_name", "priority"]) == "write queue_name."
-    assert option_hints.about_option("queue", ["priority", "after"]) == "its options are after, priority."
-    assert option_hints.about_option("prior", ["priority"]) == "write priority."
+    assert fields.about_option("queue", ["queue_name", "priority"]) == "write queue_name."
+    assert fields.about_option("queue", ["priority", "after"]) == "its options are after, priority."
+    assert fields.about_option("prior", ["priority"]) == "write priority."
     # Two thirds of the letters are the same.
-    assert option_hints.about_option("fun", ["fan"]) == "its options are fan."
+    assert fields.about_option("fun", ["fan"]) == "its options are fan."

@@ -12,23 +12,16 @@ import pytest
 
 from django_pglock import Constant, Exponential, Group, Rate, Unique
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.options import (
-    MOST_CONCURRENT,
-    MOST_IN_GROUP,
-    captured_level,
-    check_concurrency,
-    check_template,
-    group_of,
-    rate_of,
-    unique_of,
-)
+from django_pglock.tasks import option_checks
+from django_pglock.tasks.fields import MOST_CONCURRENT, OPTIONS
+from django_pglock.tasks.options import MOST_IN_GROUP, check_template
 from django_pglock.tasks.states import UniqueScope
 
 
 @pytest.mark.parametrize(
     ("check", "most"),
     [
-        (check_concurrency, MOST_CONCURRENT),
+        (partial(OPTIONS["concurrency"].check, "concurrency"), MOST_CONCURRENT),
         (lambda number: Group("all", limit=number), MOST_IN_GROUP),
         (lambda number: Rate(number), 1_000_000),
         (lambda number: Rate(1, burst=number), 1_000_000),
@@ -117,40 +110,40 @@ def test_a_rate_and_its_burst_allow_no_more_starts_in_its_time_than_they_say(cou
     [("10/s", 10, 1), ("100/m", 100, 60), ("5/h", 5, 3600), ("2/d", 2, 86_400), ("1/30s", 1, 30), ("7/2h", 7, 7200)],
 )
 def test_a_rate_is_read_from_a_short_text(text, count, per):
-    rate = rate_of(text)
+    rate = Rate.parse(text)
     assert (rate.count, rate.per) == (count, per)
 
 
 @pytest.mark.parametrize("text", ["", "10", "10/", "/s", "10/x", "10 / s", "-1/s", "10/s ", "12345678/s", "1/123456s"])
 def test_a_text_that_is_no_rate_is_refused(text):
     with pytest.raises(TaskOptionError, match="write it as"):
-        rate_of(text)
+        Rate.parse(text)
 
 
 def test_a_short_form_stands_for_its_class():
-    assert unique_of(True) == Unique()
-    assert unique_of("{a}") == Unique("{a}")
-    assert group_of("{a}") == Group("{a}")
-    assert rate_of("1/s") == Rate(1)
-    for of, value in ((unique_of, Unique(period=1)), (group_of, Group("all")), (rate_of, Rate(2))):
-        assert of(value) is value
-        assert of(None) is None
-    assert unique_of(False) is None
+    assert option_checks.unique("unique", True) == Unique()
+    assert option_checks.unique("unique", "{a}") == Unique("{a}")
+    assert option_checks.unique("unique", False) is None
+    assert option_checks.group("group", "{a}") == Group("{a}")
+    assert option_checks.rate("rate", "1/s") == Rate(1)
+    for name, value in (("unique", Unique(period=1)), ("group", Group("all")), ("rate", Rate(2))):
+        assert OPTIONS[name].check(name, value) is value
 
 
-@pytest.mark.parametrize(("of", "name"), [(unique_of, "Unique"), (group_of, "Group"), (rate_of, "Rate")])
-def test_a_value_of_another_type_is_refused_with_the_class_to_use(of, name):
-    with pytest.raises(TaskOptionError, match=rf"{name.lower()} is 5; give a template or a {name}\(\)"):
-        of(5)
+@pytest.mark.parametrize("name", ["Unique", "Group", "Rate"])
+def test_a_value_of_another_type_is_refused_with_the_class_to_use(name):
+    option = name.lower()
+    with pytest.raises(TaskOptionError, match=rf"{option} is 5; give a template or a {name}\(\)"):
+        OPTIONS[option].check(option, 5)
 
 
 def test_the_least_level_of_what_is_captured_may_be_zero():
     """0 is equal to False, but it is ``logging.NOTSET``: everything."""
-    levels = [captured_level(value, "app.send") for value in (logging.NOTSET, True, "INFO", 30, False, None)]
-    assert levels == [0, 0, 20, 30, None, None]
+    levels = [option_checks.log_level("capture_logs", value) for value in (logging.NOTSET, True, "INFO", 30, False)]
+    assert levels == [0, 0, 20, 30, None]
     for wrong in (-1, 1.5, "LOUD"):
         with pytest.raises(TaskOptionError, match="capture_logs is"):
-            captured_level(wrong, "app.send")
+            option_checks.log_level("capture_logs", wrong)
 
 
 @pytest.mark.parametrize("value", ["", None, 5, b"a"])
