@@ -229,6 +229,13 @@ def test_waiting_calls_keep_their_options_and_run_whatever_the_code_says_today()
     assert list(Task.objects.order_by("id").values(*OF_THE_CALL)) == columns
 
 
+@pytest.mark.parametrize("options", [{"unique": True}, {"lock": "order:{order}"}, {"rate": Rate(1, per=3600)}], ids=str)
+def test_a_key_that_is_added_does_not_know_waiting_calls(options):
+    deploy(one).enqueue(7)
+    deploy(one, **options).enqueue(7)
+    assert run() == ["SUCCESSFUL"] * 2
+
+
 def test_calls_of_a_queue_or_backend_that_is_removed_from_the_settings_run(settings):
     deploy(one, queue_name="gone").enqueue(7)
     deploy(one, backend="default").enqueue(8)
