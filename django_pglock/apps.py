@@ -32,6 +32,7 @@ class PGLockConfig(AppConfig):
         # Here and not in a system check: Django makes all AppConfigs before it imports any models, and the imports of
         # models and tasks would fail first, with a less helpful message.
         require_psycopg()
+        require_django_tasks()
         require_backends(getattr(settings, "TASKS", None) or {})
 
     def ready(self) -> None:
@@ -44,7 +45,7 @@ class PGLockConfig(AppConfig):
 
         post_migrate.connect(_run_sql_of_migrations, sender=self, dispatch_uid="django_pglock.apps")
 
-        if django.VERSION < (6, 0) and find_spec("django_tasks") is not None:
+        if django.VERSION < (6, 0):
             # Django 6 imports these by itself. The backport does so only if "django_tasks" is in INSTALLED_APPS.
             from django_tasks import checks as _backport_checks  # noqa: F401
             from django_tasks import signals as _backport_signals  # noqa: F401
@@ -66,6 +67,15 @@ def require_psycopg() -> None:
         ) from None
 
 
+def require_django_tasks() -> None:
+    """Raise ``ConfigurationError`` without ``django.tasks``, of which the models have parts, also without ``TASKS``."""
+    if django.VERSION < (6, 0) and find_spec("django_tasks") is None:
+        raise ConfigurationError(
+            "Django 5.2 has no django.tasks, which the app django_pglock needs. Install the backport with: python -m "
+            "pip install 'django-tasks>=0.12', or upgrade to Django 6.0. Locks alone need no app in INSTALLED_APPS."
+        )
+
+
 def require_backends(tasks: dict[str, Any]) -> None:
     """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported.
 
@@ -78,11 +88,6 @@ def require_backends(tasks: dict[str, Any]) -> None:
         is_misspelled = "pglock" in package.lower().replace("_", "") and find_spec(package) is None
         if package != "django_pglock" and not is_misspelled:
             continue
-        if django.VERSION < (6, 0) and find_spec("django_tasks") is None:
-            raise ConfigurationError(
-                "TASKS is set, but Django 5.2 has no django.tasks. Install the backport with: python -m pip install "
-                "'django-tasks>=0.12', or upgrade to Django 6.0."
-            )
         try:
             import_string(path)
         except ImportError as error:

@@ -10,9 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
+from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.postgres.sessions import unreadable_styles
 from django_pglock.tasks import registry
@@ -382,10 +383,9 @@ def _aliases() -> dict[str, str]:
 def _aliases_of_tasks() -> dict[str, str]:
     """Return the aliases that tasks use, each with the first setting that names it."""
     aliases: dict[str, str] = {}
-    for name, backend in (getattr(settings, "TASKS", None) or {}).items():
-        if str(backend.get("BACKEND", "")).startswith("django_pglock."):
-            # The backend reports wrong options: Django makes it for its own checks.
-            with suppress(ConfigurationError):
-                alias = task_database(name, backend.get("OPTIONS", {}))
+    for name in task_backends:
+        # Django makes each backend for its own checks, which report wrong options.
+        with suppress(ImproperlyConfigured):
+            if (alias := getattr(task_backends[name], "database", None)) is not None:
                 aliases.setdefault(alias, f"TASKS[{name!r}]['OPTIONS']['database']")
     return aliases

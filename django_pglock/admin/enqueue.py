@@ -34,7 +34,8 @@ def enqueue_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
         answer = _enqueued(model_admin, request, task, form, "enqueue")
         if answer is not None:
             return answer
-    return _page(model_admin, request, {**context, "form": form, "functions": registry.known_paths()})
+    functions = [each.module_path for each in registry.definitions() if not each.is_own]
+    return _page(model_admin, request, {**context, "form": form, "functions": functions})
 
 
 def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:

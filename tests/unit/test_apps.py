@@ -8,19 +8,16 @@ import pytest
 from django_pglock import apps
 from django_pglock.errors import ConfigurationError
 
-OURS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}
-
 
 @pytest.mark.parametrize(("version", "is_refused"), [((5, 2, 0), True), ((6, 0, 0), False)])
 def test_django_5_2_without_the_backport_is_told_what_to_install(monkeypatch, version, is_refused):
     monkeypatch.setattr(django, "VERSION", version)
     monkeypatch.setattr(apps, "find_spec", lambda name: None)
-    monkeypatch.setattr(apps, "import_string", lambda path: None)
     if not is_refused:
-        apps.require_backends(OURS)
+        apps.require_django_tasks()
         return
     with pytest.raises(ConfigurationError, match=r"pip install 'django-tasks>=0\.12', or upgrade to Django 6\.0"):
-        apps.require_backends(OURS)
+        apps.require_django_tasks()
 
 
 def test_backends_of_other_packages_are_left_to_django():
