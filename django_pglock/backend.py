@@ -16,10 +16,11 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.db import DatabaseError
+from django.db import DatabaseError, ProgrammingError
 from django.utils.functional import cached_property
+from psycopg.errors import UndefinedTable
 
-from django_pglock.conf import get_settings, require_queues, task_database
+from django_pglock.conf import get_settings, require_keys, require_queues, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.await_end import await_end, await_end_async
@@ -69,6 +70,7 @@ class PostgresBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        require_keys(alias, params)
         require_queues(alias, params.get("QUEUES", []))
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
@@ -110,7 +112,10 @@ class PostgresBackend(BaseTaskBackend):
         self._check_task(task)
         call = _call_of(task, args, kwargs)
         with observe_enqueue(task) as observed:
-            row = enqueue(self._using, task, call, meta=meta_of(task, observed.headers))
+            try:
+                row = enqueue(self._using, task, call, meta=meta_of(task, observed.headers))
+            except ProgrammingError as error:
+                raise _explained(error, self._using) from error.__cause__
             observed.enqueued([str(row.id)])
         if not row.is_new:
             return self.get_result(str(row.id))
@@ -141,7 +146,10 @@ class PostgresBackend(BaseTaskBackend):
         make = _maker_of(task)
         prepared = (make(*arguments_of(call)) for call in calls)
         with observe_enqueue(task) as observed:
-            ids = self._enqueue_calls(task, prepared, meta_of(task, observed.headers))
+            try:
+                ids = self._enqueue_calls(task, prepared, meta_of(task, observed.headers))
+            except ProgrammingError as error:
+                raise _explained(error, self._using) from error.__cause__
             observed.enqueued(ids)
         return ids
 
@@ -246,6 +254,15 @@ class _WithoutContext:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
+
+
+def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
+    """Return the error, with what has to be done if a table is missing."""
+    if not isinstance(error.__cause__, UndefinedTable):
+        return error
+    return ProgrammingError(
+        f"{error}\nDatabase {using!r} lacks tables of django_pglock. Run: manage.py migrate --database {using}"
+    )
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:

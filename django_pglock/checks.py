@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 from django.conf import settings
@@ -32,6 +33,9 @@ UTF8 = "UTF8"
 
 #: The options of Django's own tasks, and those of a single call.
 OF_DJANGO = ("func", "priority", "backend", "queue_name", "run_after", "takes_context", "after", "meta")
+
+#: The options that matter only if there is a second attempt.
+OF_RETRIES = ("backoff", "no_retry_on", "retry_on")
 
 #: At most this number of functions is named in a message.
 MOST_NAMED = 5
@@ -288,19 +292,46 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
 def check_options_without_effect(**kwargs: Any) -> list[CheckMessage]:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
     found: dict[str, list[str]] = {}
+    if not settings.is_overridden("TASKS") and getattr(settings, "ROOT_URLCONF", None):
+        # Without TASKS the modules called tasks are not imported, but the views import them. Django reports its errors.
+        with suppress(Exception):
+            import_module(settings.ROOT_URLCONF)
     for task in registry.definitions():
         if not task.is_own and not hasattr(task.get_backend(), "database") and (names := _own_options(task)):
             found.setdefault(task.backend, []).append(f"{task.module_path} ({', '.join(names)})")
     return [
         Caution(
-            f"{_what_is(alias)}, with which these options of @task have no effect: {'; '.join(texts[:MOST_NAMED])}"
-            f"{f'; and {more} more' if (more := len(texts) - MOST_NAMED) > 0 else ''}.",
+            f"{_what_is(alias)}, with which these options of @task have no effect: {_some(texts)}.",
             hint=f"Set BACKEND of TASKS[{alias!r}] to django_pglock.backend.PostgresBackend, or name another backend "
             "in @task. Silence this check in settings for tests that are meant to use this backend.",
             id="django_pglock.W010",
         )
         for alias, texts in sorted(found.items())
     ]
+
+
+@register("django_pglock")
+def check_retry_options(**kwargs: Any) -> list[CheckMessage]:
+    """W014: functions say when they are retried, but have a single attempt, so they never are."""
+    found = [
+        f"{task.module_path} ({', '.join(names)})"
+        for task in registry.definitions()
+        if task.max_attempts == 1 and (names := [name for name in OF_RETRIES if name in _own_options(task)])
+    ]
+    if not found:
+        return []
+    return [
+        Caution(
+            f"These options of @task have no effect, because max_attempts is 1: {_some(found)}.",
+            hint="Set max_attempts, which counts the first attempt. Silence this check if all calls set it by using().",
+            id="django_pglock.W014",
+        )
+    ]
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - MOST_NAMED
+    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _own_options(task: TaskFields) -> list[str]:

@@ -204,6 +204,15 @@ def task_database(backend: str, options: Any) -> str:
     return alias
 
 
+def require_keys(backend: str, params: Any) -> None:
+    """Raise ``ConfigurationError`` for a key of a backend in ``TASKS`` that is a typing error, such as ``QUEUE``."""
+    known = ("BACKEND", "OPTIONS", "QUEUES")
+    for name in params:
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.7)
+        if name not in known and near:
+            raise ConfigurationError(f"TASKS[{backend!r}] has {name!r}, which nothing reads. Did you mean {near[0]!r}?")
+
+
 def require_queues(backend: str, queues: Any) -> None:
     """Raise ``ConfigurationError`` unless ``QUEUES`` of a backend in ``TASKS`` are names of queues.
 

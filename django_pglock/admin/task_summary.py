@@ -55,7 +55,9 @@ def sentence(task: Task) -> str:
     if task.finished_at:
         values["ago"] = elapsed(task.finished_at, now)
         if task.status == TaskStatus.SUCCESSFUL:
-            return gettext("Succeeded %(ago)s ago, at attempt %(made)d of %(most)d.") % values
+            text = gettext("Succeeded %(ago)s ago, at attempt %(made)d of %(most)d.") % values
+            ignored = gettext("A cancel was requested, but the function did not stop.")
+            return f"{text} {ignored}" if task.cancel_requested_at else text
         if task.status == TaskStatus.FAILED:
             return gettext("Failed %(ago)s ago, at attempt %(made)d of %(most)d.") % values
         return gettext("Was cancelled %(ago)s ago.") % values

@@ -12,7 +12,10 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.terminal import name_of_user
 from django_pglock.models import Queue
+from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.move_to_queue import check_target
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import task_backends
 
 
 def add_queue(parser: CommandParser) -> None:
@@ -29,6 +32,7 @@ def add_pause(parser: CommandParser) -> None:
 def pause(using: str, options: dict[str, Any], *, say: Callable[[str], Any], warn: Callable[[str], Any]) -> None:
     """Pause the queue. Warn about a name that QUEUES does not list: it may have a typing error."""
     queue = options["queue"]
+    is_known = _is_known(using, queue)
     try:
         is_new = Queue.objects.db_manager(using).pause(queue, by=name_of_user(), reason=options["reason"])
     except ValueError as error:
@@ -38,6 +42,16 @@ def pause(using: str, options: dict[str, Any], *, say: Callable[[str], Any], war
         check_target(using, queue)
     except ValueError as error:
         warn(str(error))
+    else:
+        if not is_known:
+            warn(_("No task is in this queue so far, and no function is enqueued there. Is the name right?"))
+
+
+def _is_known(using: str, queue: str) -> bool:
+    has_row = Queue.objects.using(using).filter(name=queue).exists()
+    is_named = any(queue in backend.queues for backend in task_backends.all())
+    has_function = any(task.queue_name == queue for task in registry.definitions())
+    return has_row or is_named or has_function or queue in queues_without_row(using).names
 
 
 def resume(using: str, options: dict[str, Any], *, say: Callable[[str], Any]) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import django
 import pytest
+from django.db import ProgrammingError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -247,3 +248,13 @@ def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define)
         ):
             enqueue(define())
     assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize("enqueue", [lambda: own_tasks.echo.enqueue(1), lambda: enqueue_many(own_tasks.echo, [1])])
+def test_a_call_before_migrate_says_what_to_run(enqueue):
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        with pytest.raises(ProgrammingError, match=r"(?s)does not exist.*Run: manage.py migrate --database default"):
+            enqueue()
+        transaction.set_rollback(True)

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
 from django_pglock.checks import check_task_database
+from django_pglock.errors import ConfigurationError
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
@@ -322,3 +323,21 @@ def test_a_check_reports_tasks_in_another_database(settings):
     settings.TASKS = {"default": backend}
     assert [each.id for each in check_task_database()] == ["django_pglock.W009"]
     assert task_backends
+
+
+@pytest.mark.usefixtures("no_tasks")
+def test_a_check_reports_options_of_retries_without_a_retry():
+    """People who come from other queues expect retries as soon as they name an exception."""
+    task(retry_on=(OSError,), backoff=5)(plain_tasks.echo.func)
+    task(retry_on=(OSError,), max_attempts=2)(plain_tasks.nothing.func)
+    [problem] = checks.check_retry_options()
+    assert problem.id == "django_pglock.W014"
+    assert problem.msg.endswith("because max_attempts is 1: tests.sample.tasks.echo (backoff, retry_on).")
+    registry._definitions.clear()
+    assert checks.check_retry_options() == []
+
+
+def test_a_key_of_tasks_that_nothing_reads_is_named(settings):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUE": ["mail"]}}
+    with pytest.raises(ConfigurationError, match=r"TASKS\['default'\] has 'QUEUE', which nothing reads. .* 'QUEUES'"):
+        task_backends["default"]

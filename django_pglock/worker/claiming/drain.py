@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.count import queue_counts
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.rescue import possibly_lost
 from django_pglock.store.unknown import unknown
@@ -97,7 +98,21 @@ class Drain:
         ]
         for what in self.left_behind:
             logger.error("This worker has no more tasks to run. It leaves %s.", what)
+        for what in self._waiting(paused):
+            logger.info("This worker has no more tasks to run. It leaves %s.", what)
         self.end()
+
+    def _waiting(self, paused: Collection[str]) -> Iterator[str]:
+        """Yield the tasks that rightly wait, in words."""
+        for each in queue_counts(self.using):
+            if not self.queues.serves(each.queue):
+                continue
+            texts = {"SCHEDULED": "scheduled for later", "BLOCKED": "blocked by other tasks, their key or their rate"}
+            if each.queue in paused:
+                texts["READY"] = "in a paused queue"
+            for status, text in texts.items():
+                if count := each.counts[status]:
+                    yield f"{_tasks(count)} of queue {each.queue!r}, {text}"
 
 
 def _tasks(count: int) -> str:

@@ -64,6 +64,11 @@ def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_librari
     ("status", "fields", "words"),
     [
         ("SUCCESSFUL", {"attempts": 2, "retries": 1, "max_retries": 2}, "Succeeded 0 s ago, at attempt 2 of 3."),
+        (
+            "SUCCESSFUL",
+            {"attempts": 1, "cancel_requested_at": Now()},
+            "Succeeded 0 s ago, at attempt 1 of 1. A cancel was requested, but the function did not stop.",
+        ),
         ("FAILED", {"attempts": 1}, "Failed 0 s ago, at attempt 1 of 1."),
         # After the death of its worker, or after retries by a person.
         ("FAILED", {"attempts": 13}, "Failed 0 s ago, at attempt 1 of 1."),

@@ -8,6 +8,7 @@ from django.core.management import CommandError, call_command
 from django_pglock.models import Queue, Task
 from tests.db.management.commands.test_locktasks import locktasks
 from tests.db.store.test_prune import make
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -62,3 +63,11 @@ def test_a_container_without_users_can_pause(monkeypatch):
     monkeypatch.setattr("getpass.getuser", refuse)
     locktasks("pause", "mail")
     assert Queue.objects.get().paused_by == "locktasks"
+
+
+def test_a_pause_of_a_queue_that_nothing_uses_asks_whether_the_name_is_right(capsys):
+    tasks.echo.using(queue_name="by-call").enqueue(1)
+    said = "No task is in this queue so far, and no function is enqueued there. Is the name right?"
+    for queue, is_said in (("mial", True), ("mial", False), ("default", False), ("by-call", False)):
+        call_command("locktasks", "pause", queue)
+        assert (said in capsys.readouterr().err) is is_said

@@ -6,9 +6,11 @@ import pytest
 from django.db import connection
 
 from django_pglock import __version__, task
+from django_pglock.bulk import change_tasks
 from django_pglock.management import worker_banner
 from django_pglock.management.worker_banner import banner
 from django_pglock.tasks import registry
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker
 from tests.sample import scheduled, tasks
 
@@ -63,3 +65,17 @@ def test_the_worker_banner_shows_no_password(settings, monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "PASSWORD", "secret-word")
     monkeypatch.setitem(connection.settings_dict, "USER", "somebody")
     assert "secret-word" not in banner(Worker(), using="default", threads=1)
+
+
+def test_the_worker_banner_says_that_no_function_has_its_queue():
+    """The name may be a typing error. Without it in QUEUES nothing else says so."""
+    task(queue_name="mail")(tasks.echo.func)
+    assert facts_of(Worker(queues=["mial"]))[1]["queues"] == (
+        "mial; no function is enqueued there, unless by using(queue_name=...)"
+    )
+    assert facts_of(Worker(queues=["m*"]))[1]["queues"] == "m*"
+
+
+def test_the_worker_banner_does_not_count_the_functions_of_the_package():
+    task(queue_name=OWN_QUEUE)(change_tasks.func)
+    assert facts_of(Worker())[1]["functions"].startswith("none; define tasks")
