@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import traceback
 
-from django_pglock.errors import TaskTimeout
-
 
 def class_path_of(error: BaseException) -> str:
     """Return the module and the qualified name of an exception's class."""
@@ -16,9 +14,7 @@ def one_line(error: BaseException) -> str:
     """Return the message of an exception on one line, or why there is none. PostgreSQL's often have several lines."""
     try:
         return " ".join(str(error).split())
-    except Exception as broken:
-        if is_sent(broken):
-            raise
+    except Exception as broken:  # noqa: BLE001 - the code of the project
         return f"its message cannot be read ({type(broken).__qualname__})"
 
 
@@ -26,9 +22,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception as Python prints it; if that fails, its class and its message."""
     try:
         return "".join(traceback.format_exception(error))
-    except Exception as broken:
-        if is_sent(broken):
-            raise
+    except Exception:  # noqa: BLE001 - the code of the project
         return f"{class_path_of(error)}: {one_line(error)}\n"
 
 
@@ -36,8 +30,3 @@ def following(error: BaseException) -> BaseException | None:
     """Return the cause of an exception, or else its context."""
     # Not by its truth: an exception with a length of 0 is false.
     return error.__context__ if error.__cause__ is None else error.__cause__
-
-
-def is_sent(error: BaseException) -> bool:
-    """Return whether the worker has sent this exception into the thread, so that it is not about the code that runs."""
-    return isinstance(error, TaskTimeout)

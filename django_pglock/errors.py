@@ -16,12 +16,14 @@
         │                        ValueError)          the return value of the function cannot be stored
         ├── TaskOptionError     (also TypeError)      an option does not exist or has an invalid value
         ├── DuplicateTask                             a task with the same unique key exists
-        ├── TaskTimeout         (also TimeoutError)   the attempt took longer than its timeout
-        ├── TaskCancelled                             a cancel of the running task was requested
+        ├── TaskTimeout         (also TimeoutError)   recorded: the attempt took longer than its timeout
+        ├── TaskCancelled                             recorded: a cancel of the running task was requested
         ├── TooManySnoozes                            recorded for a task that snoozed more often than max_snoozes
         ├── DependencyFailed                          recorded for a task whose after= task did not succeed
         ├── ClaimLost                                 the task no longer belongs to this worker
         └── WorkerLost                                recorded for an attempt whose worker died
+
+    TaskStopped                 (a BaseException)     raised in a task function that must end
 
 All other database errors pass through unchanged, so a broken connection is never mistaken for a busy lock.
 """
@@ -190,17 +192,29 @@ class DuplicateTask(TaskError):
 
 
 class TaskTimeout(TaskError, TimeoutError):
-    """The attempt took longer than its ``timeout``. Raised inside the task function, and retried like any exception."""
+    """The attempt took longer than its ``timeout``. Retried like any exception. ``TaskStopped`` tells the function."""
 
     def __init__(self, message: str = "The attempt took longer than its timeout.") -> None:
         super().__init__(message)
 
 
 class TaskCancelled(TaskError):
-    """A cancel of the running task was requested. Raised inside the task function by ``context.check()``."""
+    """A cancel of the running task was requested. ``TaskStopped`` tells the function."""
 
     def __init__(self, message: str = "A cancel of this task was requested.") -> None:
         super().__init__(message)
+
+
+class TaskStopped(Picklable, BaseException):
+    """Raised inside a task function that must end, at its statements and at the calls of its context.
+
+    ``reason``, a ``TaskTimeout`` or a ``TaskCancelled``, is recorded as the error of the attempt. Like
+    KeyboardInterrupt it is not an ``Exception``, so that no ``except Exception`` of the function swallows it.
+    """
+
+    def __init__(self, reason: TaskTimeout | TaskCancelled) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class DependencyFailed(TaskError):

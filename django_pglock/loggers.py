@@ -12,8 +12,6 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from django_pglock.error_reading import is_sent
-
 #: The logger of the worker.
 WORKER = "django_pglock.worker"
 #: Seconds between two reports that the log has failed. Each record may fail, and there may be thousands.
@@ -53,9 +51,7 @@ def get_logger(name: str) -> logging.Logger:
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
     try:
         type(logger).handle(logger, record)
-    except Exception as failed:
-        if is_sent(failed):
-            raise
+    except Exception:  # noqa: BLE001 - the code of the project
         report(record)
 
 

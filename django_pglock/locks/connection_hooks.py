@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.backends.signals import connection_created
 
 from django_pglock.locks.session_locks import SessionLocks
-from django_pglock.postgres.message import OWN_WRAPPERS, is_djangos_function
+from django_pglock.postgres.message import OWN_WRAPPERS, has_only_own_wrappers, is_djangos_function
 
 # Each lock asks for the same function, that of its backend.
 _is_djangos = lru_cache(maxsize=64)(is_djangos_function)
@@ -94,7 +94,7 @@ def _with_names(sql: Any, names: str, connection: Any) -> Any:
     """
     if not names or not isinstance(sql, str) or sql.lstrip().startswith("/*"):
         return sql
-    return names + sql if len(connection.execute_wrappers) == 1 else f"{sql} {names}"
+    return names + sql if has_only_own_wrappers(connection) else f"{sql} {names}"
 
 
 OWN_WRAPPERS.append(_wrapper)

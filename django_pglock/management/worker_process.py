@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from django.conf import settings
@@ -30,6 +32,8 @@ from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSock
 
 logger = get_logger(WORKER)
 
+#: Seconds beyond the grace period within which a process must end, also if a thread hangs in the log of the project.
+LAST_RESORT = 60.0
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
 
@@ -43,11 +47,14 @@ def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> Non
     stop_at_signals(worker)
     collect_garbage_less_often()
     try:
-        have_all_finished = worker.run()
+        have_all_finished = worker.run(ending=partial(end_within, worker.grace + LAST_RESORT))
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
-    if not have_all_finished:
+    except RuntimeError:
         leave_running_tasks()
+    if not have_all_finished or worker.has_overrun:
+        # A supervisor has replaced the process, and needs no error.
+        leave_running_tasks(1 if worker.has_overrun and worker.channel is None else 0)
     if worker.left_behind:
         raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
 
@@ -75,13 +82,25 @@ def log_banner(worker: Worker, build: dict[str, Any]) -> None:
     logger.info("%s", banner(worker, using=build["using"], threads=build["threads"]))
 
 
-def leave_running_tasks() -> NoReturn:
-    """End the process at once, with its normal exit code, because other workers will run its tasks in a moment.
+def end_within(seconds: float) -> None:
+    """End the process after this number of seconds, whatever its other threads do."""
+
+    def end() -> None:
+        os.write(2, b"The worker has not ended in time, because one of its threads hangs. Its process ends.\n")
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def leave_running_tasks(code: int = 0) -> NoReturn:
+    """End the process at once, with this exit code or that of the exception, because others will run its tasks.
 
     Python would wait for threads that the tasks have started, with ``asyncio.to_thread()`` for example, and a task
     would run here and in another worker at the same time.
     """
-    error = sys.exc_info()[1]
+    error = sys.exc_info()[1] or SystemExit(code)
     try:
         logging.shutdown()
     except BaseException:  # noqa: BLE001 - a handler of the project raises when it is flushed

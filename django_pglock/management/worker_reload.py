@@ -71,6 +71,8 @@ def run_watched(build: dict[str, Any]) -> None:
         workers.append(worker)
         log_banner(worker, build)
         worker.run()
+        if worker.has_overrun:
+            leave_running_tasks(CHANGED)
 
     def shut_down(**kwargs: Any) -> None:
         for worker in workers:

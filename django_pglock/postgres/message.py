@@ -22,6 +22,7 @@ from psycopg.pq import Escaping, PipelineStatus
 
 from django_pglock.postgres.connections import ensure_usable
 from django_pglock.postgres.libpq import CAN_EXCHANGE, begin_for, exchange
+from django_pglock.postgres.stopping import check, current_attempt, stopping_wrapper
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -31,7 +32,7 @@ CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_deb
 #: Matches one statement of a message. Comments and quoted texts may contain semicolons.
 _STATEMENT = re.compile(r"(?:/\*.*?\*/|'(?:[^']|'')*'|[^;])+", re.DOTALL)
 #: Execute wrappers of this package. They would not change the statements that are sent here.
-OWN_WRAPPERS: list[Callable[..., Any]] = []
+OWN_WRAPPERS: list[Callable[..., Any]] = [stopping_wrapper]
 
 
 def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
@@ -39,16 +40,24 @@ def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
 
     Returns the first row of the last answer that has rows, or None.
     """
+    check()
     ensure_usable(connection)
     return send_in_session(connection, statements)
 
 
 def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
-    """Do the same as ``send``, for a caller that knows that the connection is open."""
+    """Do the same as ``send``, for a caller that knows that the connection is open.
+
+    It is sent in any case. An attempt that must end still has to free its locks.
+    """
     connection.validate_no_broken_transaction()
     raw: Any = connection.connection
     if not CAN_EXCHANGE or not is_plain_django(connection) or (begin := begin_for(raw)) is None:
-        return _send_by_cursor(connection, statements)
+        token = current_attempt.set(None)
+        try:
+            return _send_by_cursor(connection, statements)
+        finally:
+            current_attempt.reset(token)
     try:
         return exchange(raw, begin + statements)
     except PsycopgError:
@@ -118,9 +127,14 @@ def is_plain_django(connection: Any) -> bool:
         and type(raw) is psycopg.Connection
         and _makes_djangos_cursors((type(connection), raw.cursor_factory, CursorWrapper.execute))
         and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)
-        and (not connection.execute_wrappers or connection.execute_wrappers == OWN_WRAPPERS)
+        and has_only_own_wrappers(connection)
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
+
+
+def has_only_own_wrappers(connection: Any) -> bool:
+    """Return whether all execute wrappers of a connection are of this package."""
+    return all(map(OWN_WRAPPERS.__contains__, connection.execute_wrappers))
 
 
 @lru_cache(maxsize=64)

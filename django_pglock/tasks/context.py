@@ -8,6 +8,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_check import misfit
@@ -24,25 +25,27 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     """The context of one attempt: Django's, with additional methods for a running task."""
 
     _claims: Sequence[Claim] = field(repr=False)
-    _reason_to_stop: Callable[[], Exception | None] = field(repr=False)
+    _reason_to_stop: Callable[[], TaskTimeout | TaskCancelled | None] = field(repr=False)
 
     def check(self) -> None:
-        """Raise ``TaskCancelled`` if a cancel of this task was requested, ``TaskTimeout`` if its time is over.
+        """Raise ``TaskStopped`` if a cancel of this task was requested, or if its time is over.
 
         This is cheap, because it sends no query.
         """
         if (reason := self._reason_to_stop()) is not None:
-            raise reason
+            raise TaskStopped(reason)
 
     def progress(self, done: float, total: float | None = None) -> None:
         """Report the progress of the task: ``done`` units out of ``total`` (None: not known).
 
         The worker writes the last value to the task's ``progress`` about once a second, in its own session, so you may
-        call this as often as you like. Raises ``TaskArgumentsError`` for values that are not numbers in JSON.
+        call this as often as you like. Raises ``TaskStopped`` as ``check()`` does, and ``TaskArgumentsError`` for
+        values that are not numbers in JSON.
         """
         text = to_json({"done": done, "total": total}, what="The progress of a task")
         for claim in self._claims:
             claim.progress = text
+        self.check()
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django_pglock.error_reading import is_sent
 from django_pglock.loggers import get_logger
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.options import HEADERS
@@ -154,8 +153,6 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
     """Call an instrument, and log what it raises."""
     try:
         return function(*args)
-    except Exception as error:
-        if is_sent(error):
-            raise
+    except Exception:
         logger.exception("%s raised. The task is not affected.", getattr(function, "__qualname__", function))
         return None

@@ -252,10 +252,10 @@ class LoopCapacity:
         """Return how many claims to fetch now."""
         return max(0, MOST_ASYNC - self._count)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until no claim uses a slot. Return whether none does."""
+    def wait(self, timeout: float, *, besides: int = 0) -> bool:
+        """Wait up to ``timeout`` seconds until no claim uses a slot, or only ``besides``. Return whether this is so."""
         with self._counting:
-            return self._counting.wait_for(lambda: self._count <= 0, timeout)
+            return self._counting.wait_for(lambda: self._count <= besides, timeout)
 
 
 def _taken_from(inbox: Inbox) -> Iterator[Claim]:

@@ -119,6 +119,10 @@ class Service:
         """Report that the service is alive. It may sleep or wait for ``sleep`` seconds before it reports again."""
         self.next_report_by = time.monotonic() + sleep
 
+    def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
+        """Return the session and the number of the statement that waits for its answer now. For other threads."""
+        return None
+
     def wake(self) -> None:
         """End the sleep of the present pass. Override it if the service does not only wait for ``stopping``."""
 
@@ -312,7 +316,6 @@ class ConnectedService(Service):
         """Prepare the work in a new session: the first session, or the next one after a loss."""
 
     def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return the session and the number of the statement that waits for its answer now. For other threads."""
         connection, number = self._awaited, self._statements
         return (connection, number) if connection is not None and has_statement_in_progress(connection) else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,10 +53,10 @@ LEAST_GRACE_PERIOD = 1.0
 #: Seconds between two checks of the limits, and of signals that did not wake the main thread.
 CHECK_INTERVAL = 1.0
 
-#: The part of a message about a lost thread if there is no supervisor that can replace the process.
-THREAD_IS_LOST = (
-    "Its thread is lost, and the task stays RUNNING until the function returns or the worker ends. "
-    "With --processes or a --max option the process is replaced."
+#: The part of a message about a task that does not end if there is no supervisor that can replace the process.
+IS_ALONE = (
+    "The worker ends, with exit code 1, so that a service manager starts another. With --processes or a --max option "
+    "the process is replaced."
 )
 #: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER_DELAY = 3.0
@@ -73,9 +73,9 @@ class Worker:
     and no task of these queues runs on a worker that may be dead. Tasks that are scheduled for later do not count. Then
     ``left_behind`` has the tasks that it could not run.
 
-    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, or after
-    ``max_time`` seconds. ``supervisor``: the sockets to the supervisor, if there is one, which then starts another
-    process.
+    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, after
+    ``max_time`` seconds, or when a function has not ended ``grace`` seconds after its timeout. ``supervisor``: the
+    sockets to the supervisor, if there is one, which then starts another process.
 
     Raises ``ConfigurationError`` for an unknown alias, for a database without tasks, if ``using`` is None and the
     backends in TASKS use several databases, for invalid queues, for a number that is out of bounds, and for an option
@@ -117,12 +117,14 @@ class Worker:
         self._stop_requested, self._immediate_stop_requested = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
+        #: The worker ends because a function did not end after its timeout.
+        self.has_overrun = False
         self._serves_one_backend = backend is not None
         self.in_flight = InFlight(threads, most=max_tasks)
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
         self.channel = None if supervisor is None else self._make_channel(supervisor)
-        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), long_overdue=self._give_up_thread)
+        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), long_overdue=self._end_for_overrun)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
@@ -310,26 +312,32 @@ class Worker:
                 "task: send.call(1)."
             )
 
-    def run(self) -> bool:
+    def run(self, *, ending: Callable[[], None] = lambda: None) -> bool:
         """Start, wait until a stop is requested or a limit is reached, and return the value of ``shutdown()``.
 
-        Raises ``RuntimeError`` at the end if a part of the worker has ended by itself, so that the exit code is not 0.
+        Calls ``ending`` when the end begins, before anything that could hang, such as the log of the project. Raises
+        ``RuntimeError`` at the end if a part of the worker has ended by itself or hangs, so that the exit code is not
+        0.
         """
         self.start()
-        missing: str | None = None
+        failure: str | None = None
+        reason = ""
         # Always with a timeout: the kernel may deliver a signal to another thread, for example right after SIGCONT.
         # Python's handler runs in this thread, but such a signal does not wake it.
         while not self._stop_requested.wait(CHECK_INTERVAL):
-            if missing := self.health.missing():
-                # Otherwise the heartbeat would continue, and no part would run or settle the tasks.
-                logger.error("%s Worker %s ends.", missing, self.identity.name)
+            # Otherwise the heartbeat would continue, and no part would run or settle the tasks.
+            failure = self.health.missing() or self.health.stuck()
+            reason = "" if failure else self.limits.reached()
+            if failure or reason:
                 self.retire()
-            elif reason := self.limits.reached():
-                logger.info("Worker %s ends: %s.", self.identity.name, reason)
-                self.retire()
+        ending()
+        if failure:
+            logger.error("%s Worker %s ends.", failure, self.identity.name)
+        elif reason:
+            logger.info("Worker %s ends: %s.", self.identity.name, reason)
         have_all_finished = self.shutdown()
-        if missing:
-            raise RuntimeError(f"{missing} The worker has ended, too.")
+        if failure:
+            raise RuntimeError(f"{failure} The worker has ended, too.")
         return have_all_finished
 
     def stop(self) -> None:
@@ -372,7 +380,7 @@ class Worker:
         self.executor.stop()
         have_ended = self.executor.wait_for_running(self.grace, self._immediate_stop_requested.is_set)
         self._end(self.upkeep, self.running_tasks)
-        overdue = self.executor.end_long_overdue()
+        overdue = self.executor.end_overdue()
         if not have_ended:
             # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
             self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
@@ -391,17 +399,22 @@ class Worker:
             service.stop()
             service.wait(LAST_WRITES)
 
-    def _give_up_thread(self, attempt: StoppableAttempt, where: str) -> None:
+    def _end_for_overrun(self, attempt: StoppableAttempt) -> None:
+        """End the process in order, because a function does not end: nothing else can end it."""
+        self.has_overrun = True
+        # First, because the log may hang, too.
+        self.retire()
+        claim = attempt.claim
         logger.error(
-            "%s does not end, although its timeout was over %.0f s ago. %s Its code is at:\n%s",
-            attempt.claim,
+            "%s does not end, although its timeout was over %.0f s ago. %s Running tasks get %.0f s to finish. Let the "
+            "function call context.check(), or limit its calls by timeouts of their own. Its code is at:\n%s",
+            claim,
             self.executor.watchdog.grace_period,
-            THREAD_IS_LOST if self.channel is None else "The process is replaced.",
-            where,
-            extra=attempt.claim.log_fields(),
+            IS_ALONE if self.channel is None else "The process is replaced.",
+            self.grace,
+            self.executor.stack_of((claim.id, claim.attempt)),
+            extra=claim.log_fields(),
         )
-        if self.channel is not None:
-            self.retire()
 
     def _request_replacement(self) -> None:
         if self.channel is not None:

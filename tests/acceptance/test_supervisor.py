@@ -189,21 +189,23 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
     assert len(started(process)) == 2
 
 
-def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
-    """A sleep in C cannot be interrupted. The other task may end first. Then the new process retries the task."""
-    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "15")
+def test_a_process_with_tasks_that_do_not_end_is_replaced(worker_process, eventually):
+    """Neither a sleep in C nor a loop runs a statement. The other task may end first. Then both are retried."""
+    process = worker_process("--max-time", "3600", "--threads", "3", "--grace", "15")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
-    overrun = running_tasks.overrun_once.enqueue()
+    overrun = [running_tasks.overrun_once.enqueue(kind) for kind in ("sleep", "compute")]
     eventually(lambda: "The process is replaced." in process.output, why=process.output)
     Effect.objects.create(name="go on")
-    eventually(lambda: done() == 2, why=process.output)
+    eventually(lambda: done() == 3, why=process.output)
 
     [(_, first), (_, second)] = started(process)
-    assert overrun.wait(1).return_value == second
-    row = Task.objects.get(pk=overrun.id)
-    assert (row.attempts, row.retries, row.rescues) == (2, 1, 0)
-    assert Attempt.objects.get().exception_path == "django_pglock.errors.TaskTimeout"
-    assert Task.objects.get(pk=neighbour.id).finished_at < row.last_attempted_at, "it was tried again too early"
+    for result in overrun:
+        assert result.wait(1).return_value == second
+        row = Task.objects.get(pk=result.id)
+        assert (row.attempts, row.retries, row.rescues) == (2, 1, 0)
+        assert Attempt.objects.get(task=row).exception_path == "django_pglock.errors.TaskTimeout"
+        assert Task.objects.get(pk=neighbour.id).finished_at < row.last_attempted_at, "it was tried again too early"
+    assert Task.objects.get(pk=neighbour.id).attempts == 1
     eventually(lambda: f"worker-1[{first}] has ended with exit code 0" in process.output, why=process.output)
 
 

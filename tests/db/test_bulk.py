@@ -8,7 +8,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock import bulk
-from django_pglock.errors import ConfigurationError, TaskCancelled
+from django_pglock.errors import ConfigurationError, TaskCancelled, TaskStopped
 from django_pglock.models import Task
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.queues import OWN_QUEUE
@@ -52,9 +52,9 @@ def test_a_cancelled_bulk_change_ends_after_the_current_window(claim, monkeypatc
     monkeypatch.setattr(bulk, "WINDOW", 2)
     rows = [make("FAILED", queue="elsewhere") for _ in range(5)]
     bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows])
-    answers = iter([None, None, TaskCancelled("somebody has asked")])
+    answers = iter([None, None, None, TaskCancelled("somebody has asked")])
     context, mine = context_of(claim, lambda: next(answers))
-    with pytest.raises(TaskCancelled):
+    with pytest.raises(TaskStopped):
         bulk.change_tasks.func(context, "retry", [row.pk for row in rows])
     assert statuses(rows) == ["READY"] * 4 + ["FAILED"]
     assert mine.progress == '{"done":4,"total":5}'

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+
+from django.db import connection
 
 from django_pglock import task
+from django_pglock.errors import TaskStopped
 
 
 class NoText(Exception):
@@ -61,8 +63,9 @@ def throw_and_read_in_backoff(kind):
 def throw_after_timeout(kind):
     try:
         while True:
-            time.sleep(0.001)
-    except TimeoutError:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_sleep(0.01)")
+    except TaskStopped:
         throw(kind)
 
 

@@ -6,15 +6,19 @@ import asyncio
 import ctypes
 import gc
 import linecache
+import logging
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, connection, connections
+from django.db import connection, connections, transaction
 
-from django_pglock import TaskContext, task
+from django_pglock import TaskContext, lock, task
+from django_pglock.errors import TaskStopped
 from django_pglock.tasks import registry
 from tests.sample.models import Effect
 
@@ -66,7 +70,7 @@ def finish_anyway(context: TaskContext):
         while True:
             context.check()
             time.sleep(0.005)
-    except Exception:
+    except TaskStopped:
         return "done"
 
 
@@ -132,17 +136,187 @@ def keep_busy(seconds):
 def too_long_once(context: TaskContext, kind):
     """Take too long at the first attempt only."""
     if context.attempt == 1:
-        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](FOREVER)
+        if kind == "sql":
+            sleep_in_sql(FOREVER)
+        while True:
+            context.check() if kind == "check" else context.progress(1)
+            time.sleep(0.005)
     return "second"
 
 
-@task(timeout=1)
-def swallow_once(kind, seconds):
-    """Not give up at the first error."""
+def write():
+    Effect.objects.create(name="written")
+
+
+def write_in_blocks():
+    with transaction.atomic():
+        write()
+        with transaction.atomic():
+            write()
+
+
+def write_by_cursor():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(0.01)")
+
+
+def write_by_raw_connection():
+    """Only a cancel reaches the second statement, because Django calls no wrapper for it."""
+    write_by_cursor()
+    connection.connection.execute("SELECT pg_sleep(600)")
+
+
+@task(timeout=0.3)
+def copy_in():
+    """The statement is in progress until the end of the COPY."""
+    with connection.cursor() as cursor, cursor.copy("COPY sample_effect (name) FROM STDIN") as copy:
+        while True:
+            copy.write_row(["x" * 100_000])
+            time.sleep(0.01)
+
+
+def write_in_new_connection():
+    other = connection.copy()
     try:
-        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](FOREVER)
-    except (OperationalError, TimeoutError):
-        sleep_in_python(seconds)
+        with other.cursor() as cursor:
+            for _ in range(FOREVER):
+                cursor.execute("SELECT pg_sleep(0.01)")
+    finally:
+        other.close()
+
+
+def read_slowly():
+    if not Effect.objects.exists():
+        Effect.objects.bulk_create(Effect(name="row") for _ in range(FOREVER))
+    for _ in Effect.objects.iterator(chunk_size=1):
+        time.sleep(0.01)
+
+
+def take_lock():
+    with lock("over and over"):
+        time.sleep(0.005)
+
+
+def write_under_lock():
+    with lock("held by a task"):
+        write_by_cursor()
+
+
+def write_under_watched_lock():
+    """Messages of locks pass Django's cursor, because a wrapper of the project wants to see them."""
+    with connection.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
+        write_under_lock()
+
+
+def enqueue():
+    idle.enqueue()
+
+
+def write_in_coroutine_of_its_own():
+    asyncio.run(_write_often())
+
+
+async def _write_often():
+    try:
+        for _ in range(FOREVER):
+            await Effect.objects.acount()
+            await asyncio.sleep(0.01)
+    finally:
+        await sync_to_async(connections.close_all)()
+
+
+#: What a function may do in a loop, until its time is over.
+LOOPS = {
+    each.__name__: each
+    for each in (
+        write,
+        write_in_blocks,
+        write_by_cursor,
+        write_by_raw_connection,
+        write_in_new_connection,
+        read_slowly,
+        take_lock,
+        write_under_lock,
+        write_under_watched_lock,
+        enqueue,
+        write_in_coroutine_of_its_own,
+    )
+}
+
+
+@task(queue_name="idle")
+def idle():
+    pass
+
+
+def loop(kind, swallows=Exception):
+    """Swallow each error that a careful function may catch, and go on."""
+    while True:
+        try:
+            LOOPS[kind]()
+        except swallows:
+            time.sleep(0.01)
+
+
+@task(timeout=0.5)
+def swallow(kind):
+    loop(kind)
+
+
+@task(timeout=0.3)
+def swallow_everything():
+    """Swallow what stops it, too, and return as if nothing had happened."""
+    for _ in range(1000):
+        with suppress(BaseException):
+            write()
+        time.sleep(0.001)
+    return "done"
+
+
+@task(timeout=0.3)
+def swallow_in_block():
+    with transaction.atomic(), suppress(BaseException):
+        loop("write_in_blocks")
+    return "done"
+
+
+@task(max_attempts=5)
+def swallow_until_cancelled():
+    note("begun")
+    loop("write_by_cursor")
+
+
+@task(timeout=0.05, atomic=True)
+def return_late():
+    """Run no statement after the timeout."""
+    write()
+    time.sleep(0.2)
+    return "late"
+
+
+@task(timeout=0.2)
+async def swallow_in_coroutine():
+    while True:
+        try:
+            await asyncio.sleep(FOREVER)
+        except asyncio.CancelledError:
+            return "done"
+
+
+@task(timeout=0.2)
+async def leave_to_orm_thread():
+    """Swallow errors where Django's ORM runs for coroutines."""
+    await sync_to_async(loop)("write_by_cursor")
+
+
+@task(timeout=0.3, max_attempts=2, backoff=0, retry_on=TimeoutError)
+def retried_after_timeout():
+    loop("write_by_cursor")
+
+
+@task(timeout=0.3, max_attempts=2, backoff=0, no_retry_on=TimeoutError)
+def not_retried_after_timeout():
+    loop("write_by_cursor")
 
 
 @task(timeout=0.1)
@@ -160,13 +334,68 @@ def block_in_c():
     gate.wait(FOREVER)
 
 
-@task(timeout=2, max_attempts=2, backoff=0)
-def overrun_once():
-    """Block in C at the first attempt only, and return who has run the second."""
-    if not Effect.objects.filter(name="overrun").exists():
-        note("overrun")
-        time.sleep(FOREVER)
+def compute():
+    while True:
+        pass
+
+
+@task(timeout=1, max_attempts=2, backoff=0)
+def overrun_once(kind):
+    """Run no statement for long at the first attempt only, and return who has run the second."""
+    if not Effect.objects.filter(name=kind).exists():
+        note(kind)
+        {"sleep": partial(time.sleep, FOREVER), "compute": compute}[kind]()
     return os.getpid()
+
+
+@task(timeout=0.3)
+def overrun(seconds=FOREVER):
+    note("overrun")
+    time.sleep(seconds)
+
+
+@task(timeout=0.3)
+async def overrun_in_coroutine():
+    await sync_to_async(note)("overrun")
+    time.sleep(FOREVER)
+
+
+@task(timeout=1)
+def write_rows_carelessly(count):
+    """Take much longer than the timeout, and swallow all errors."""
+    for number in range(count):
+        try:
+            note("careless", number)
+            time.sleep(0.05)
+        except Exception:
+            pass
+
+
+def log_to_nowhere():
+    """Let all records of the process pass one handler, as in most projects, and return it."""
+    root = logging.getLogger()
+    handler = next((each for each in root.handlers if each.name == "nowhere"), None)
+    if handler is None:
+        handler = logging.FileHandler(os.devnull)
+        handler.name = "nowhere"
+        root.addHandler(handler)
+    return handler
+
+
+@task(timeout=0.3)
+def log_for(seconds):
+    log_to_nowhere()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        logging.getLogger("tests.loud").error("a line")
+
+
+@task
+def block_log():
+    """Keep the lock of the handler, as a thread that an exception has struck in the middle of a call."""
+    log_to_nowhere().acquire()
+    note("blocked")
+    raise ValueError("which the worker logs")
 
 
 @task
@@ -186,7 +415,7 @@ def write_and_wait_for_note(written, name):
 @task(timeout=0.2, atomic=True)
 def write_too_long():
     note("undone")
-    sleep_in_python(FOREVER)
+    loop("write_in_blocks")
 
 
 @task(timeout=1, max_attempts=2, backoff=0, takes_context=True)

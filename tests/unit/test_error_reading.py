@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-import pytest
-
 from django_pglock import error_reading
-from django_pglock.errors import TaskTimeout
 from tests.sample import hostile_tasks
 
 
@@ -31,13 +28,3 @@ def test_an_exception_without_a_cause_follows_the_one_that_was_handled():
     assert error_reading.following(second) is first
     second.__cause__ = third
     assert error_reading.following(second) is third
-
-
-class Slow(Exception):
-    def __str__(self):
-        raise TaskTimeout
-
-
-def test_a_timeout_while_an_exception_is_read_passes():
-    with pytest.raises(TaskTimeout):
-        error_reading.one_line(Slow())

@@ -12,7 +12,6 @@ import pytest
 
 import django_pglock
 from django_pglock import loggers
-from django_pglock.errors import TaskTimeout
 
 PACKAGE = Path(django_pglock.__file__).parent
 #: Modules that need packages that are not installed here, or that run when they are imported.
@@ -100,13 +99,6 @@ def test_a_filter_of_the_logger_itself_may_raise(logger, capsys):
     logger.addFilter(Raising(ValueError("broken"), "filter"))
     logger.error("a line")
     assert "ValueError: broken" in capsys.readouterr().err
-
-
-def test_a_timeout_that_is_sent_into_a_function_passes(logger):
-    """It is raised once, in the middle of any call that the function makes."""
-    logger.addHandler(Raising(TaskTimeout(), "emit"))
-    with pytest.raises(TaskTimeout):
-        logger.error("a line")
 
 
 def test_a_record_names_the_line_that_logs(logger):

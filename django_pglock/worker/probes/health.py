@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -62,6 +63,8 @@ class Health:
         self.fetcher = fetcher
         self.executor = executor
         self.is_stopping = is_stopping
+        # By part: until when it was to report, and at how many checks it had not.
+        self._silent: dict[Service, tuple[float, int]] = {}
 
     def hung(self) -> str | None:
         """Return which part has ended or hangs."""
@@ -71,6 +74,21 @@ class Health:
         for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.next_report_by > bound:
                 return f"The {service.name} has not responded for {now - service.next_report_by:.0f} s."
+        return None
+
+    def stuck(self) -> str | None:
+        """Return which part hangs in Python code, for example in the log. To be called once a second.
+
+        It counts calls instead of seconds, because time also passes while the process is stopped. ``Deadlines`` ends
+        the waits for the database.
+        """
+        for service in self.services:
+            due, calls = self._silent.get(service, (math.inf, 0))
+            is_silent = due == service.next_report_by < time.monotonic() and service.statement_in_progress() is None
+            calls = calls + 1 if is_silent and service.is_running else 0
+            self._silent[service] = service.next_report_by, calls
+            if calls > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
+                return f"The {service.name} has not responded for {calls} s."
         return None
 
     def missing(self) -> str | None:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from contextvars import ContextVar
 
-from django_pglock.error_reading import is_sent
 from django_pglock.tasks.arguments import storable
 
 #: The number of last records that are kept, and the largest number of characters of each record and of all together.
@@ -36,9 +35,7 @@ class CapturedLogs:
         try:
             # A copy, because a formatter stores the text of the traceback in the record, where other handlers read it.
             text = _FORMAT.format(copy.copy(record))
-        except Exception as error:
-            if is_sent(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - see below
             # The arguments of a record are the project's objects.
             text = f"{record.levelname} {record.name}: the record cannot be formatted ({type(error).__qualname__})"
         self.count += 1
@@ -62,7 +59,7 @@ _captured: ContextVar[CapturedLogs | None] = ContextVar("django_pglock_captured_
 
 
 class _Handler(logging.NullHandler):
-    """Keeps the records of attempts. It takes no lock, because TaskTimeout might be raised while the lock is held.
+    """Keeps the records of attempts. It needs no lock: a record is text in the deque of its attempt.
 
     It is a NullHandler, so that code that searches for handlers does not count it as one.
     """

@@ -15,16 +15,19 @@ from typing import Any
 from asgiref.sync import AsyncToSync, sync_to_async
 
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.running import forked_child, task_connections
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.orm_thread import OrmThread, current_attempt
+from django_pglock.worker.running.orm_thread import OrmThread
 from django_pglock.worker.running.run import end_by_error, run_async
+from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
 from django_pglock.worker.running.task_stack import coroutine_text, stack_text
+from django_pglock.worker.running.watchdog import Watchdog
 
 logger = get_logger(WORKER)
 
@@ -32,8 +35,9 @@ logger = get_logger(WORKER)
 class EventLoop:
     """One event loop in a thread of its own, started when the first async task comes."""
 
-    def __init__(self, in_flight: InFlight, using: str) -> None:
+    def __init__(self, in_flight: InFlight, using: str, watchdog: Watchdog) -> None:
         self.in_flight = in_flight
+        self.watchdog = watchdog
         self.using = using
         self.generation = forked_child.generation
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -118,20 +122,33 @@ class EventLoop:
             await asyncio.sleep(0)
 
     async def _call(self, attempt: Attempt) -> Any:
-        """Call the function of an attempt. It can be stopped where it awaits something, and nowhere else."""
+        """Call the function of an attempt. It can be stopped where it awaits something, and at its statements."""
         attempt.begin()
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None  # noqa: S101 - for the type checker
-        timer = None if attempt.timeout is None else loop.call_at(attempt.deadline, self._expire, me)
         self._running[me] = attempt
+        if attempt.timeout is not None:
+            self.watchdog.watch(attempt, partial(self._stop, loop, me))
+        try:
+            value = await self._call_in_this_process(attempt)
+            attempt.refuse_late_success()
+        except BaseException as error:
+            if (reason := attempt.reason_of(error)) is error:
+                raise
+            raise reason  # noqa: B904 - its cause is set
+        finally:
+            attempt.end()
+            self.watchdog.forget(attempt)
+            del self._running[me]
+            current_attempt.set(None)
+        return value
+
+    async def _call_in_this_process(self, attempt: Attempt) -> Any:
         try:
             return await attempt.call()
         finally:
             if forked_child.generation != self.generation:
                 forked_child.end_process(sys.exc_info()[1])
-            del self._running[me]
-            if timer is not None:
-                timer.cancel()
 
     def stack_of(self, claim: Claim, innermost: Mapping[int, FrameType]) -> str:
         """Return the stack of the coroutine that runs for a claim; empty if there is none. For other threads.
@@ -160,19 +177,17 @@ class EventLoop:
 
     def _cancel(self, claim: Claim) -> None:
         for task, attempt in self._running.items():
-            if claim in attempt.claims and attempt.is_cancelled:
+            if claim in attempt.claims and attempt.is_cancelled and not attempt.is_cancel_sent:
+                attempt.is_cancel_sent = True
                 self._stop_coroutine(task)
 
-    def _expire(self, task: asyncio.Task[Any]) -> None:
-        # The loop's timers may be a tick early.
-        attempt = self._running[task]
-        attempt.deadline = min(attempt.deadline, time.monotonic())
-        self._stop_coroutine(task)
+    def _stop(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], attempt: StoppableAttempt) -> None:
+        """Stop a coroutine whose time is over. For the watchdog, which calls it again until the coroutine has ended."""
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            loop.call_soon_threadsafe(self._stop_coroutine, task)
 
     def _stop_coroutine(self, task: asyncio.Task[Any]) -> None:
-        attempt = self._running[task]
-        if not attempt.is_stop_sent:
-            attempt.is_stop_sent = True
+        if (attempt := self._running.get(task)) is not None:
             # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
             with contextlib.suppress(RuntimeError):  # a function has shut down the executor of the loop
                 asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)

@@ -26,6 +26,7 @@ from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.event_loop import EventLoop
 from django_pglock.worker.running.group import with_others
 from django_pglock.worker.running.run import end_by_error, prepare, run
+from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import (
     CHECK_INTERVAL,
     close_unkept_connections,
@@ -53,7 +54,7 @@ class Executor:
     def __init__(self, in_flight: InFlight, using: str, watchdog: Watchdog) -> None:
         self.in_flight = in_flight
         self.using = using
-        self.loop = EventLoop(in_flight, using)
+        self.loop = EventLoop(in_flight, using, watchdog)
         self.watchdog = watchdog
         self._is_started = self._is_stopping = False
         self._threads = [
@@ -88,12 +89,14 @@ class Executor:
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until only long overdue attempts run. Return whether this is the case."""
         deadline = time.monotonic() + timeout
-        given_up = {thread.ident for thread in self._long_overdue_threads()}
-        awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in given_up]
+        given_up = self._long_overdue()
+        their_threads = {each.ident for each in self.watchdog.task_threads if each.attempt in given_up}
+        awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in their_threads]
         for thread in awaited:
             thread.join(max(0.0, deadline - time.monotonic()))
         is_idle = not any(thread.is_alive() for thread in awaited)
-        return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic())) and is_idle
+        coroutines = len(given_up) - len(their_threads)
+        return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic()), besides=coroutines) and is_idle
 
     def wait_for_running(self, grace: float, is_grace_given_up: Callable[[], bool]) -> bool:
         """Wait up to ``grace`` seconds until only long overdue attempts run. Return whether all others have ended.
@@ -111,13 +114,12 @@ class Executor:
                 return False
         return True
 
-    def long_overdue(self) -> list[Attempt]:
-        """Return the attempts whose functions still run long after their timeout."""
-        return [attempt for thread in self._long_overdue_threads() if isinstance(attempt := thread.attempt, Attempt)]
+    def _long_overdue(self) -> list[StoppableAttempt]:
+        return [attempt for attempt in self.watchdog.overdue if attempt.is_long_overdue]
 
-    def end_long_overdue(self) -> list[Attempt]:
-        """End the long overdue attempts, and return them. Only at the end of the process: no task may run twice."""
-        overdue = self.long_overdue()
+    def end_overdue(self) -> list[Attempt]:
+        """End the attempts whose time is over, and return them. Only at the end of the process: none may run twice."""
+        overdue = [attempt for attempt in self.watchdog.overdue if isinstance(attempt, Attempt)]
         for attempt in overdue:
             self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
         return overdue
@@ -128,10 +130,6 @@ class Executor:
         running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
         logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
         self.in_flight.abandon(running, delay)
-
-    def _long_overdue_threads(self) -> list[TaskThread]:
-        threads = self.watchdog.task_threads
-        return [thread for thread in threads if (attempt := thread.attempt) is not None and attempt.is_long_overdue]
 
     def cancel(self, requests: Iterable[tuple[int, int]]) -> None:
         """Cancel claims, by id and attempt: they do not begin, or are stopped. May be called several times."""
@@ -144,7 +142,7 @@ class Executor:
         for thread in self.watchdog.task_threads:
             attempt = thread.attempt
             if attempt is not None and claim in attempt.claims and attempt.is_cancelled:
-                thread.cancel(attempt)
+                thread.stop(attempt)
         self.loop.cancel(claim)
 
     def claim_of(self, thread: int | None) -> Claim | None:
@@ -239,8 +237,6 @@ class Executor:
                 self.loop.run(attempt)
                 return None
             ended = run(attempt, thread.call)
-            if attempt.is_disturbed:
-                connections.close_all()
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
             return end_by_error(attempt.claims if isinstance(attempt, Attempt) else [claim], error)
         return ended

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,6 +20,7 @@ from django.db import connections
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
+from django_pglock.postgres.stopping import current_attempt
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_reusable
 
@@ -33,9 +33,6 @@ logger = get_logger(WORKER)
 OCCUPIED_FOR = 10.0
 #: Seconds after which it is logged again.
 REPEAT_AFTER = 60.0
-
-#: The attempt that a coroutine runs for.
-current_attempt: ContextVar[Attempt | None] = ContextVar("current_attempt", default=None)
 
 
 class OrmThread(ThreadPoolExecutor):

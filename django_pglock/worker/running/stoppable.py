@@ -6,13 +6,18 @@ import math
 import time
 from typing import Any
 
-from django_pglock.errors import TaskCancelled, TaskTimeout
+from django_pglock.error_reading import following
+from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.flow import FlowWord
 
 
 class StoppableAttempt:
-    """The base class of an attempt: whether it must stop, and what was done to stop it so far."""
+    """The base class of an attempt: whether it must stop, and what was done to stop it so far.
+
+    No exception is sent into a thread from outside, because it could be raised between two lines that belong together,
+    such as those that take a lock. The thread asks ``check()``: see ``stopping.py``.
+    """
 
     claim: Claim
     #: The number of seconds that the function may take; None: any.
@@ -22,16 +27,16 @@ class StoppableAttempt:
     #: When the time of the attempt is over, and when the watchdog checks it next, by time.monotonic().
     deadline = math.inf
     check_at = math.inf
-    #: The function has ended. No exception may be sent into its thread any more.
+    #: The function has ended.
     is_over = False
-    #: TaskTimeout was sent into the thread, or CancelledError into the coroutine. It is sent only once.
-    is_stop_sent = False
-    #: The thread's sessions may have been left in the middle of a statement.
-    is_disturbed = False
-    #: It was logged that the function cannot be stopped.
-    is_reported = False
-    #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its thread is given up.
+    #: CancelledError was sent into the coroutine of a cancelled task.
+    is_cancel_sent = False
+    #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its process ends.
     is_long_overdue = False
+
+    def __init__(self) -> None:
+        #: psycopg's connections whose sockets were shut down, because a cancel did not end their statements.
+        self.shut_down: list[Any] = []
 
     @property
     def claims(self) -> list[Claim]:
@@ -60,8 +65,24 @@ class StoppableAttempt:
         """Call the function."""
         raise NotImplementedError
 
-    def reason_to_stop(self) -> Exception | None:
-        """Return the exception for a function that checks whether it may continue; None: it may."""
+    def end(self) -> None:
+        """Stop the clock: the function has ended. If that was in time, the deadline means nothing more."""
+        if not self.is_overdue:
+            self.deadline = math.inf
+        self.is_over = True
+
+    def check(self) -> None:
+        """Raise ``TaskStopped`` if the function must end."""
+        if (reason := self.reason_to_stop()) is not None:
+            raise TaskStopped(reason)
+
+    def refuse_late_success(self) -> None:
+        """Raise ``TaskTimeout`` if the function has returned after its time. It is no success, whatever it returned."""
+        if self.is_overdue:
+            raise self.timed_out()
+
+    def reason_to_stop(self) -> TaskTimeout | TaskCancelled | None:
+        """Return the error for a function that checks whether it may continue; None: it may."""
         if self.is_cancelled:
             return TaskCancelled()
         return self.timed_out() if self.is_overdue else None
@@ -71,12 +92,11 @@ class StoppableAttempt:
 
         If the attempt had to stop, this is the reason for the stop, with the exception as its cause.
         """
+        if type(error) is TaskStopped:
+            error = reason_in(error)
         if self.claim.is_cancelled:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
-            if self.is_stop_sent and type(error) is TaskTimeout and error.args == TaskTimeout().args:
-                # Only a class can be sent into a thread, and no message.
-                error.args = self.timed_out().args
             # The function may still decide how its task continues.
             reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:
@@ -89,3 +109,10 @@ class StoppableAttempt:
     def timed_out(self) -> TaskTimeout:
         """Return the error of an attempt whose time is over."""
         return TaskTimeout(f"The attempt took longer than its timeout of {self.timeout:g} s.")
+
+
+def reason_in(stopped: TaskStopped) -> BaseException:
+    """Return the reason for a stop, with the traceback of the stop, and as its cause what the stop has replaced."""
+    reason = stopped.reason.with_traceback(stopped.__traceback__)
+    reason.__cause__ = following(stopped)
+    return reason

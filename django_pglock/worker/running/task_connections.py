@@ -9,6 +9,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from django.db.backends.signals import connection_created
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
@@ -16,6 +17,7 @@ from django_pglock.postgres.connection_registry import register_connection
 from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
+from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -34,11 +36,13 @@ LEAST_AGE = 10.0
 
 
 def prepare_connections() -> None:
-    """Limit the connect time of each connection of this thread, and let the session watch observe its waits."""
+    """Let tasks be stopped at the statements of this thread's connections. Limit and watch the waits for the server."""
+    connection_created.connect(install_if_in_task, dispatch_uid="django_pglock.stopping")
     for alias in connections:
         # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
             connection: Any = connections[alias]
+            install_wrapper(connection)
             if connection.vendor == "postgresql":
                 limit_waiting(connection)
                 register_connection(connection)

@@ -1,15 +1,13 @@
-"""TaskTimeout is raised while the function runs, and never after it: thousands of functions end at their deadline."""
+"""The watchdog stops each attempt at its deadline, whoever else is watched, and nothing is stopped after its end."""
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 
 import pytest
 
-from django_pglock.errors import TaskTimeout
+from django_pglock.errors import TaskStopped, TaskTimeout
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
@@ -17,23 +15,21 @@ from tests.conftest import NEVER
 
 
 class Call(StoppableAttempt):
-    """An attempt that executes Python code for a number of seconds. A long one gives the processor to other threads."""
+    """An attempt that checks for a number of seconds whether it must stop."""
 
     def __init__(self, seconds, timeout=None):
+        super().__init__()
         self.claim = self
         self.seconds = seconds
         self.timeout = timeout
 
     is_cancelled = False
 
-    def log_fields(self):
-        return {}
-
     def call(self):
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
-            if self.seconds > 0.1:
-                time.sleep(0.001)
+            self.check()
+            time.sleep(0.001)
         return "returned"
 
 
@@ -45,74 +41,7 @@ def watchdog():
     assert watchdog.wait(60)
 
 
-@pytest.fixture
-def quick_switches():
-    """Let threads take turns at as many lines as possible.
-
-    Without the garbage of other tests: Python swallows an exception that strikes in the callback of a weak reference.
-    """
-    before = sys.getswitchinterval()
-    gc.collect()
-    gc.disable()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-    gc.enable()
-
-
-@pytest.mark.parametrize("is_traced", [False, True])
-def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
-    """Also no trace function is left that would keep a traced thread at one line forever, as in Python 3.11."""
-    timeout = 0.0005
-    # Tracing takes time, whether for the timeout or for coverage.
-    turns = 80 if is_traced or sys.gettrace() else 400
-    enough = turns // 8
-
-    def work(number):
-        if is_traced:
-            sys.settrace(lambda *_: None)
-        thread = watchdog.watch_this_thread()
-        ends = {"returned": 0, "struck": 0}
-        # On a slow machine most exceptions come too late. Then each round gives more functions more time.
-        for turn in range(10 * turns):
-            if turn >= turns and ends["struck"] > enough and (is_traced or ends["returned"] > enough):
-                break
-            spread = min(1.0, 0.1 * (1 + turn // turns))
-            call = Call(timeout * (1 + spread * (turn % 20 / 10 - 1)), timeout)
-            try:
-                ends[thread.call(call)] += 1
-            except TaskTimeout:
-                ends["struck"] += 1
-            assert call.is_over
-            # A late exception would be raised here at the latest, and fail the test.
-            for _ in range(200):
-                pass
-        return ends
-
-    ends = in_threads(work, 4)
-    assert min(each["struck"] for each in ends) > enough, "the deadlines were never met"
-    assert is_traced or min(each["returned"] for each in ends) > enough, "all were too late"
-
-
-def test_a_timeout_of_zero_ends_the_function_at_once(watchdog, in_threads, quick_switches):
-    """The exception may come at any line from the first on, and the thread is usable afterwards."""
-
-    def work(number):
-        thread = watchdog.watch_this_thread()
-        struck = 0
-        for turn in range(200):
-            # Every second function may return before its timeout; the others run until the timeout is raised.
-            try:
-                thread.call(Call(0.005 if turn % 2 else NEVER, timeout=0.0))
-            except TaskTimeout:
-                struck += 1
-            assert thread.call(Call(0)) == "returned"
-        return struck
-
-    assert min(in_threads(work, 4)) >= 100
-
-
-def test_the_thread_waits_until_no_stop_is_pending(watchdog, monkeypatch, in_threads):
+def test_no_stop_is_pending_when_the_next_task_begins(watchdog, monkeypatch):
     """A cancel that has already been sent would cancel the statement of the next task."""
     arrived, returned, order = threading.Event(), threading.Event(), []
 
@@ -120,8 +49,7 @@ def test_the_thread_waits_until_no_stop_is_pending(watchdog, monkeypatch, in_thr
         arrived.set()
         assert returned.wait(60)
         time.sleep(0.1)
-        order.append("strike")
-        return True
+        order.append("stop")
 
     monkeypatch.setattr(TaskThread, "_cancel_statements", cancel_slowly)
     call = Call(0, timeout=0.01)
@@ -131,26 +59,13 @@ def test_the_thread_waits_until_no_stop_is_pending(watchdog, monkeypatch, in_thr
         returned.set()
 
     call.call = wait_and_return
-    watchdog.watch_this_thread().call(call)
+    thread = watchdog.watch_this_thread()
+    with pytest.raises(TaskTimeout):
+        thread.call(call)
     order.append("next task")
-    assert order == ["strike", "next task"]
-
-
-def test_a_timeout_at_the_very_end_leaves_the_thread_in_order(watchdog, monkeypatch):
-    thread, call = watchdog.watch_this_thread(), Call(0)
-    looks = iter([TaskTimeout(), False, False])
-
-    class Stopping:
-        def locked(self):
-            if isinstance(look := next(looks), TaskTimeout):
-                raise look
-            return look
-
-    monkeypatch.setattr(thread, "_stopping", Stopping())
-    assert thread.call(call) == "returned", "it was done by then"
-    assert call.is_over
-    assert thread.attempt is None
-    assert thread.call(Call(0)) == "returned"
+    assert order == ["stop", "next task"]
+    thread.stop(call)
+    assert order == ["stop", "next task"], "it has ended"
 
 
 def test_no_thread_runs_while_nothing_has_a_timeout(watchdog):
@@ -160,32 +75,51 @@ def test_no_thread_runs_while_nothing_has_a_timeout(watchdog):
 
 def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog, in_threads):
     def work(number):
-        thread = watchdog.watch_this_thread()
+        thread, call = watchdog.watch_this_thread(), Call(NEVER, timeout=0.2 if number else 5.0)
         time.sleep(number * 0.1)
+        stopped = threading.Event()
+        thread.stop = lambda attempt: stopped.set()
+        call.call = lambda: stopped.wait(NEVER)
         began = time.monotonic()
         with pytest.raises(TaskTimeout):
-            thread.call(Call(20, timeout=0.2 if number else 5.0))
+            thread.call(call)
         return time.monotonic() - began
 
     long, short = in_threads(work, 2)
     assert 0.2 <= short < 4.5, "it was met with the other one"
     assert 5.0 <= long < 20
+    assert not watchdog._watched
 
 
-def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatch, caplog, eventually):
-    monkeypatch.setattr("django_pglock.worker.running.task_thread.OVERRUN", 0.1)
-    monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.05)
-    call = Call(0, timeout=0.05)
-    blocked = threading.Lock()
-    blocked.acquire()
-    call.call = lambda: blocked.acquire(timeout=60)
+def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_threads):
+    def work(number):
+        thread, ends = watchdog.watch_this_thread(), {"returned": 0, "stopped": 0}
+        for turn in range(200):
+            try:
+                ends[thread.call(Call(0.002 * (turn % 3), timeout=0.002))] += 1
+            except TaskTimeout:
+                ends["stopped"] += 1
+            assert thread.call(Call(0)) == "returned"
+        return ends
 
-    def release():
-        eventually(lambda: "cannot be stopped" in caplog.text)
-        time.sleep(0.3)  # for more attempts to stop the function, which are not reported
-        blocked.release()
+    for ends in in_threads(work, 4):
+        assert min(ends.values()) > 0
 
-    threading.Thread(target=release, daemon=True).start()
+
+def test_an_attempt_that_does_not_leave_is_reported_once(watchdog, monkeypatch, eventually):
+    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STOPS", 0.02)
+    watchdog.grace_period, reported, stops = 0.1, [], []
+    watchdog.long_overdue = reported.append
+    call, thread = Call(0, timeout=0.05), watchdog.watch_this_thread()
+    thread.stop = stops.append
+    call.call = lambda: eventually(lambda: reported and len(stops) > 20)
     with pytest.raises(TaskTimeout):
+        thread.call(call)
+    assert reported == [call]
+
+
+def test_what_a_function_has_raised_is_replaced_by_the_reason_to_stop(watchdog):
+    call = Call(NEVER, timeout=0.01)
+    with pytest.raises(TaskTimeout, match=r"timeout of 0\.01 s") as raised:
         watchdog.watch_this_thread().call(call)
-    assert caplog.text.count("cannot be stopped") == 1
+    assert type(raised.value.__context__) is TaskStopped

@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_pglock import Snooze, task
-from django_pglock.errors import TaskOptionError, TaskTimeout
+from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.worker.running import captured_logs
 from django_pglock.worker.running.captured_logs import CapturedLogs
@@ -174,15 +174,6 @@ def test_a_record_that_cannot_be_formatted_or_stored_raises_nothing():
         "INFO name: the record cannot be formatted (TypeError)",
         r"INFO name: nul \x00 and \ud800",
     ]
-
-
-def test_a_timeout_raised_while_a_log_record_is_captured_is_not_lost():
-    class Late:
-        def __str__(self):
-            raise TaskTimeout
-
-    with pytest.raises(TaskTimeout):
-        CapturedLogs(0).add(record("value: %s", Late()))
 
 
 def test_only_the_last_records_are_kept_and_few_characters():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
 
-from django_pglock import enqueue_many
+from django_pglock import enqueue_many, lock
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TIMEOUT = "django_pglock.errors.TaskTimeout"
 
 
-@pytest.mark.parametrize("kind", ["sql", "python"])
+@pytest.mark.parametrize("kind", ["sql", "check", "progress"])
 def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventually, kind):
     worker()
     result = running.too_long_once.enqueue(kind)
@@ -42,16 +41,77 @@ def test_the_timeout_of_an_atomic_task_rolls_back(worker, eventually):
     assert not Effect.objects.exists()
 
 
-@pytest.mark.parametrize(("kind", "status"), [("sql", "FAILED"), ("python", "SUCCESSFUL")])
-def test_a_function_that_catches_the_database_error_gets_the_timeout_next(
-    worker, eventually, kind, status, monkeypatch
-):
-    """The exception is raised once: a function that catches it may continue."""
-    monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
+@pytest.mark.parametrize("kind", running.LOOPS)
+def test_no_loop_of_statements_swallows_its_timeout(worker, eventually, kind):
+    process = worker(grace=NEVER)
+    result = running.swallow.enqueue(kind)
+    row = wait_for_end(result, eventually)
+    attempt = Attempt.objects.get(task=row)
+    assert (row.status, attempt.exception_path) == ("FAILED", TIMEOUT)
+    assert "The attempt took longer than its timeout of 0.5 s." in attempt.traceback
+    with lock("held by a task", timeout=0):
+        pass
+    # Its thread runs the next task, in a session without a trace of it.
+    for _ in process.executor.watchdog.task_threads:
+        assert wait_for_end(tasks.connection_pid.enqueue(), eventually).status == "SUCCESSFUL"
+    assert not process.is_stopping
+
+
+def test_a_copy_ends_at_its_timeout(worker, eventually, monkeypatch):
+    """The server does not tell a client that copies that the statement is cancelled, so the connection is closed."""
+    monkeypatch.setattr("django_pglock.worker.running.task_thread.CANCEL_GRACE_PERIOD", 1.0)
     worker()
-    row = wait_for_end(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
-    assert row.status == status
-    assert [each.exception_path for each in Attempt.objects.all()] == ([TIMEOUT] if kind == "sql" else [])
+    row = wait_for_end(running.copy_in.enqueue(), eventually)
+    assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)
+    assert not Effect.objects.exists()
+
+
+def test_each_further_statement_is_refused_and_the_return_is_no_success(worker, eventually):
+    worker()
+    row = wait_for_end(running.swallow_everything.enqueue(), eventually)
+    assert (row.status, row.result, Attempt.objects.get().exception_path) == ("FAILED", None, TIMEOUT)
+    assert 0 < Effect.objects.count() < 1000
+
+
+def test_a_block_in_which_the_stop_is_swallowed_commits_nothing(worker, eventually):
+    worker()
+    row = wait_for_end(running.swallow_in_block.enqueue(), eventually)
+    assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)
+    assert not Effect.objects.exists()
+
+
+def test_a_cancel_stops_a_loop_of_statements_without_a_timeout(worker, eventually):
+    worker()
+    result = running.swallow_until_cancelled.enqueue()
+    eventually(lambda: Effect.objects.exists())
+    Task.objects.cancel()
+    assert wait_for_end(result, eventually).status == "CANCELLED"
+    assert Attempt.objects.get().exception_path == "django_pglock.errors.TaskCancelled"
+
+
+def test_an_atomic_function_that_returns_too_late_is_rolled_back(worker, eventually):
+    worker()
+    row = wait_for_end(running.return_late.enqueue(), eventually)
+    assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("function", [running.swallow_in_coroutine, running.leave_to_orm_thread])
+def test_a_coroutine_that_swallows_its_stop_has_not_succeeded(worker, eventually, function):
+    process = worker(grace=NEVER)
+    row = wait_for_end(function.enqueue(), eventually)
+    assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)
+    assert wait_for_end(running.count_in_coroutine.enqueue(closes=False), eventually).status == "SUCCESSFUL"
+    assert not process.is_stopping
+
+
+@pytest.mark.parametrize(
+    ("function", "attempts"), [(running.retried_after_timeout, 2), (running.not_retried_after_timeout, 1)]
+)
+def test_the_retry_options_see_a_timeout_error(worker, eventually, function, attempts):
+    worker()
+    row = wait_for_end(function.enqueue(), eventually)
+    assert (row.status, row.attempts) == ("FAILED", attempts)
 
 
 def test_a_function_that_blocks_in_c_times_out_when_it_returns(worker, eventually):
@@ -69,47 +129,49 @@ def gate():
     running.gate.set()
 
 
-def test_a_function_that_does_not_end_keeps_its_claim_and_is_logged(worker, eventually, caplog, gate):
-    """No other worker may run the task while this thread runs it."""
-    process = worker(grace=0.1)
-    result = running.block_in_c.enqueue()
-    eventually(lambda: "thread is lost" in caplog.text)
+def test_a_function_that_does_not_end_ends_its_worker_in_order(worker, eventually, caplog, gate, monkeypatch):
+    """Its attempt ends as timed out. Other tasks get the grace period, and those that wait are given back."""
+    monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
+    process = worker(grace=0.0)
+    neighbour = running.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    process.grace = NEVER
+    result, waiting = running.block_in_c.enqueue(), tasks.echo.enqueue("waits")
+    eventually(lambda: "The worker ends, with exit code 1" in caplog.text)
+    assert process.is_stopping
     assert "--processes" in caplog.text
-    [said] = [text for text in caplog.messages if "thread is lost" in text]
+    [said] = [text for text in caplog.messages if "does not end" in text]
+    assert f"Task {result.id} (tests.sample.running_tasks.block_in_c)" in said
     stack = said.partition("Its code is at:\n")[2].splitlines()
     assert "running_tasks.py" in stack[0], "the frames of the worker are left out"
     assert stack[0].endswith("in block_in_c")
     assert stack[1] == "    gate.wait(FOREVER)"
-    assert tasks.echo.enqueue("the other thread").wait(60)
-    assert Task.objects.get(pk=result.id).status == "RUNNING"
-    gate.set()
-    eventually(lambda: Task.objects.get(pk=result.id).status == "SCHEDULED")
-    assert caplog.text.count("thread is lost") == 1
-    assert process.executor.long_overdue() == []
-
-
-def test_a_worker_does_not_wait_for_a_function_that_does_not_end(worker, eventually, gate, monkeypatch):
-    """The attempt ends as timed out, not as given back. Other tasks get the grace period."""
-    monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
-    process = worker(grace=0.0)
-    result = running.block_in_c.enqueue()
-    eventually(lambda: process.executor.long_overdue())
-    process.grace = running.FOREVER / 2
-    neighbour = tasks.note_and_sleep.enqueue("neighbour", 0.5)
-    eventually(lambda: Effect.objects.filter(name="neighbour").exists())
-    began = time.monotonic()
+    assert Task.objects.get(pk=result.id).status == "RUNNING", "it runs"
+    running.note("go on")
     assert process.shutdown() is False
-    assert time.monotonic() - began < NEVER
+    assert process.has_overrun
     assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
+    assert Task.objects.get(pk=waiting.id).status == "READY"
     row = Task.objects.get(pk=result.id)
     assert (row.status, row.retries) == ("SCHEDULED", 1)
     assert Attempt.objects.get().exception_path == TIMEOUT
 
 
+def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(worker, eventually, gate):
+    """The others run again, without having lost an attempt."""
+    process = worker(grace=0.5)
+    late, busy = running.block_in_c.enqueue(), running.wait_for_note.enqueue("never")
+    eventually(lambda: process.executor.watchdog.overdue and Effect.objects.exists())
+    assert process.shutdown() is False
+    assert [*Task.objects.filter(pk=late.id).values_list("status", "retries")] == [("SCHEDULED", 1)]
+    assert [*Task.objects.filter(pk=busy.id).values_list("status", "retries")] == [("SCHEDULED", 0)]
+    running.note("never")
+
+
 def test_a_single_call_may_have_its_own_timeout(worker, eventually):
     worker()
     patient = running.sleep_in_c.using(timeout=300).enqueue(0.3)
-    hasty = running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER)
+    hasty = running.keep_busy.using(timeout=0.1).enqueue(0.3)
     assert wait_for_end(patient, eventually).result == "asleep"
     assert wait_for_end(hasty, eventually).status == "FAILED"
     assert Attempt.objects.get().exception_path == TIMEOUT
@@ -133,15 +195,6 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
     assert set(Attempt.objects.values_list("exception_path", flat=True)) <= {TIMEOUT}
     assert Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == count
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(count))
-
-
-def test_a_timeout_replaces_the_sessions_of_the_thread(worker, eventually):
-    """The thread may have been interrupted in the middle of a statement."""
-    worker(threads=1)
-    before = wait_for_end(tasks.connection_pid.enqueue(), eventually).result
-    assert wait_for_end(tasks.connection_pid.enqueue(), eventually).result == before
-    wait_for_end(running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER), eventually)
-    assert wait_for_end(tasks.connection_pid.enqueue(), eventually).result != before
 
 
 def test_a_task_that_ends_before_its_timeout_succeeds(worker, eventually):

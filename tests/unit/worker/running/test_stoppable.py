@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_pglock import Cancel, Retry, Snooze
-from django_pglock.errors import TaskCancelled, TaskTimeout
+from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.worker.running.stoppable import StoppableAttempt
 
 TOO_LONG = "The attempt took longer than its timeout of 5 s."
@@ -60,19 +60,42 @@ def test_the_reason_for_a_stop_is_recorded_with_the_exception_of_the_function_as
 @pytest.mark.parametrize("error", [Retry("later"), Snooze(5), Cancel(), TaskTimeout("of the function's own")])
 def test_a_function_whose_time_is_over_still_decides_how_its_task_continues(error):
     overdue = attempt(is_overdue=True)
-    overdue.is_stop_sent = True
-    before = error.args
     assert overdue.reason_of(error) is error
-    assert error.args == before
     assert type(attempt(is_cancelled=True).reason_of(error)) is TaskCancelled, "a cancel is not its decision"
 
 
-@pytest.mark.parametrize(("is_stop_sent", "text"), [(True, TOO_LONG), (False, str(TaskTimeout()))])
-def test_only_the_timeout_that_was_sent_into_the_thread_gets_the_number_of_seconds(is_stop_sent, text):
-    """Only a class can be sent, and no message. Another one of this class is the function's own."""
-    overdue, error = attempt(is_overdue=True), TaskTimeout()
-    overdue.is_stop_sent = is_stop_sent
-    assert str(overdue.reason_of(error)) == text
+@pytest.mark.parametrize("state", [{"is_overdue": True}, {"is_cancelled": True}])
+def test_what_stops_a_function_is_no_exception_that_it_catches_by_habit(state):
+    """But what is recorded is one, so that retry options apply. Its cause is the error that the stop has replaced."""
+    stopped, cancelled = attempt(**state), ValueError("canceling statement due to user request")
+    with pytest.raises(TaskStopped) as raised:
+        try:
+            raise cancelled
+        finally:
+            stopped.check()
+    assert not isinstance(raised.value, Exception)
+    recorded = stopped.reason_of(raised.value)
+    assert recorded is raised.value.reason
+    assert isinstance(recorded, TaskTimeout | TaskCancelled)
+    assert recorded.__cause__ is cancelled
+    assert recorded.__traceback__ is raised.tb
+    assert stopped.reason_of(recorded) is recorded
+
+
+def test_a_function_that_returns_after_its_time_has_not_succeeded():
+    attempt().refuse_late_success()
+    with pytest.raises(TaskTimeout, match=TOO_LONG):
+        attempt(is_overdue=True).refuse_late_success()
+
+
+def test_the_clock_stops_with_the_function():
+    """Threads that it has left behind may run on."""
+    in_time, late = attempt(), attempt(is_overdue=True)
+    for each in (in_time, late):
+        each.end()
+    in_time.check()
+    with pytest.raises(TaskStopped):
+        late.check()
 
 
 def test_a_cancel_that_the_function_has_passed_on_is_not_wrapped():
