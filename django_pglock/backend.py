@@ -185,7 +185,10 @@ class PostgresBackend(BaseTaskBackend):
         number = id_in(str(result_id))
         row = None if number is None else self._row_of(number)
         if row is None:
-            raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
+            raise TaskResultDoesNotExist(
+                f"No task of backend {self.alias!r} has the id {result_id!r}. Finished tasks are deleted after their "
+                "keep_result, or by PRUNE_AFTER."
+            )
         result = result_of_row(row)
         if result is None:
             raise TaskResultDoesNotExist(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import models
+from django.utils.asyncio import async_unsafe
 
 from django_pglock.store import liveness, schedules
 from django_pglock.store.cancel import cancel
@@ -34,11 +35,20 @@ from django_pglock.store.windows import WINDOW
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def for_writing(rows: Any) -> Any:
     """Return a queryset in the database for writes. A router may send reads to a replica, which may be late."""
     # A queryset that locks rows is one that writes.
     return rows.using(rows.select_for_update().db)
+
+
+def blocking(verb: F) -> F:
+    """Let a verb say in a coroutine what to await instead. Django's error would not name it."""
+    name = verb.__name__
+    guarded: F = async_unsafe(f"{name}() blocks the event loop here. Write: await sync_to_async(rows.{name})(…)")(verb)
+    return guarded
 
 
 class TaskQuerySet(LockingQuerySet[Any]):
@@ -67,6 +77,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
 
     # Verbs
 
+    @blocking
     def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
@@ -81,6 +92,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return retry(for_writing(self), progress=progress)
 
+    @blocking
     def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Cancel the waiting tasks of this queryset, and request a cancel of the running ones. Returns how many.
 
@@ -92,6 +104,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return cancel(for_writing(self), progress=progress)
 
+    @blocking
     def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make failed tasks of this queryset CANCELLED, so that they no longer count as failures. Returns how many.
 
@@ -99,6 +112,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return discard(for_writing(self), progress=progress)
 
+    @blocking
     def move_to_queue(self, queue: str, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Move waiting tasks of this queryset to another queue. Returns how many.
 
@@ -107,6 +121,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return move_to_queue(for_writing(self), queue, progress=progress)
 
+    @blocking
     def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
 
@@ -115,6 +130,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return delete(for_writing(self), progress=progress)
 
+    @blocking
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY before they are due. Returns how many.
 
@@ -122,6 +138,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return run_now(for_writing(self), progress=progress)
 
+    @blocking
     def reset_stuck(self) -> int:
         """Make stuck tasks of this queryset READY again: running tasks whose worker is dead. Returns how many.
 
@@ -130,6 +147,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """
         return reset_stuck(for_writing(self))
 
+    @blocking
     def prune(
         self,
         *,
@@ -200,14 +218,17 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 class ScheduleQuerySet(models.QuerySet[Any]):
     """Schedules, and the operations on schedules."""
 
+    @blocking
     def enable(self) -> int:
         """Enable the disabled schedules of this queryset. Returns how many. Ticks that have passed are not run."""
         return schedules.enable(for_writing(self))
 
+    @blocking
     def disable(self) -> int:
         """Disable the enabled schedules of this queryset. Returns how many. Disabled schedules enqueue no tasks."""
         return schedules.disable(for_writing(self))
 
+    @blocking
     def run_now(self) -> list[int]:
         """Enqueue each function of this queryset that this process knows once, whatever its dates are.
 
@@ -232,6 +253,7 @@ class QueueQuerySet(models.QuerySet[Any]):
 class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]
     """The manager of ``Queue``. It pauses and resumes queues by name."""
 
+    @blocking
     def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
         """Stop workers from claiming tasks of the queue ``name``. Return whether the queue was not paused before.
 
@@ -241,6 +263,7 @@ class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore
         """
         return pause(for_writing(self).db, name, by=by, reason=reason)
 
+    @blocking
     def resume(self, name: str) -> bool:
         """Let workers claim from the queue again, at once. Return whether it was paused. Raises as ``pause`` does."""
         return resume(for_writing(self).db, name)

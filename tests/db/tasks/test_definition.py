@@ -14,7 +14,7 @@ from django.db import connection, connections, transaction
 from django_pglock import enqueue_many, task
 from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
-from django_pglock.models import Task
+from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.worker.running.attempt import Attempt
@@ -275,6 +275,10 @@ def test_each_exception_may_be_retried():
         (lambda result: tasks.echo.enqueue_on_commit(1), r"Write: await echo.aenqueue\(…\)"),
         (lambda result: enqueue_many(tasks.echo, [1]), r"Write: await aenqueue_many\(…\)"),
         (lambda result: tasks.echo.get_result(result.id), r"Write: await task.aget_result\(…\)"),
+        (lambda result: Task.objects.cancel(), r"cancel\(\) blocks .* Write: await sync_to_async\(rows.cancel\)"),
+        (lambda result: Task.objects.filter(pk=result.id).retry(), r"Write: await sync_to_async\(rows.retry\)"),
+        (lambda result: Schedule.objects.all().disable(), r"Write: await sync_to_async\(rows.disable\)"),
+        (lambda result: Queue.objects.pause("x"), r"Write: await sync_to_async\(rows.pause\)"),
         (lambda result: result.refresh(), r"Write: await result.arefresh\(\)"),
         (lambda result: result.wait(), r"Write: await result.await_\(…\)"),
     ],
