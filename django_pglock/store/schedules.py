@@ -6,8 +6,8 @@ try, one succeeds. The others find later dates, or locked rows.
 
 A row keeps the versions of its schedule that code has had, the newest first. Code with a version that the row never had
 is newer, and changes the row at once. Code with an earlier version is older: an old process that starts once more
-during a deploy. It changes the row only when no running worker has the row's version any more: the deploy was rolled
-back.
+during a deploy. It changes the row only when no running worker has had the row's version for ``HEARTBEAT_LIMIT``
+seconds: the deploy was rolled back. Meanwhile a worker of the later version may have been started again.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class ScheduleKeeper:
         self.using = using
         # The schedules whose ticks are enqueued one by one, because something failed. The last ones have waited least.
         self._alone: dict[str, None] = {}
+        # Since when no running worker has the version of a row, by its schedule and version.
+        self._gone_since: dict[tuple[str, Timing], float] = {}
         # What was logged, so that each line is logged once.
         self._logged: set[tuple[str, ...]] = set()
 
@@ -215,9 +217,15 @@ class ScheduleKeeper:
         return bool(new or changed)
 
     def _is_older(self, timing: Timing, row: Row, living: set[str]) -> bool:
-        """Return whether the code of this process is older than the code of other workers; log it once."""
-        if timing.text not in row.versions or row.name not in living:
+        """Return whether the code of this process is older than the row, which the code of other workers has."""
+        if timing.text not in row.versions:
             return False
+        since = self._gone_since.pop((row.name, row.timing), time.monotonic())
+        if row.name not in living:
+            if time.monotonic() - since >= get_settings().HEARTBEAT_LIMIT:
+                return False
+            self._gone_since[row.name, row.timing] = since
+            return True
         self._log_once(
             "The schedule of %s is %r in the code of this worker, and %r in newer code that other workers run. The "
             "newer one applies. Stop the workers of the older version.",

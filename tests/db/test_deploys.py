@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
 
 from django_pglock import task
+from django_pglock.conf import get_settings
 from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task
 from django_pglock.models import Worker as WorkerRow
+from django_pglock.store import schedules
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.tasks import registry
 from django_pglock.tasks.options import Rate, Unique
@@ -303,6 +306,25 @@ def tell(keeper, *, every):
 def one_tick(order=0): ...
 
 
+#: The row of a worker whose code has the schedule every 5 seconds.
+LATER = {
+    "name": "w",
+    "hostname": "h",
+    "pid": 1,
+    "queues": [],
+    "threads": 1,
+    "task_paths": [f"{__name__}.send", f"{__name__}.send every 5 s"],
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of this process, for the schedules."""
+    now = {"now": 1000.0}
+    monkeypatch.setattr(schedules, "time", SimpleNamespace(monotonic=lambda: now["now"]))
+    return now
+
+
 @pytest.mark.parametrize(
     ("about", "is_older"),
     [
@@ -313,15 +335,27 @@ def one_tick(order=0): ...
     ],
     ids=["living", "stopping", "dead", "without"],
 )
-def test_an_earlier_version_changes_a_schedule_only_after_the_workers_of_the_later_one(about, is_older, caplog):
+def test_an_earlier_version_changes_a_schedule_only_after_the_workers_of_the_later_one(about, is_older, clock, caplog):
     old, new = ScheduleKeeper("default"), ScheduleKeeper("default")
     assert tell(old, every=60) == "every 60 s"
     assert tell(new, every=5) == "every 5 s", "it is new"
-    known = [f"{__name__}.send", f"{__name__}.send every 5 s"]
-    row = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "task_paths": known}
-    WorkerRow.objects.create(id=uuid4(), **{**row, **about})
+    WorkerRow.objects.create(id=uuid4(), **{**LATER, **about})
+    assert tell(old, every=60) == "every 5 s", "the later workers may be about to start again"
+    clock["now"] += get_settings().HEARTBEAT_LIMIT + 1
     assert [tell(old, every=60) for _ in range(3)] == ["every 5 s" if is_older else "every 60 s"] * 3
     assert caplog.text.count("in newer code that other workers run") == is_older
+
+
+def test_a_later_version_that_starts_again_in_time_is_kept(clock):
+    """Its only worker is restarted, while workers of the earlier version still run."""
+    old, new = ScheduleKeeper("default"), ScheduleKeeper("default")
+    tell(old, every=60), tell(new, every=5)
+    for _ in range(3):
+        WorkerRow.objects.all().delete()
+        assert tell(old, every=60) == "every 5 s"
+        WorkerRow.objects.create(**LATER, id=uuid4())
+        clock["now"] += get_settings().HEARTBEAT_LIMIT + 1
+        assert tell(old, every=60) == "every 5 s"
 
 
 def test_a_disabled_schedule_stays_disabled_when_the_code_changes_it():
