@@ -21,6 +21,9 @@ from django_pglock.worker.in_flight import InFlight
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
 
+#: Seconds after which a claim from many queues ends, and what it has got begins. The next one continues.
+LONGEST_CLAIM = 0.05
+
 
 class Claimer:
     """Claims tasks of the served queues, up to the free capacity, for sync and async functions together if possible.
@@ -44,6 +47,8 @@ class Claimer:
         #: Whether the last claim got at least as many tasks as the smallest of its capacities. Then more tasks may be
         #: ready.
         self.was_full = False
+        #: Whether the last claim has left out queues, because the others took long.
+        self.has_left_queues = False
         self._ready = ReadyQueues(using)
         # The number of functions for which the cursors were made. Functions are only added, so another number means new
         # functions.
@@ -75,6 +80,7 @@ class Claimer:
 
     def claim(self, capacities: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
         """Claim up to these capacities. ``notified``: the queues that notifications have named; empty: find them."""
+        self.has_left_queues = False
         ready = self._ready_queues(notified)
         claims = self._claim_each(capacities, ready)
         if not claims and self._ready.is_from_memory:
@@ -85,7 +91,7 @@ class Claimer:
             claims = self._claim_each(capacities, [queue for queue in now_ready if queue not in ready])
             self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(capacity for _, capacity in capacities)
-        if len(claims) < sum(capacity for _, capacity in capacities):
+        if len(claims) < sum(capacity for _, capacity in capacities) and not self.has_left_queues:
             self._ready.clear()
         # After an error the claims are there nevertheless, and must begin.
         with suppress(DatabaseFailure):
@@ -103,19 +109,33 @@ class Claimer:
         for kind, capacity in capacities:
             began = time.monotonic()
             queues = self._poll_order(ready, kind)
-            of_kind = self._claim_from(queues, self._cursors[kind], capacity)
+            is_only_kind = kind == BOTH or len(self._kinds()) == 1
+            of_kind = self._claim_from(queues, self._cursors[kind], capacity, is_only_kind=is_only_kind)
             claims += of_kind
             if kind != BOTH:
                 self.pauses.note(kind, took=time.monotonic() - began, found=len(of_kind))
         return claims
 
-    def _claim_from(self, queues: list[str], cursors: QueueCursors, capacity: int) -> list[Claim]:
+    def _claim_from(
+        self, queues: list[str], cursors: QueueCursors, capacity: int, *, is_only_kind: bool
+    ) -> list[Claim]:
+        """Claim from one queue after the other. What was claimed begins soon, however many queues are ready."""
         claims: list[Claim] = []
+        emptied = set()
         cursors.drop_others(queues)
+        until = time.monotonic() + LONGEST_CLAIM
         for queue in queues:
-            claims += cursors.of(queue).claim(capacity - len(claims))
-            if len(claims) >= capacity:
+            wanted = capacity - len(claims)
+            found = cursors.of(queue).claim(wanted)
+            claims += found
+            if is_only_kind and len(found) < wanted and not (found and cursors.is_fair):
+                emptied.add(queue)
+            if len(found) == wanted:
                 break
+            if claims and time.monotonic() > until and queue != queues[-1]:
+                self.has_left_queues = True
+                break
+        self._ready.forget(emptied)
         return claims
 
     def _ready_queues(self, notified: Collection[str] = ()) -> list[str]:

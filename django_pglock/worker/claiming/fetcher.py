@@ -226,7 +226,8 @@ class Fetcher(ConnectedService):
 
     def _wake_others_after_claim(self, capacities: list[tuple[FunctionKind, int]]) -> None:
         """After a claim that follows a notification, wake the other workers if there may be more tasks."""
-        if self.claimer.was_full or self.claimer.leaves_out_a_kind(capacities):
+        was_full = self.claimer.was_full or self.claimer.has_left_queues
+        if was_full or self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others()
         else:
             self.sleep.note_all_claimed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from django_pglock.store.ready import ready_queues
 from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_LIFETIME
@@ -34,6 +34,10 @@ class ReadyQueues:
             now = self._clock()
             self._until = now + min(LONGEST_LIFETIME, LIFETIME_FACTOR * (now - began))
         return self._names
+
+    def forget(self, names: Collection[str]) -> None:
+        """Take the names of queues that have been emptied out of the cache."""
+        self._names = [name for name in self._names if name not in names]
 
     def clear(self) -> None:
         """Clear the cache, so that the next call queries the database."""

@@ -8,8 +8,9 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Worker
+from django_pglock.tasks import registry
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming import queue_cursor
+from django_pglock.worker.claiming import claimer, queue_cursor, ready_queues
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
 from tests.sample import keyed_tasks, tasks
 from tests.sample.models import Effect
@@ -162,3 +163,21 @@ def test_the_last_poll_of_a_draining_worker_covers_all_kinds_of_functions():
     fetcher.claimer.pauses.note("async", took=1.0, found=1)
     assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=False)] == ["sync"]
     assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=True)] == ["both"]
+
+
+def test_what_was_claimed_begins_before_all_of_many_queues_are_read(monkeypatch):
+    """With thousands of tenants' queues the threads would wait for seconds. Nothing that was read is read again."""
+    monkeypatch.setattr(claimer, "LONGEST_CLAIM", 0.0)
+    monkeypatch.setattr(ready_queues, "LONGEST_LIFETIME", 1e6)
+    monkeypatch.setattr(ready_queues, "LIFETIME_FACTOR", 1e9)
+    names = [f"tenant-{number}" for number in range(5)]
+    for name in names:
+        fill(name, 1)
+    monkeypatch.setattr(registry, "has_fair", lambda: False)
+    read = []
+    look = QueueCursor.claim
+    monkeypatch.setattr(QueueCursor, "claim", lambda cursor, limit: read.append(cursor.queue) or look(cursor, limit))
+    fetcher = WorkerUnderTest().fetcher
+    assert sorted([each.queue for each in claim(fetcher, 8)] for _ in names) == [[name] for name in names]
+    assert claim(fetcher, 8) == []
+    assert sorted(read) == names
