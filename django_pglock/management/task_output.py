@@ -1,4 +1,4 @@
-"""How ``locktasks`` prints tasks, attempts and queues: fields, lines of tables, JSON."""
+"""How ``locktasks`` prints tasks, attempts, queues and schedules: fields, lines of tables, JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext as _
 
-from django_pglock.management.tables import ago, duration_text, printable
-from django_pglock.models import Task
+from django_pglock.management.tables import ago, aligned, duration_text, printable
+from django_pglock.models import Schedule, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.store.schedules import set_last_status
 from django_pglock.tasks.redaction import shown
 from django_pglock.why_it_waits import why_it_waits
 
@@ -23,6 +24,17 @@ LISTED = (
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback", "log")
+SCHEDULE_FIELDS = (
+    "name",
+    "task_path",
+    "expression",
+    "timezone",
+    "is_enabled",
+    "next_at",
+    "last_at",
+    "last_task",
+    "last_status",
+)
 
 
 def fields_of_attempt(row: Any) -> dict[str, Any]:
@@ -76,3 +88,37 @@ def lines_of_fields(fields: dict[str, Any]) -> Iterator[str]:
     for name, value in fields.items():
         text = value if isinstance(value, str) else json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
         yield f"{name + ':':20} {printable(text)}"
+
+
+def schedules_of(rows: Any) -> list[dict[str, Any]]:
+    """Return the schedules of the database of these tasks, by their next tick, each with the status of its last task.
+
+    The status is None if no tick has come yet, and if the task has been deleted.
+    """
+    found = list(Schedule.objects.using(rows.db).order_by("next_at", "task_path"))
+    set_last_status(rows.db, found)
+    return [{name: getattr(each, name) for name in SCHEDULE_FIELDS} for each in found]
+
+
+def schedules_table(found: list[dict[str, Any]]) -> str:
+    """Return the schedules as a table."""
+    if not found:
+        return _("There is no schedule. A worker writes the schedules of the functions that it knows.")
+    titles = (_("TASK"), _("WHEN"), _("NEXT TICK"), _("LAST TICK"), _("LAST TASK"), _("LAST STATUS"))
+    return "\n".join(aligned(titles, [_schedule_line(each) for each in found]))
+
+
+def _schedule_line(schedule: dict[str, Any]) -> tuple[str, ...]:
+    when = " ".join(filter(None, (schedule["expression"], schedule["timezone"])))
+    return (
+        printable(schedule["task_path"]),
+        printable(when),
+        _moment(schedule["next_at"]) if schedule["is_enabled"] else _("disabled"),
+        _moment(schedule["last_at"]),
+        str(schedule["last_task"] or "-"),
+        schedule["last_status"] or "-",
+    )
+
+
+def _moment(at: Any) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S%z}" if at else "-"

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, pausing, schedules
+from django_pglock.management import failures, pausing
 from django_pglock.management.arguments import WrongArguments, positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -46,6 +46,8 @@ from django_pglock.management.task_output import (
     lines_of_fields,
     queue_as_json,
     queue_as_line,
+    schedules_of,
+    schedules_table,
 )
 from django_pglock.management.terminal import TerminalCommand, confirm
 from django_pglock.models import Task, Worker
@@ -287,11 +289,11 @@ class Command(TerminalCommand):
             self.stdout.write(_("No attempt has ended in this time. Workers write their counts once a minute."))
 
     def _schedules(self, rows: Any, options: dict[str, Any]) -> None:
-        found = schedules.listed(rows)
+        found = schedules_of(rows)
         if options["json"]:
             self._print_json(found)
         else:
-            self.stdout.write(schedules.as_table(found))
+            self.stdout.write(schedules_table(found))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = count_workable(rows.db, options["queue"] or ())

@@ -68,6 +68,27 @@ def test_registering_a_schedule_again_changes_it_only_with_code_or_settings(sett
     assert schedule(every=60).expression == "every 60 s"
 
 
+def test_two_schedules_may_call_one_function_and_only_that_with_its_name_follows_the_code():
+    """Each has a name, and its ticks are its own."""
+    schedule(due=timedelta(minutes=1))
+    Schedule.objects.create(
+        name="each minute", task_path=NIGHTLY, expression="every 60 s", timezone="", next_at=Now() - HOUR
+    )
+    keeper = ScheduleKeeper("default")
+    made = keeper.keep().tasks
+    assert len(made) == 2
+    assert sorted(Schedule.objects.values_list("last_task", flat=True)) == sorted(made)
+    assert dict(Schedule.objects.values_list("pk", "expression")) == {
+        NIGHTLY: "every 3600 s",
+        "each minute": "every 60 s",
+    }
+    Schedule.objects.filter(pk="each minute").update(next_at=Now())
+    [third] = keeper.keep().tasks
+    before = Task.objects.get(pk=third).meta["previous_run"]
+    assert Task.objects.get(pk=before).meta["schedule"] < Task.objects.get(pk=third).meta["schedule"]
+    assert before in made
+
+
 # Which schedules belong to a database
 
 
