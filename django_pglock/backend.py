@@ -78,9 +78,6 @@ class PostgresBackend(BaseTaskBackend):
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
-        if isinstance(task, PostgresTask) and task.is_own:
-            # Valid wherever it is enqueued, and not subject to QUEUES.
-            return
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
             if run_after.total_seconds() > MAX_DELAY:
@@ -172,7 +169,9 @@ class PostgresBackend(BaseTaskBackend):
             # Not at decoration: a script may define tasks only to call their functions.
             if reason := why_not_found(task.func):
                 raise InvalidTask(f"{task.module_path} cannot be enqueued: {reason}.")
-            self.validate_task(task)
+            if not task.is_own:
+                # QUEUES, and rules that a project has added in a backend of its own, are not for the package's tasks.
+                self.validate_task(task)
             # Neither the task nor the backend changes after that, so one validation is enough.
             object.__setattr__(task, "valid_for", self._number)
 

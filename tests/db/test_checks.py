@@ -13,6 +13,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
+from django_pglock.backend import PostgresBackend
 from django_pglock.checks import check_task_database
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks import registry
@@ -317,9 +318,14 @@ def test_a_check_reports_a_router_that_excludes_the_tables_of_tasks(settings):
     assert checks.check_tables() == []
 
 
-def test_a_check_reports_tasks_in_another_database(settings):
+class Derived(PostgresBackend):
+    """A backend of the project."""
+
+
+@pytest.mark.parametrize("path", ["django_pglock.backend.PostgresBackend", f"{__name__}.Derived"])
+def test_a_check_reports_tasks_in_another_database(settings, path):
     assert check_task_database() == []
-    backend = {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}
+    backend = {**settings.TASKS["default"], "BACKEND": path, "OPTIONS": {"database": "elsewhere"}}
     settings.TASKS = {"default": backend}
     assert [each.id for each in check_task_database()] == ["django_pglock.W009"]
     assert task_backends

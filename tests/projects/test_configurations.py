@@ -41,6 +41,14 @@ FILES = {
         urlpatterns = [path("admin/", admin.site.urls)]
     """,
     "no_urls": "urlpatterns = []",
+    "derived": """
+        from django_pglock.backend import PostgresBackend
+
+        class Strict(PostgresBackend):
+            def validate_task(self, task):
+                assert task.queue_name == "mail" and task.priority == 0
+                super().validate_task(task)
+    """,
     "shop__models": "",
     "shop__tasks": """
         from django.conf import settings
@@ -209,7 +217,12 @@ CONFIGURATIONS = {
     """,
     "naive dates": "USE_TZ = False",
     "naive dates elsewhere": "USE_TZ, TIME_ZONE = False, 'Pacific/Kiritimati'",
-    "another time zone": "TIME_ZONE = 'America/St_Johns'",
+    "other time zones": "TIME_ZONE, DATABASES['default']['TIME_ZONE'] = 'America/St_Johns', 'Asia/Kathmandu'",
+    "server-side binding and a pool": "DATABASES['default']['OPTIONS'] = {'server_side_binding': True, 'pool': True}",
+    "a derived backend that allows few tasks": """
+        TASKS["default"].update(BACKEND="derived.Strict", QUEUES=["mail"])
+        QUEUE = "mail"
+    """,
     "small primary keys": "DEFAULT_AUTO_FIELD = 'django.db.models.SmallAutoField'",
     "another language, and a transaction for each request": """
         LANGUAGE_CODE, USE_I18N, USE_THOUSAND_SEPARATOR = "de", True, True
