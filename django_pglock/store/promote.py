@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.store.admit import admit_on_commit
@@ -34,6 +35,19 @@ def promote(using: str, *, limit: int = 1000) -> int:
     wake(using, (queue for queue, key in promoted if key is None))
     admit_on_commit(using, {key for _, key in promoted})
     return len(promoted)
+
+
+def restart_delays(using: str, *, limit: int = 10_000) -> int:
+    """Restart the delays of retries and snoozes that were written before the server's clock was put back.
+
+    Their last attempt is in the future, so without this they would wait for the whole step. Returns how many.
+    """
+    ahead = rows_of("Task", using).filter(
+        status=TaskStatus.SCHEDULED, last_attempted_at__gt=Now(), run_after__gt=F("last_attempted_at")
+    )
+    delay = F("run_after") - F("last_attempted_at")
+    changes = {"run_after": Now() + delay, "last_attempted_at": Now()}
+    return len(mark(first_free(ahead.order_by("run_after", "id"), limit, no_key=True), changes, "id"))
 
 
 def next_due_in(using: str) -> float | None:

@@ -15,6 +15,7 @@ enqueued together, and a tick that fails is tried alone, so it does not affect t
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -28,10 +29,10 @@ from django.db import transaction
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import admit
-from django_pglock.store.history import add_rescued, prune_history
+from django_pglock.store.history import add_rescued, clock, prune_history
 from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
-from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.promote import next_due_in, promote, restart_delays
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import ready_queues
@@ -63,6 +64,8 @@ UNNOTICED_FACTOR = 0.8
 RESCUES = 5
 #: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
 PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
+#: A step of the server's clock in seconds that has to be noticed.
+LEAST_STEP = 1.0
 #: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
 FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
 
@@ -103,6 +106,8 @@ class Upkeep(ConnectedService):
         self.queue_counts = QueueCounts(using)
         self.schedules = ScheduleKeeper(using)
         self._rescued_at = self._rescue_from = 0.0
+        # How far the server's clock is ahead of time.monotonic(), at least.
+        self._clock_ahead = -math.inf
         # When this pass began. If another worker holds the lock of the rounds, also when the first of these passes
         # began.
         self._began_at = self._excluded_since = 0.0
@@ -189,6 +194,7 @@ class Upkeep(ConnectedService):
                 self._check_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._attempt(self._rescue)
+                self._attempt(self._notice_step_of_clock)
                 keys += self._attempt(self._orphaned_keys) or []
                 awaited = self._attempt(self._orphaned_waiters) or []
             self._attempt(self._wake_for_unnoticed)
@@ -207,6 +213,20 @@ class Upkeep(ConnectedService):
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
+
+    def _notice_step_of_clock(self) -> None:
+        """Restart the delays of retries if the server's clock was put back, for example by a failover."""
+        before = time.monotonic()
+        now = clock(self.using)
+        if (step := self._clock_ahead - (now - before)) > LEAST_STEP:
+            restarted = restart_delays(self.using)
+            logger.warning(
+                "The clock of the database server was put back by %.0f s. Delays of retries that were restarted: %d. "
+                "All other tasks run when that clock shows their date.",
+                step,
+                restarted,
+            )
+        self._clock_ahead = now - time.monotonic()
 
     def _wake_for_unnoticed(self) -> None:
         """Notify sleeping workers of ready tasks, if this is due: a process may have died after its commit of a task.

@@ -10,8 +10,11 @@ from django.db.models.functions import Now
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import promote as promote_module
-from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.outcome import Failure, Retried
+from django_pglock.store.promote import next_due_in, promote, restart_delays
+from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
+from tests import server_clock
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -26,6 +29,24 @@ def test_due_tasks_are_promoted_and_the_next_due_date_is_returned():
     Task.objects.update(run_after=Now())
     assert promote("default") == 2
     assert next_due_in("default") is None
+
+
+def test_a_retry_waits_no_longer_than_its_delay_although_the_clock_was_put_back(claim):
+    """A date that a caller has chosen stays as it is."""
+    chosen = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle("default", [(mine, Retried(Failure("builtins.ValueError", "Traceback"), 50.0))], mine.worker)
+    server_clock.put_back(300)
+    assert 340 < next_due_in("default") <= 350
+    dates = Task.objects.filter(pk=chosen.id).values_list("run_after", flat=True)
+    before = dates.get()
+    assert restart_delays("default") == 1
+    assert 40 < next_due_in("default") <= 51
+    assert dates.get() == before
+    assert restart_delays("default") == 0
+    server_clock.put_back(-60)
+    assert promote("default") == 1
 
 
 def test_only_scheduled_tasks_are_promoted(claim):

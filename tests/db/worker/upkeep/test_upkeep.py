@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -70,6 +72,21 @@ def test_a_worker_without_upkeep_duty_rarely_counts_the_queues(older_workers, mo
     service.stop()
     service.run_once()
     assert asked == ["default"]
+
+
+@pytest.mark.parametrize(("step", "restarts"), [(-300.0, 1), (300.0, 0), (0.0, 0)])
+def test_the_upkeep_notices_that_the_clock_was_put_back(monkeypatch, step, restarts):
+    """An answer that takes long is no step."""
+    moments, clocks = iter([0.0, 1.0, 10.0, 19.0]), iter([1000.0, 1010.0 + step])
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(upkeep, "clock", lambda using: next(clocks))
+    restarted = []
+    monkeypatch.setattr(upkeep, "restart_delays", lambda using: restarted.append(using) or 0)
+    service = upkeep.Upkeep.__new__(upkeep.Upkeep)
+    service.using, service._clock_ahead = "default", -math.inf
+    service._notice_step_of_clock()
+    service._notice_step_of_clock()
+    assert len(restarted) == restarts
 
 
 def test_upkeep_rounds_of_workers_without_duty_are_rare_and_spread(older_workers):
