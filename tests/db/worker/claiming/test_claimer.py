@@ -9,6 +9,7 @@ from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.tasks import registry
+from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.claiming import claimer, queue_cursor, ready_queues
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
@@ -67,7 +68,9 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, e
     assert Worker.objects.get(pk=running.identity.id).queues == ["mail*", "--exclude mail-bulk*"]
 
 
-@pytest.mark.parametrize(("queue", "wakes"), [("mail-a", True), ("mail-bulk", False), ("other", False)])
+@pytest.mark.parametrize(
+    ("queue", "wakes"), [("mail-a", True), (OWN_QUEUE, True), ("mail-bulk", False), ("other", False)]
+)
 def test_only_notifications_of_a_served_queue_wake_the_worker(queue, wakes):
     silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
     silent.heartbeat.listener.ready(queue)
