@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.store.id_range import id_in
+from django_pglock.store.move_to_queue import check_target
+from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -84,6 +87,27 @@ def filtered(rows: Any, options: dict[str, Any]) -> Any:
             named |= Q(task_path__endswith=f".{name}")
         rows = rows.filter(named)
     return rows
+
+
+def doubts(using: str, options: dict[str, Any]) -> Iterator[str]:
+    """Yield which names of the filters are perhaps typing errors: "0 tasks" alone would not say so."""
+    names = options.get("queue")
+    if isinstance(names, list):
+        yield from filter(None, (_doubt(using, queue) for queue in names))
+    known = {name for path in registry.known_paths() for name in (path, path.rpartition(".")[2])}
+    for name in options.get("task") or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = _(" Did you mean %r?") % near[0] if near else ""
+            yield _("This process knows no task function %r.") % name + hint
+
+
+def _doubt(using: str, queue: str) -> str:
+    try:
+        check_target(using, queue)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def chosen(rows: Any, options: dict[str, Any]) -> Any:

@@ -25,6 +25,7 @@ from django_pglock.management.choosing import (
     add_statuses,
     chosen,
     days,
+    doubts,
     filtered,
     plain_text,
     task_id,
@@ -194,7 +195,10 @@ class Command(TerminalCommand):
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
-        options["run"](Task.objects.using(chosen_database(options["database"])), options)
+        rows = Task.objects.using(chosen_database(options["database"]))
+        for doubt in doubts(rows.db, options):
+            self.stderr.write(doubt)
+        options["run"](rows, options)
 
     # Subcommands that show
 

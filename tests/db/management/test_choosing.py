@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 
 import pytest
+from django.core.management import call_command
 
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management.arguments import WrongArguments
@@ -68,3 +69,16 @@ def test_a_name_is_refused_only_if_the_terminal_has_sent_bytes_that_are_no_text(
         assert plain_text(name) == name
     with pytest.raises(ArgumentTypeError, match="is not valid text"):
         plain_text(b"a\xff".decode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize("subcommand", [["list"], ["stats"], ["cancel", "--yes"]])
+def test_a_filter_with_a_name_that_nothing_has_is_doubted(subcommand, settings, capsys):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "mail"]}}
+    call_command("locktasks", *subcommand, "--queue", "mial", "--task", "ecko", "--task", "tests.sample.tasks.echo")
+    assert capsys.readouterr().err == (
+        "No backend in TASKS lists the queue 'mial' in QUEUES, so no task may be in it.\n"
+        "This process knows no task function 'ecko'. Did you mean 'echo'?\n"
+    )
+    call_command("locktasks", "keda", "--queue", "mial")
+    answer = capsys.readouterr()
+    assert (answer.out, "'mial'" in answer.err) == ("0\n", True)
