@@ -39,7 +39,7 @@ from django_pglock.admin.task_list import (
     wait_or_run_time,
 )
 from django_pglock.models import Attempt, Task, Waiter
-from django_pglock.store.delete import delete
+from django_pglock.store.prune import delete
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 from django_pglock.why_it_waits import why_it_waits

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import getpass
 import io
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -44,3 +47,14 @@ def name_of_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "locktasks"
+
+
+@contextmanager
+def ignore_broken_pipe() -> Iterator[None]:
+    """End the block without an error if the reader of its output has ended, as ``ls | head`` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would print an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,7 @@ class TaskHistory(models.Model):
     Of one function in one queue; of all functions in the queue if ``task_path`` is empty; of all queues if ``queue`` is
     empty, too. ``failed`` attempts were the last of their tasks, ``retried`` ones failed as well, ``lost`` ones were
     lost with their worker or connection. ``wait`` and ``run`` are numbers of attempts by the bucket of the time from
-    ready to claimed and of the time for which the function ran; ``store/histogram.py`` has the bounds.
+    ready to claimed and of the time for which the function ran; ``store/history.py`` has the bounds.
     """
 
     # The names are for programs: no page shows these rows as they are.

@@ -38,7 +38,7 @@ def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def cancellable(tasks: Any) -> Any:
     """Return the tasks that ``cancel`` would change now: without those whose cancel was requested before."""
-    # Failed tasks may become CANCELLED, too, but only by discard.py.
+    # Failed tasks may become CANCELLED, too, but only by a discard.
     return tasks.filter(_CANCEL_NOT_REQUESTED | ~_RUNNING, status__in=_UNFINISHED)
 
 

@@ -18,12 +18,11 @@ from psycopg import ClientCursor
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
-from django_pglock.store.claim_columns import MOST_ATTEMPTS, claim_columns
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.plans import prepared
 from django_pglock.store.ready import ready
-from django_pglock.store.statements import rows_of
+from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, rows_of
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.queues import OWN_QUEUE

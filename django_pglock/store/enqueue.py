@@ -11,8 +11,7 @@ from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
-from django_pglock.store.insert_at_key import insert_at_key
-from django_pglock.store.insert_tasks import insert_calls, insert_plain
+from django_pglock.store.insert_tasks import insert_at_key, insert_calls, insert_plain
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique

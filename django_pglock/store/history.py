@@ -12,20 +12,52 @@ queue and function are empty. In the row of a queue the function is empty.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from itertools import accumulate
 from operator import add
 from typing import Any, cast
 
 from django.db.models import F, Sum
 from django.utils.timezone import now
 
-from django_pglock.store.histogram import BUCKETS, quantile
 from django_pglock.store.statements import LIMIT_WAITS, rows_of, run, run_together
 from django_pglock.store.windows import WINDOW
 from django_pglock.tasks.claim import date_of
+
+#: The upper bounds of the buckets in seconds. One more bucket is for longer durations.
+BOUNDS = tuple(0.001 * 2 ** (step / 2) for step in range(61))
+#: The number of buckets.
+BUCKETS = len(BOUNDS) + 1
+#: The bounds of one bucket differ by this factor.
+FACTOR = math.sqrt(2)
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the bucket number of a duration. A negative one, from clocks that differ, is in the first bucket."""
+    return bisect_left(BOUNDS, seconds)
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """Return the quantile of the counted durations for ``share``, in seconds; None if nothing was counted.
+
+    ``counts`` are the numbers of durations by bucket. Missing buckets at the end are empty. The durations of a bucket
+    are taken as evenly distributed on a logarithmic scale, so the error is a factor of 1.41 at most. In the first
+    bucket, whose lower bound is zero, they are taken as evenly distributed on a linear scale.
+    """
+    ends = list(accumulate(counts))
+    wanted = share * ends[-1] if ends else 0
+    if not wanted:
+        return None
+    bucket = bisect_left(ends, wanted)
+    within = 1 - (ends[bucket] - wanted) / counts[bucket]
+    if bucket == 0:
+        return BOUNDS[0] * within
+    return float(BOUNDS[bucket - 1] * FACTOR**within)
+
 
 #: Seconds of the two kinds of periods, and for how many seconds their rows are kept.
 MINUTE, HOUR = 60, 3600
@@ -130,7 +162,7 @@ RETURNING id
 class Counts:
     """How many attempts ended with which outcome, and how long they waited and ran.
 
-    ``wait`` and ``run`` are the numbers of attempts by bucket (``histogram.py``). ``wait_seconds`` and ``run_seconds``
+    ``wait`` and ``run`` are the numbers of attempts by bucket. ``wait_seconds`` and ``run_seconds``
     are the sums. An attempt whose function was not called is in none of them. A task that a person has made ready has
     no wait.
     """

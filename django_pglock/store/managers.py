@@ -17,18 +17,16 @@ from django_pglock.store import liveness, schedules
 from django_pglock.store.cancel import cancel
 from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
-from django_pglock.store.delete import delete
-from django_pglock.store.discard import discard
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move_to_queue import move_to_queue
+from django_pglock.store.move_to_status import discard, run_now
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
-from django_pglock.store.prune import prune
+from django_pglock.store.prune import delete, prune
 from django_pglock.store.ready import ready
 from django_pglock.store.reset_stuck import reset_stuck, stuck
 from django_pglock.store.retry import retry
-from django_pglock.store.run_now import run_now
 from django_pglock.store.unknown import UnknownTasks, unknown
 from django_pglock.store.windows import WINDOW
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import Case, Value, When
+from django.db.models.functions import Now
 
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.wake import wake
+from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
 #: The new status of a due task: READY, or BLOCKED if it must be admitted to its lock key first.
@@ -49,3 +51,26 @@ def move(
     admit_on_commit(tasks.db, {key for _, _, status, key in moved if status != TaskStatus.RUNNING})
     release_on_commit(tasks.db, [id_ for id_, _, status, _ in moved if status in FINISHED])
     return moved
+
+
+_FAILED = (TaskStatus.FAILED.value,)
+
+
+def discard(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Make failed tasks CANCELLED. Returns how many. Their attempts stay, and so does the date of their end."""
+    return by_windows(tasks, tasks.filter(status__in=_FAILED).order_by("pk"), _discard, progress)
+
+
+def _discard(tasks: Any) -> int:
+    changes = {"status": TaskStatus.CANCELLED.value, "fingerprint": None}
+    return len(move(tasks, TaskStatus.CANCELLED, changes, among=_FAILED))
+
+
+def run_now(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Make scheduled tasks READY, or BLOCKED if they have a lock key. Returns how many."""
+    return by_windows(tasks, tasks.filter(status=TaskStatus.SCHEDULED).order_by("pk"), _run_now, progress)
+
+
+def _run_now(tasks: Any) -> int:
+    # Now, so that the age of the oldest ready task does not include the time before.
+    return len(move(tasks, TaskStatus.READY, {"status": DUE_STATUS, "run_after": Now()}, among={TaskStatus.SCHEDULED}))

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import IntegrityError
-from django.db.models import DateTimeField, Func, OuterRef, Q, Subquery
+from django.db.models import BooleanField, DateTimeField, F, Func, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 from django.db.models.lookups import IsNull
 
@@ -33,9 +33,8 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.references import refusing_keys, unreferenced
 from django_pglock.store.statements import rows_of, run, run_together
-from django_pglock.store.windows import WINDOW, Progress
+from django_pglock.store.windows import WINDOW, Progress, by_windows
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
@@ -243,3 +242,56 @@ def delete_free(tasks: Any, limit: int | None = None) -> int:
         return 0
     [(count,)] = run_together(tasks.db, lock, (PRUNE, ()))
     return int(count)
+
+
+def delete(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Delete finished tasks with their attempts. Returns how many.
+
+    A task stays if others wait for it, if its unique key is taken for a period, or if a row refers to it.
+    """
+
+    def delete_window(tasks: Any) -> int:
+        return delete_free(deletable(tasks))
+
+    return by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
+
+
+def deletable(tasks: Any) -> Any:
+    """Return the tasks that ``delete`` would delete now: the finished tasks that are not needed."""
+    return unneeded(tasks).filter(status__in=sorted(FINISHED))
+
+
+# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns.
+# Foreign keys of Django models have no ON DELETE in the database, whatever ``on_delete`` is. The database's own check
+# at the end of the transaction needs no rights.
+REFUSING_KEYS = """
+SELECT conrelid::regclass::text, quote_ident(attname)
+FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
+WHERE contype = 'f' AND confrelid = to_regclass('{task}') AND confdeltype IN ('a', 'r') AND conparentid = 0
+  AND conrelid NOT IN (to_regclass('{attempt}'), to_regclass('{waiter}'))
+  AND has_column_privilege(conrelid, attnum, 'SELECT')
+ORDER BY 1, 2
+"""
+
+
+class ForeignKey(NamedTuple):
+    """A column that refers to tasks, with quoted names."""
+
+    table: str
+    column: str
+
+
+def refusing_keys(using: str) -> list[ForeignKey]:
+    """Return the foreign keys of the project that refuse the deletion of a task."""
+    return [ForeignKey(*row) for row in run(using, REFUSING_KEYS)]
+
+
+def unreferenced(tasks: Any) -> Any:
+    """Return the tasks to which no row of the project refers by such a foreign key. Reads the catalog."""
+    for key in refusing_keys(tasks.db):
+        column = f"referring.{key.column}"
+        # A subquery instead of NOT EXISTS, which is a join, as ``statements.py`` says.
+        names = f"SELECT {column} FROM {key.table} AS referring WHERE {column}".replace("%", "%%%%")
+        template = f"({names} = %(expressions)s LIMIT 1) IS NULL"
+        tasks = tasks.filter(Func(F("pk"), template=template, output_field=BooleanField()))
+    return tasks

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from django_pglock.store.admit import admit, admit_by, admit_one_by
 from django_pglock.store.call import Call, Enqueued, row_of, seconds_kept
-from django_pglock.store.insert_at_key import insert_by
+from django_pglock.store.insert_tasks import insert_by
 from django_pglock.store.statements import rows_of, run, run_by_index
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus

@@ -6,7 +6,7 @@ that ends a task commits the end, and then queries for waiters. So at least one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from django.db import OperationalError
 from psycopg.errors import LockNotAvailable
@@ -14,10 +14,43 @@ from psycopg.errors import LockNotAvailable
 from django_pglock.store.admit import admit
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.plans import run_by_plan
-from django_pglock.store.result_waiters import DONE_CHANNEL, ended
 from django_pglock.store.statements import array_of_numbers, run, run_together
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
+
+#: Processes that wait for a result listen here; the payload is the task's id.
+DONE_CHANNEL = "django_pglock_done"
+
+# Inserts a waiter row for each task that this process waits for, and deletes rows of tasks that it no longer waits for.
+# Rows that ``RELEASE`` deletes at this moment are skipped, because two transactions that delete several rows in
+# different orders could deadlock.
+WRITE_WAITERS = """
+WITH gone AS (
+    DELETE FROM {waiter} WHERE id = ANY (ARRAY(
+        SELECT id FROM {waiter} WHERE id = ANY (%s::bigint[]) FOR UPDATE SKIP LOCKED))
+)
+INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
+"""
+
+# The tasks of a list of ids, and whether each has ended.
+FIND_ENDED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
+
+
+def write_waiters(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
+    """Write a waiter row for each of these tasks, and delete earlier rows.
+
+    The end of a task is notified on ``DONE_CHANNEL``. ``instead_of``: the ids of the earlier rows. Returns the ids of
+    the new rows by the ids of the tasks. Afterwards the caller must check whether a task has already ended.
+    """
+    values = (array_of_numbers(instead_of), array_of_numbers(awaited))
+    return dict(run(using, WRITE_WAITERS, *values))
+
+
+def ended(using: str, ids: Sequence[int]) -> list[tuple[int, bool]]:
+    """Return those of these tasks that have ended, with True, and those that do not exist, with False."""
+    is_finished = dict(run(using, FIND_ENDED, array_of_numbers(ids)))
+    return [(id_, id_ in is_finished) for id_ in ids if is_finished.get(id_, True)]
+
 
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
 #: The number of waiters that upkeep reads in one round.

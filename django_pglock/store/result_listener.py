@@ -35,7 +35,7 @@ from django_pglock.postgres.connections import CONNECTION_ERRORS, has_session_en
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.store.result_waiters import DONE_CHANNEL, ended, write_waiters
+from django_pglock.store.release import DONE_CHANNEL, ended, write_waiters
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -31,8 +31,8 @@ from django_pglock.store.outcome import (
 from django_pglock.store.plans import run_by_plan
 from django_pglock.store.statements import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.tracebacks import fingerprint_of
 
 ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 

@@ -1,5 +1,6 @@
 """The definitions, options, contexts and results of tasks, for users. No code here queries a database."""
 
+from django_pglock.tasks.backends import backend_for
 from django_pglock.tasks.bulk import aenqueue_many, enqueue_many
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.decorator import task
@@ -7,7 +8,6 @@ from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.options import Group, Rate, Unique
 from django_pglock.tasks.retry import Constant, Exponential, Linear
-from django_pglock.tasks.shards import backend_for
 
 __all__ = [
     "Cancel",

@@ -8,8 +8,8 @@ from datetime import timedelta
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, Task
+from django_pglock.store.release import ended, write_waiters
 from django_pglock.store.requests_to_worker import request_stack
-from django_pglock.store.result_waiters import ended, write_waiters
 from tests.interleavings.verbs import VERBS, Results, in_a_transaction, verb
 from tests.interleavings.worlds import World, amend
 from tests.sample import keyed_tasks as keyed

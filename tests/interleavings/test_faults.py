@@ -15,7 +15,7 @@ from django_pglock.store import (
     admit,
     claim,
     history,
-    insert_at_key,
+    insert_tasks,
     marking,
     promote,
     redrive,
@@ -54,7 +54,7 @@ def no_fence(monkeypatch):
 
 
 def no_lock_of_the_key(monkeypatch):
-    for module in (admit, insert_at_key):
+    for module in (admit, insert_tasks):
         monkeypatch.setattr(module, "LOCK_KEY", "SELECT %s::text, {by_index}")
 
 

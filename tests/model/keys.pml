@@ -122,7 +122,7 @@ inline commit_insert(task) {
     sync()
 }
 
-/* store/insert_at_key.py: ENQUEUE_AT_KEY `EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
+/* store/insert_tasks.py: ENQUEUE_AT_KEY `EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
 inline insert_at_key(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE) && (key_lock == NOBODY || LOOKS_ALONE);
     count = 0;
@@ -141,12 +141,12 @@ inline insert_at_key(task) {
     key_lock = (LOOKS_ALONE -> key_lock : ADMITTERS + task);
     is_new[task] = true;
     is_at_key[task] = true;
-    /* store/insert_at_key.py: insert_at_key `other in ADMITTED`: then the end of that task admits. */
+    /* store/insert_tasks.py: insert_at_key `other in ADMITTED`: then the end of that task admits. */
     leaves_it[task] = (other != READY && other != RUNNING && other != NOT_THERE);
     other = 0
 }
 
-/* store/insert_at_key.py: insert_at_key `is_alone(task) and other in ADMITTED` */
+/* store/insert_tasks.py: insert_at_key `is_alone(task) and other in ADMITTED` */
 inline commit_insert_at_key(task) {
     is_new[task] && is_at_key[task];
     is_new[task] = false;

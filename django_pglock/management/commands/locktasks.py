@@ -38,7 +38,6 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
-from django_pglock.management.pipes import ignore_broken_pipe
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
     LISTED,
@@ -50,7 +49,7 @@ from django_pglock.management.task_output import (
     schedules_of,
     schedules_table,
 )
-from django_pglock.management.terminal import TerminalCommand, confirm
+from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.newest import newest

@@ -10,9 +10,8 @@ from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
-from django_pglock.store.histogram import BOUNDS
+from django_pglock.store.history import BOUNDS, Counts
 from django_pglock.store.history import OUTCOMES as ENDS
-from django_pglock.store.history import Counts
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,

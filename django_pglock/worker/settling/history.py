@@ -13,8 +13,7 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.store.histogram import bucket_of
-from django_pglock.store.history import MINUTE, Counts, add_history, clock
+from django_pglock.store.history import MINUTE, Counts, add_history, bucket_of, clock
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,

@@ -17,7 +17,7 @@ from django.urls import reverse
 from django_pglock import lock
 from django_pglock.models import AdvisoryLock, Attempt, Lease, Queue, Schedule, Task, Worker
 from django_pglock.store.liveness import beat
-from django_pglock.tasks.fingerprint import fingerprint_of
+from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db(transaction=True)

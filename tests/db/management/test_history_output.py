@@ -10,8 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pglock.management.history_output import span
-from django_pglock.store.histogram import bucket_of
-from django_pglock.store.history import Counts, add_history
+from django_pglock.store.history import Counts, add_history, bucket_of
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from django_pglock.models import Attempt, Task
 from django_pglock.store import failures as store
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.store.settle import settle
-from django_pglock.tasks.fingerprint import fingerprint_of
+from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.db.admin.visits import make
 from tests.sample import tasks
 

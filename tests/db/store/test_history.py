@@ -11,15 +11,16 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import TaskHistory
 from django_pglock.store import history
-from django_pglock.store.histogram import BUCKETS, bucket_of
 from django_pglock.store.history import (
     ALL,
+    BUCKETS,
     KEPT,
     MOST_POINTS,
     OUTCOMES,
     Counts,
     add_history,
     add_rescued,
+    bucket_of,
     finished_per_minute,
     prune_history,
     series,

@@ -14,8 +14,7 @@ from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, _admit_to, admit, admit_own
 from django_pglock.store.call import meta_of
-from django_pglock.store.insert_at_key import insert_at_key
-from django_pglock.store.insert_tasks import _insert_one
+from django_pglock.store.insert_tasks import _insert_one, insert_at_key
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.tasks.options import Rate
 from tests.property.simulation import LONG

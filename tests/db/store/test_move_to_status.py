@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from datetime import timedelta
+
 import pytest
+from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
 from django_pglock.store import move_to_status as module
+from django_pglock.store.count import queue_counts
 from django_pglock.store.move_to_status import movable, move
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.db.store.test_prune import make
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,3 +55,44 @@ def test_move_skips_a_locked_row(locked):
     with locked(held):
         moved = move(Task.objects.all(), TaskStatus.CANCELLED, {"priority": 3}, among=[TaskStatus.READY])
     assert [id_ for id_, *_ in moved] == [free]
+
+
+def test_run_now_makes_the_time_since_ready_begin_anew():
+    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
+    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
+    assert Task.objects.all().run_now() == 1
+    [counted] = queue_counts("default")
+    assert counted.oldest_ready is not None
+    assert counted.oldest_ready < 3600
+
+
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
+def test_only_scheduled_tasks_are_run_now(claim, block):
+    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.nothing.enqueue()
+    claim()
+    tasks.nothing.enqueue()
+    waits = tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
+    with block():
+        assert Task.objects.all().run_now() == 1
+        assert Task.objects.all().run_now() == 0
+    assert Task.objects.get(pk=later.id).status == "READY"
+    assert Task.objects.get(pk=waits.id).status == "BLOCKED"
+
+
+def test_windows_have_only_scheduled_tasks():
+    tasks.nothing.enqueue()
+    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.nothing.enqueue()
+    told = []
+    assert Task.objects.all().run_now(progress=lambda *values: told.append(values)) == 1
+    assert told == [(1, int(later.id))]
+
+
+def test_a_task_with_a_lock_key_takes_its_place_in_the_queue_of_the_key():
+    later = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    Task.objects.all().run_now()
+    assert Task.objects.get(pk=later.id).status == "READY", "no other task has the key"
+    behind = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    Task.objects.all().run_now()
+    assert Task.objects.get(pk=behind.id).status == "BLOCKED"

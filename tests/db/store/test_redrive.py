@@ -15,7 +15,7 @@ from django_pglock.models import Task
 from django_pglock.store import redrive as redrive_module
 from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import redrive, window
-from django_pglock.tasks.fingerprint import fingerprint_of
+from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import PATH, fail
 

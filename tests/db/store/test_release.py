@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 from uuid import uuid4
 
@@ -12,13 +13,15 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task, Waiter
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import release as release_module
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
-from django_pglock.store.release import orphaned_waiters, release, release_on_commit
+from django_pglock.store.release import ended, orphaned_waiters, release, release_on_commit, write_waiters
 from django_pglock.store.settle import settle
 from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from tests.db.store.endings import FAILURE, settle_one, statuses
+from tests.db.store.waiting import results_of
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -208,3 +211,26 @@ def test_only_a_locked_row_is_released_by_a_second_statement(claim, monkeypatch)
     with pytest.raises(OperationalError, match="shutting down"):
         release("default", [int(first.id)])
     assert len(attempts) == 1
+
+
+def test_one_statement_looks_up_the_tasks_of_a_thousand_waiters():
+    ids = [int(result.id) for result in results_of(1000)]
+    with CaptureQueriesContext(connection) as queries:
+        assert ended("default", [*ids, 10**15]) == [(10**15, False)]
+        noted = write_waiters("default", ids, instead_of=[])
+        assert sorted(noted) == sorted(ids)
+        assert write_waiters("default", [], instead_of=list(noted.values())) == {}
+    assert len(queries) == 3
+    assert not Waiter.objects.exists()
+
+
+def test_a_row_in_deletion_causes_no_wait():
+    [result] = results_of(1)
+    [earlier] = write_waiters("default", [int(result.id)], instead_of=[]).values()
+    with closing(dedicated_connection("default")) as other, other.cursor() as cursor, transaction.atomic():
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT FROM django_pglock_waiter WHERE id = %s FOR UPDATE", [earlier])
+        with connection.cursor() as mine:
+            mine.execute("SET LOCAL lock_timeout = '1s'")
+        assert list(write_waiters("default", [int(result.id)], instead_of=[earlier])) == [int(result.id)]
+    assert Waiter.objects.filter(pk=earlier).exists()

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
 from django_pglock.models import Task
-from django_pglock.store.result import result_of_row
+from django_pglock.store.attempts import result_of_row
 from django_pglock.worker import Worker
 from tests.db.store.test_attempts import fail
 from tests.db.store.test_prune import ago, make

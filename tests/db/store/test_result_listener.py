@@ -16,8 +16,8 @@ from django.test.utils import override_settings
 from django_pglock.conf import get_settings
 from django_pglock.models import Waiter
 from django_pglock.store import result_listener
+from django_pglock.store.release import ended
 from django_pglock.store.result_listener import FIRST_PAUSE, LONGEST_PAUSE, ResultListener, WaitingCaller
-from django_pglock.store.result_waiters import ended
 from tests.conftest import NEVER
 from tests.db.store.waiting import listener_threads, results_of, run, sessions, settle, until
 from tests.proxy import Proxy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_pglock.models import Task
-from django_pglock.store.delete import deletable
+from django_pglock.store.prune import deletable
 from tests.plans.store.backlog import Call
 
 

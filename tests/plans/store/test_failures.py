@@ -18,7 +18,7 @@ from django_pglock.store.redrive import window
 from django_pglock.store.shared_counts import keep_counts
 from django_pglock.store.shared_failures import invalidate_failures
 from django_pglock.store.statements import filled
-from django_pglock.tasks.fingerprint import fingerprint_of
+from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.plans.reading import BATCH, PATH, analyze, executed, insert, nodes, reads, rows_read
 from tests.plans.store.backlog import Call
 

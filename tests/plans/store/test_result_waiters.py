@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.result_waiters import FIND_ENDED, WRITE_WAITERS
+from django_pglock.store.release import FIND_ENDED, WRITE_WAITERS
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
 
-from django_pglock.tasks.tracebacks import LONGEST_MESSAGE, function_of, message_in, place_in
+from django_pglock.store.outcome import Failure
+from django_pglock.tasks.tracebacks import LONGEST_MESSAGE, fingerprint_of, function_of, message_in, place_in
 
 TRACE = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 12, in charge
@@ -85,3 +89,91 @@ def test_the_function_is_that_of_the_last_own_frame():
     only_library = trace_of(library["post"]).tb_next
     assert function_of(only_library) == "requests.api:post"
     assert function_of(None) == ""
+
+
+BANK = """
+def charge(amount):
+    if amount < 0:
+        raise ValueError(f"{amount} is too small")
+    refuse(amount)
+
+def refuse(amount):
+    raise ValueError(f"{amount} is too large")
+"""
+
+
+@pytest.fixture
+def released(tmp_path, monkeypatch):
+    """Write a release of the module into a directory of its own, and load it from there."""
+
+    def release(directory, source):
+        path = tmp_path / directory / "bank.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("bank", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "bank", module)
+        spec.loader.exec_module(module)
+        return module
+
+    return release
+
+
+def failure_of(function, *arguments):
+    try:
+        function(*arguments)
+    except Exception as error:
+        return Failure.of(error)
+    pytest.fail("it did not fail")
+
+
+def number_of(failure, task_path="bank.charge"):
+    return fingerprint_of(task_path, failure.exception_path, failure.place)
+
+
+def test_a_fingerprint_is_positive_and_fits_into_a_bigint():
+    numbers = [fingerprint_of("bank.charge", f"bank.Error{number}") for number in range(100)]
+    assert all(0 <= number < 2**63 for number in numbers)
+    assert len(set(numbers)) == 100
+
+
+def test_fingerprints_are_the_same_in_every_release():
+    """It is stored with failed tasks."""
+    assert fingerprint_of("bank.charge", "builtins.ValueError", "bank:refuse") == 1275375432507598721
+
+
+def test_a_text_with_surrogates_has_a_fingerprint():
+    assert fingerprint_of("a\udcff", "b") != fingerprint_of("a", "b")
+
+
+def test_a_fingerprint_depends_on_function_exception_and_place_and_not_on_the_message(released):
+    bank = released("a", BANK)
+    small, large, larger = (failure_of(bank.charge, amount) for amount in (-1, 1, 2))
+    assert (small.place, large.place) == ("bank:charge", "bank:refuse")
+    assert number_of(large) == number_of(larger) != number_of(small)
+    assert number_of(large) != number_of(large, "bank.refund")
+    assert number_of(large) != fingerprint_of("bank.charge", "builtins.TypeError", large.place)
+
+
+def test_a_fingerprint_does_not_depend_on_folder_and_line_numbers(released):
+    before = failure_of(released("releases/1", BANK).charge, 1)
+    after = failure_of(released("releases/2", "import os\n\n\n" + BANK).charge, 1)
+    assert before.traceback != after.traceback
+    assert number_of(before) == number_of(after)
+
+
+def test_frames_of_libraries_are_passed_over(released):
+    library = released("lib/python3/site-packages", "def send():\n    raise OSError('down')\n")
+    own = released("shop", "def charge(send):\n    send()\n")
+    assert failure_of(own.charge, library.send).place == "bank:charge"
+    assert failure_of(library.send).place == "tests.unit.tasks.test_tracebacks:failure_of", "this file is own, too"
+
+
+def test_without_own_frames_the_last_frame_is_the_place(released):
+    library = released("site-packages", "def outer():\n    inner()\n\ndef inner():\n    raise OSError\n")
+    error = failure_of(library.outer).exception
+    assert Failure.of(error.with_traceback(error.__traceback__.tb_next)).place == "bank:inner"
+
+
+def test_without_a_traceback_there_is_no_place():
+    assert Failure.of(ValueError()).place == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from django_pglock.store.claim_columns import CLAIM_COLUMNS, DATES, claim_columns
+from django_pglock.store.statements import CLAIM_COLUMNS, DATES, claim_columns
 from django_pglock.tasks.claim import Claim
 
 

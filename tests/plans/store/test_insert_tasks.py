@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.insert_at_key import ENQUEUE_AT_KEY
+from django_pglock.store.insert_tasks import ENQUEUE_AT_KEY
 from django_pglock.store.statements import filled
 from tests.plans.reading import ROW, scans_by_key
 from tests.plans.store.backlog import Call
