@@ -312,8 +312,7 @@ class ScheduleKeeper:
         """Enqueue the task of one tick. Return its id. A tick that cannot be enqueued is skipped."""
         row = tick.schedule
         try:
-            task = _kept(tasks[row.task_path], row.timing)
-            id_ = _enqueue_scheduled(self.using, task, _meta_of(tick, previous))
+            id_ = _enqueue_scheduled(self.using, _ticked(tasks[row.task_path], tick, previous))
         except (OperationalError, InterfaceError):
             raise
         except Exception:
@@ -327,10 +326,7 @@ class ScheduleKeeper:
 
     def _write_together(self, tasks: dict[str, TaskFields], taken: list[tuple[Tick, int | None]]) -> list[int]:
         """Enqueue the tasks of ticks by one statement. Return their ids."""
-        calls = [
-            _ScheduledCall(tick, previous, _kept(tasks[tick.schedule.task_path], tick.schedule.timing))
-            for tick, previous in taken
-        ]
+        calls = [_ScheduledCall(tick, previous, tasks[tick.schedule.task_path]) for tick, previous in taken]
         given = json.dumps([call.values for call in calls])
         written = {name: row for name, *row in run(self.using, ENQUEUE_TICKS, given)} if calls else {}
         new = [(call, *written[call.name]) for call in calls if call.name in written]
@@ -345,34 +341,30 @@ class ScheduleKeeper:
 class _ScheduledCall:
     """The call of a function by a tick."""
 
-    def __init__(self, tick: Tick, previous: int | None, task: TaskFields) -> None:
-        self.tick, self.previous, self.task = tick, previous, task
-        self.name = tick.schedule.name
-        backend: Any = task.get_backend()
+    def __init__(self, tick: Tick, previous: int | None, function: TaskFields) -> None:
+        self.tick, self.name = tick, tick.schedule.name
+        self.task = _ticked(function, tick, previous)
+        backend: Any = function.get_backend()
         # Raises what ``enqueue()`` would raise.
-        backend.check_call(task, (), {})
+        backend.check_call(function, (), {})
         self.backend = backend
-        self.meta = {**task.meta, **_meta_of(tick, previous)}
-        self.delay = due_of(task)[1]
-        self.keys = keys_of(task, (), {})
+        self.keys = keys_of(function, (), {})
+        self.delay = due_of(function)[1]
 
     @property
     def values(self) -> dict[str, Any]:
         """The columns of ``ENQUEUE_TICKS``."""
-        meta = json.dumps({**json.loads(meta_of(self.task)), **self.meta})
         delay = None if self.delay is None else self.delay.total_seconds()
-        row = row_of(self.task, Call("[]", "{}"), meta)
+        row = row_of(self.task, Call("[]", "{}"), meta_of(self.task))
         values = (self.name, self.tick.at.isoformat(), *row, *self.keys, *options_of(self.task), delay)
         return dict(zip(_COLUMNS, values, strict=True))
 
     def send_signal(self, id_: int, status: str, enqueued_at: float) -> None:
         """Tell the receivers of ``task_enqueued``, before the commit, as ``enqueue()`` does."""
-        delay = 0.0 if self.delay is None else self.delay.total_seconds()
-        due = date_of(enqueued_at + delay) if self.delay is not None else None
-        task = as_called(self.task, meta=self.meta, **({} if due is None else {"run_after": due}))
-        result = make_result(
-            task, id=id_, status=status, args=[], kwargs={}, backend=task.backend, enqueued_at=date_of(enqueued_at)
-        )
+        task, date = self.task, date_of(enqueued_at)
+        if self.delay is not None:
+            task = as_called(task, run_after=date_of(enqueued_at + self.delay.total_seconds()))
+        result = make_result(task, id=id_, status=status, args=[], kwargs={}, backend=task.backend, enqueued_at=date)
         task_enqueued.send(type(self.backend), task_result=result)
 
 
@@ -406,7 +398,7 @@ def run_now(schedules: Any) -> list[int]:
     """
     tasks = known(schedules.db)
     chosen = schedules.filter(task_path__in=tasks).order_by("pk").values_list("task_path", flat=True)
-    enqueued = [_enqueue_scheduled(schedules.db, tasks[path], {}) for path in chosen]
+    enqueued = [_enqueue_scheduled(schedules.db, tasks[path]) for path in chosen]
     return [id_ for id_ in enqueued if id_ is not None]
 
 
@@ -512,24 +504,27 @@ def _move(using: str, moves: Sequence[tuple[str, datetime, datetime]]) -> dict[s
     return dict(run(using, TAKE_TICKS, names, dates, following))
 
 
-def _meta_of(tick: Tick, previous: int | None) -> dict[str, Any]:
-    return {"schedule": tick.at.isoformat()} | ({} if previous is None else {PREVIOUS_RUN: previous})
+def _ticked(task: TaskFields, tick: Tick, previous: int | None) -> TaskFields:
+    """Return the function as its tick calls it."""
+    meta: dict[str, Any] = {**task.meta, "schedule": tick.at.isoformat()}
+    if previous is not None:
+        meta[PREVIOUS_RUN] = previous
+    seconds = _seconds_kept(task, tick.schedule.timing)
+    return task.using(meta=meta if seconds is None else {**meta, KEEPS_FAILURES: True}, keep_result=seconds)
 
 
-def _kept(task: TaskFields, timing: Timing) -> TaskFields:
-    """Return the function with a time after which its successful runs are deleted, if they would be many until then."""
+def _seconds_kept(task: TaskFields, timing: Timing) -> float | None:
+    """Return the time after which successful runs are deleted, if they would be many until the usual time."""
     days = get_settings().PRUNE_AFTER.get("SUCCESSFUL")
     seconds = max(LEAST_KEPT, KEPT_RUNS * timing.interval)
-    if task.keep_result is not None or days is None or seconds >= days * 86400:
-        return task
-    return task.using(keep_result=seconds, meta={**task.meta, KEEPS_FAILURES: True})
+    return None if task.keep_result is not None or days is None or seconds >= days * 86400 else seconds
 
 
-def _enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
+def _enqueue_scheduled(using: str, task: TaskFields) -> int | None:
     """Enqueue a scheduled function. Return the id of its task, None if ``unique=`` has refused it."""
     try:
         with transaction_block(using):
-            return int(task.using(meta={**task.meta, **meta}).enqueue().id)
+            return int(task.enqueue().id)
     except DuplicateTask as error:
         logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
         return None
@@ -537,8 +532,8 @@ def _enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> in
 
 def _follow(using: str, new: Sequence[tuple[_ScheduledCall, int, str, float]]) -> None:
     """Send the signals of new tasks, admit them after the commit, and wake workers."""
-    for call, *row in new:
-        call.send_signal(*row)
+    for call, id_, status, enqueued_at in new:
+        call.send_signal(id_, status, enqueued_at)
     admit_on_commit(using, {call.keys.lock for call, _, status, _ in new if status == TaskStatus.BLOCKED})
     wake(using, {call.task.queue_name for call, _, status, _ in new if status == TaskStatus.READY}, READY_CHANNEL)
     # Admission at a rate may set the date of the next token, which a sleeping worker has to read.
