@@ -292,7 +292,7 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
 def check_options_without_effect(**kwargs: Any) -> list[CheckMessage]:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
     found: dict[str, list[str]] = {}
-    if not settings.is_overridden("TASKS") and getattr(settings, "ROOT_URLCONF", None):
+    if not _is_tasks_set() and getattr(settings, "ROOT_URLCONF", None):
         # Without TASKS the modules called tasks are not imported, but the views import them. Django reports its errors.
         with suppress(Exception):
             import_module(settings.ROOT_URLCONF)
@@ -340,13 +340,15 @@ def _own_options(task: TaskFields) -> list[str]:
     return sorted(each.name for each in own if getattr(task, each.name) != each.default)
 
 
+def _is_tasks_set() -> bool:
+    # Its type does not know the methods of the object behind it.
+    loaded: Any = settings
+    return bool(loaded.is_overridden("TASKS"))
+
+
 def _what_is(alias: str) -> str:
     name = type(task_backends[alias]).__name__
-    return (
-        f"TASKS[{alias!r}] is {name}"
-        if settings.is_overridden("TASKS")
-        else f"TASKS is not set, so the backend is {name}"
-    )
+    return f"TASKS[{alias!r}] is {name}" if _is_tasks_set() else f"TASKS is not set, so the backend is {name}"
 
 
 @register("django_pglock")
