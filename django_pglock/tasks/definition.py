@@ -50,13 +50,26 @@ class PostgresTask(TaskFields):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
         if not self.is_own:
-            # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
-            Task.__post_init__(self)
+            self._validate(where)
         definition = registry.register(self)
         if definition is not self:
             own = {name: getattr(self, name) for name in CARRIED}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
+
+    def _validate(self, where: str) -> None:
+        try:
+            # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
+            Task.__post_init__(self)
+        except InvalidTask as error:
+            backend = self.get_backend()
+            if issubclass(backend.task_class, PostgresTask):
+                raise
+            # Django's messages name neither the function nor the backend, and TASKS may have been forgotten.
+            raise InvalidTask(
+                f"{where}: {error} TASKS[{self.backend!r}] is {type(backend).__name__}, and not "
+                "django_pglock.backend.PostgresBackend."
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.

@@ -16,7 +16,7 @@ from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
 from django_pglock.worker.running.attempt import Attempt
 from tests.sample import tasks
 
@@ -362,3 +362,13 @@ def test_a_schedule_calls_a_function_whose_decorator_takes_the_context(own_regis
 def test_a_function_without_a_context_is_refused(own_registry):
     with pytest.raises(InvalidTask, match="context"):
         task(takes_context=True)(tasks.nothing.func)
+
+
+def test_what_a_backend_of_another_package_refuses_names_function_and_backend(own_registry, settings):
+    """TASKS may have been forgotten: then the backend is Django's own, which knows only one queue."""
+    dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
+    settings.TASKS = {"default": {"BACKEND": dummy}}
+    with pytest.raises(
+        InvalidTask, match=r"^@task on .*check_and_report: .*'mail'.* TASKS\['default'\] is DummyBackend"
+    ):
+        task(queue_name="mail", takes_context=True)(check_and_report)
