@@ -99,7 +99,8 @@ class Settings:
     MAX_RESCUES: int = field(
         default=3,
         metadata={
-            "help": "Number of times a task runs again after its worker has died. After one more death it is FAILED."
+            "help": "Number of times a task runs again after its worker has died, or its session in the database. "
+            "After one more death it is FAILED."
         },
     )
     PRUNE_AFTER: dict[str, float | None] = field(

@@ -246,7 +246,7 @@ class Migration(migrations.Migration):
                 ("max_retries", models.SmallIntegerField(db_default=0, verbose_name="maximum retries")),
                 ("attempts", models.IntegerField(db_default=0, help_text="Claims so far: the fencing token.", verbose_name="attempts")),
                 ("uncounted", models.IntegerField(db_default=0, help_text="Claims that do not count as attempts: given back or snoozed.", verbose_name="uncounted claims")),
-                ("rescues", models.SmallIntegerField(db_default=0, help_text="Number of times a worker died while it ran the task.", verbose_name="rescues")),
+                ("rescues", models.SmallIntegerField(db_default=0, help_text="Number of times the worker or the session died that ran the task.", verbose_name="rescues")),
                 ("worker", models.UUIDField(editable=False, null=True, verbose_name="worker")),
                 ("lock_key", models.CharField(help_text="Limits how many tasks with the same key run at once.", max_length=512, null=True, verbose_name="lock key")),
                 ("concurrency", models.SmallIntegerField(help_text="How many tasks with the same lock key may run at once.", null=True, verbose_name="concurrency")),

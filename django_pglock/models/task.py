@@ -48,7 +48,7 @@ class Task(models.Model):
         _("uncounted claims"), db_default=0, help_text=_("Claims that do not count as attempts: given back or snoozed.")
     )
     rescues = models.SmallIntegerField(
-        _("rescues"), db_default=0, help_text=_("Number of times a worker died while it ran the task.")
+        _("rescues"), db_default=0, help_text=_("Number of times the worker or the session died that ran the task.")
     )
     worker = models.UUIDField(_("worker"), null=True, editable=False)
     lock_key = models.CharField(

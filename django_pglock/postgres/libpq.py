@@ -225,7 +225,10 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
         raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
     if results[-1].status in _BAD:
-        raise _error(results[-1]) from _reported_error(results[:-1])
+        error: Any = _error(results[-1])
+        # How many statements of the message were accepted before.
+        error.accepted = len(results) - 1
+        raise error from _reported_error(results[:-1])
     for result in reversed(results):
         if result.status == ExecStatus.TUPLES_OK:
             return [_value(result, column) for column in range(result.nfields)] if result.ntuples else None

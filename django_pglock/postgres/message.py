@@ -51,18 +51,26 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
     It is sent in any case. An attempt that must end still has to free its locks.
     """
     connection.validate_no_broken_transaction()
-    raw: Any = connection.connection
-    if not CAN_EXCHANGE or not is_plain_django(connection) or (begin := begin_for(raw)) is None:
+    if (begin := begin_if_direct(connection)) is None:
         token = current_attempt.set(None)
         try:
             return _send_by_cursor(connection, statements)
         finally:
             current_attempt.reset(token)
     try:
-        return exchange(raw, begin + statements)
+        return exchange(connection.connection, begin + statements)
     except PsycopgError:
         with connection.wrap_database_errors:
             raise
+
+
+def begin_if_direct(connection: DatabaseWrapper) -> str | None:
+    """Return the text before the next message if it is sent by libpq: an empty text, or a BEGIN. None: by a cursor.
+
+    If libpq sends it, an error has ``accepted``: the number of the statements before the one that was refused.
+    """
+    raw: Any = connection.connection
+    return begin_for(raw) if CAN_EXCHANGE and is_plain_django(connection) else None
 
 
 def literals(connection: DatabaseWrapper, values: Iterable[str | int | None]) -> tuple[str, ...]:

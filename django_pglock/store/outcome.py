@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +57,10 @@ class Failure:
             traceback.clear_frames(each.__traceback__)
         return failure
 
+    def with_reason(self, reason: str) -> Failure:
+        """Return the same failure with one more sentence, which says why it is final."""
+        return replace(self, traceback=f"{self.traceback.rstrip()}\n{reason}\n", message=f"{self.message}. {reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -101,14 +105,16 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The function lost the database in its own transaction, or the server was read-only. The function runs again.
+    """The attempt was cut off, or the database refused a statement of ours. The function runs after ``delay`` seconds.
 
-    It runs after ``delay`` seconds, because the outage may last. This counts neither as a retry nor as a rescue,
-    because the task is not the cause of the outage.
+    This does not count as a retry. ``is_suspect``: the task itself may be the cause, so the settler asks for a verdict
+    (``judge`` in rescue.py). ``rescued`` is 1 if the verdict was that it counts like the death of a worker.
     """
 
     failure: Failure
     delay: float
+    is_suspect: bool = False
+    rescued: int = 0
 
     status = TaskStatus.SCHEDULED
 

@@ -1,21 +1,37 @@
-"""Rescue: takes claims back from dead workers."""
+"""Rescue: takes claims back from dead workers, and counts the tasks that kill their worker or their session.
+
+One rule for both. Each death counts as a rescue. After ``MAX_RESCUES`` the task runs alone (``exclusive_run.py``), and
+after one more death it is FAILED. An outage must not count, so a lost session counts only if the server itself shows
+that there was none: see ``ServerTimes``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import HELD_LOCKS, WITNESS, is_recent, missing, silent_after, witness_values
+from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.statements import run_by_index
+from django_pglock.store.statements import run, run_by_index
 from django_pglock.store.wake import wake
+from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: The number of rows that one statement selects by an array and joins. The planner may compare each pair.
 RESCUED_AT_ONCE = 200
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
+#: Seconds before a task that was interrupted runs again. Doubled each time, up to the second number. So a pause is not
+#: much longer than the time for which the cause has lasted.
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 120.0
+TOO_OFTEN = (
+    "The task was cut off {number} times, the last time while no other task ran in its process, and there was no "
+    "outage. So it does not run again. See MAX_RESCUES."
+)
 
 _HELD = f"held AS MATERIALIZED ({HELD_LOCKS})"
 # True if a session holds the worker's lock, or if ``lock_key`` is NULL: then the worker holds no lock, so the absence
@@ -102,6 +118,53 @@ SELECT owned.queue, count(*) FROM silent CROSS JOIN LATERAL (
     ORDER BY task.worker) AS owned
 GROUP BY owned.queue
 """
+
+
+# When this session and the server began to work, and when the server has last recovered from the crash of a session.
+# The statistics are discarded then. A role may not see the start of a session that it has not opened: NULL.
+SERVER_TIMES = """
+SELECT date_part('epoch', (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))),
+       date_part('epoch', pg_postmaster_start_time()), date_part('epoch', (SELECT stats_reset FROM pg_stat_bgwriter))
+"""
+
+
+class ServerTimes(NamedTuple):
+    """When a session and its server began, in seconds since the epoch by the server's clock."""
+
+    session: float | None
+    server: float
+    recovery: float | None
+
+    def show_no_outage(self, since: float) -> bool:
+        """Return whether the loss of a session since this moment was not an outage.
+
+        Either this other session was not lost. Or all sessions were, by the crash of one of them: the server has
+        recovered, but was not started again.
+        """
+        if self.session is not None and self.session < since:
+            return True
+        return self.recovery is not None and self.server < since < self.recovery
+
+
+def server_times(using: str) -> ServerTimes:
+    """Ask the server, in this thread's session."""
+    return ServerTimes(*run(using, SERVER_TIMES)[0])
+
+
+def interrupted(claim: Claim, error: BaseException, *, is_suspect: bool = False) -> Interrupted:
+    """Return the outcome of an attempt that was cut off. The pauses before the next attempts double, with jitter."""
+    before = max(0, claim.number - 1 - claim.retries)
+    bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(before, 10))
+    return Interrupted(Failure.of(error), random.uniform(bound / 2, bound), is_suspect)  # noqa: S311
+
+
+def judge(claim: Claim, outcome: Interrupted, times: ServerTimes) -> Interrupted | Failed:
+    """Return the verdict on a suspect: it counts as rescued, it has failed, or it was an outage, which never counts."""
+    if not times.show_no_outage(float(claim.last_attempted_at)):
+        return replace(outcome, is_suspect=False)
+    if claim.rescues >= get_settings().MAX_RESCUES:
+        return Failed(outcome.failure.with_reason(TOO_OFTEN.format(number=claim.rescues + 1)))
+    return replace(outcome, is_suspect=False, rescued=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,20 @@ neither the status nor the attempt of a running task, so its outcome is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter, itemgetter
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
-from django.db import DataError
+from django.db import Error as DatabaseFailure
+from django.db import transaction
 from psycopg.errors import DivisionByZero
 
 from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for
-from django_pglock.postgres.message import literals, send
+from django_pglock.postgres.message import begin_if_direct, literals, send
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -29,10 +32,15 @@ from django_pglock.store.outcome import (
     Succeeded,
 )
 from django_pglock.store.plans import run_by_plan
+from django_pglock.store.progress import write_progress
 from django_pglock.store.statements import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import fingerprint_of
+
+#: The SQLSTATEs with which the result of a function or its transaction is refused: a value, a serialization failure, a
+#: transaction that is aborted or has ended. And those of a lost session.
+NOT_OURS = ("22", "54", "40001", "25P", "08", "57P")
 
 ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 
@@ -72,16 +80,17 @@ SELECT CASE WHEN count(*) < %s THEN coalesce(array_agg(id), '{{{{}}}}') END FROM
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[],
-        %s::bigint[], %s::text[])
-        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback, fingerprint, log)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::int[], %s::text[], %s::text[],
+        %s::text[], %s::bigint[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, rescued, snoozes, record, exception_path, traceback,
+                    fingerprint, log)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
                       THEN 'CANCELLED'
                       WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE outcome.status END,
-        retries = task.retries + outcome.retried,
+        retries = task.retries + outcome.retried, rescues = LEAST(task.rescues, 32766) + outcome.rescued,
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
         fingerprint = outcome.fingerprint, log = outcome.log,
@@ -145,6 +154,16 @@ WITH settled AS (
 SELECT 1 / count(*) FROM settled
 """
 
+# Sent before it. Limits that a role has for its own statements must not decide over ours: the table may be locked, for
+# example by a migration, and the function has returned. The transaction ends here, so its limits end with it.
+OWN_LIMITS = ("SET LOCAL lock_timeout = '30s'", "SET LOCAL statement_timeout = '60s'")
+OWN_LIMITS_FROM_17 = (*OWN_LIMITS, "SET LOCAL transaction_timeout = 0")
+SHORT_LIMITS = "SET LOCAL lock_timeout = '100ms';SET LOCAL statement_timeout = '5s'"
+
+
+class SettleRefused(Exception):
+    """The database has refused the statement by which we settle a claim in its function's transaction."""
+
 
 def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, float | None]:
     """Write a batch of outcomes, guarded by their claims.
@@ -195,7 +214,7 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     """Write successes as the last statement of the current transaction, and commit it, in one message.
 
     Then ``atomic()`` has nothing to commit, and it calls the functions of ``on_commit``. Raises ``ClaimLost`` if one
-    claim is lost. Then nothing is committed.
+    claim is lost, and ``SettleRefused`` if a statement of ours is refused. Then nothing is committed.
     """
     connection = connection_for(using)
     connection.ensure_connection()
@@ -206,12 +225,53 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
         bound = [statement % literals(connection, each) for each in values]
+    limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
+    with _refusals_of(len(limits) + len(bound)) as own:
+        if told := [claim for claim, _ in successes if claim.progress is not claim.written_progress]:
+            send(connection, ";".join(limits))
+            write_progress(using, told, is_last=True)
+        begin = begin_if_direct(connection)
+        if begin is None:
+            send(connection, ";".join([*limits, *bound]))
+        else:
+            own.count += bool(begin)
+            send(connection, ";".join([*limits, *bound, "COMMIT"]))
+    if begin is None:
+        # A cursor does not tell which statement of a message was refused.
+        send(connection, "COMMIT")
+
+
+@contextmanager
+def _refusals_of(count: int) -> Iterator[SimpleNamespace]:
+    """Tell the refusals of our own statements, the first ``count`` of a message, from those of what was written."""
+    own = SimpleNamespace(count=count)
     try:
-        send(connection, ";".join([*bound, "COMMIT"]))
-    except DataError as error:
-        if getattr(error.__cause__, "sqlstate", None) != DivisionByZero.sqlstate:
+        yield own
+    except DatabaseFailure as error:
+        cause: Any = error.__cause__
+        if _is_claim_lost(cause):
+            raise ClaimLost("The task is no longer claimed by this attempt.") from error
+        state = getattr(cause, "sqlstate", None)
+        if state is None or state.startswith(NOT_OURS) or getattr(cause, "accepted", 0) >= own.count:
             raise
-        raise ClaimLost("The task is no longer claimed by this attempt.") from error
+        raise SettleRefused from error
+
+
+def _is_claim_lost(error: Any) -> bool:
+    # A trigger of the project that divides by zero has a context: the name of its function.
+    return getattr(error, "sqlstate", None) == DivisionByZero.sqlstate and error.diag.context is None
+
+
+def takes_success(using: str, claim: Claim) -> bool:
+    """Return whether the table would take the success of this claim now. Nothing is written."""
+    try:
+        with transaction.atomic(using=using):
+            run(using, SHORT_LIMITS)
+            run(using, SETTLE_OWN_SUCCESS, "null", claim.id, claim.attempt)
+            transaction.set_rollback(True, using=using)
+    except DatabaseFailure:
+        return False
+    return True
 
 
 def _by_id(pair: tuple[Claim, Outcome]) -> tuple[int, int]:
@@ -223,7 +283,7 @@ def _by_id(pair: tuple[Claim, Outcome]) -> tuple[int, int]:
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome other than success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, snoozes, record = outcome.status.value, 0.0, 0, 0, None
+    status, delay, retried, rescued, snoozes, record = outcome.status.value, 0.0, 0, 0, 0, None
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
@@ -232,7 +292,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         case Abandoned():
             delay = float(outcome.delay)
         case Interrupted():
-            record, delay = "LOST", float(outcome.delay)
+            record, delay, rescued = "LOST", float(outcome.delay), outcome.rescued
         case Failed() | Cancelled():
             record = "FAILED"
     if status == TaskStatus.SCHEDULED and delay <= 0:
@@ -249,6 +309,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         status,
         delay,
         retried,
+        rescued,
         snoozes,
         record,
         path,

@@ -22,6 +22,9 @@ from django_pglock.worker.ended_claim import EndedClaim
 #: The number of outcomes that may wait for the database: two batches of the settler. While more outcomes wait, the
 #: process claims nothing.
 MOST_UNSETTLED = 3000
+#: Seconds, at most, for which a thread pauses after it had to give back a task. The pauses begin with one second, and
+#: double with this number of claims, which several threads give back at about the same time.
+LONGEST_UNABLE_PAUSE, UNABLE_AT_ONCE = 8.0, 8
 
 
 class InFlight:
@@ -49,6 +52,8 @@ class InFlight:
         #: too.
         self.claimed = 0
         self._counting = threading.Lock()
+        #: How many claims in a row could not begin in this process, and when the first of them ended.
+        self._unable, self._unable_since = 0, math.inf
         #: Called when a claim is added while there is none.
         self.when_busy: list[Callable[[], None]] = []
         #: When the answer to a claim was lost, by time.monotonic(). Rows may then belong to this worker without a claim
@@ -77,6 +82,25 @@ class InFlight:
     def has_ended_any(self) -> bool:
         """Whether the process has run any task to its end."""
         return bool(self.threads.ended or self.coroutines.ended)
+
+    @property
+    def unable_for(self) -> float:
+        """For how many seconds the process has begun no task although it tried."""
+        return max(0.0, time.monotonic() - self._unable_since) if self._unable > 1 else 0.0
+
+    def note_unable(self) -> float:
+        """Note that a claim could not begin in this process. Return for how many seconds its thread should pause.
+
+        The tasks themselves are not delayed, because another process may be able to run them.
+        """
+        self._unable += 1
+        self._unable_since = min(self._unable_since, time.monotonic())
+        return float(min(LONGEST_UNABLE_PAUSE, 2 ** (self._unable // UNABLE_AT_ONCE)))
+
+    def note_able(self) -> None:
+        """Note that a claim has begun in this process."""
+        if self._unable:
+            self._unable, self._unable_since = 0, math.inf
 
     def may_claim(self) -> bool:
         """Return whether the process may claim tasks now, regardless of free threads."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.worker.running import attempt
+from django_pglock.store import rescue
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
 
@@ -19,9 +17,9 @@ OTHERS = """FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = cu
             AND backend_type = 'client backend'"""
 
 
-def count_others() -> int:
+def count_others(condition: str = "") -> int:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT count(*) {OTHERS}")
+        cursor.execute(f"SELECT count(*) {OTHERS} {condition}")
         return cursor.fetchone()[0]
 
 
@@ -45,27 +43,44 @@ def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventual
     assert Worker.objects.count() == 1, "it is still the same worker"
 
 
-def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkeypatch):
-    """There are more cuts than MAX_RESCUES, and the task has one attempt. An outage does not count against a task."""
-    monkeypatch.setattr(attempt, "FIRST_PAUSE", 0.02)
+def test_a_storm_of_cut_connections_is_no_poison_pill(worker_process, eventually):
+    """There are more cuts than MAX_RESCUES, and the task has one attempt. An outage does not count against a task.
+
+    The other sessions of the worker are cut at the same moment. So the worker knows that the task is not the cause.
+    """
+    worker_process("--threads", "1")
+    session_tasks.write_and_wait_for_note.enqueue()
+    for number in range(1, 6):
+        eventually(lambda: count_others("AND backend_xid IS NOT NULL"), why="it does not run again")
+        terminate_all_others()
+        eventually(lambda: Attempt.objects.filter(outcome="LOST").count() == number, why="it was not cut off")  # noqa: B023
+    Effect.objects.create(name="go on")
+    row = eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).first())
+    assert (row.status, row.retries, row.rescues) == ("SUCCESSFUL", 0, 0)
+    assert Effect.objects.filter(name="atomic").count() == 1
+
+
+def test_a_task_that_ends_its_own_session_again_and_again_ends_failed(worker, eventually, monkeypatch):
+    """Before, it ran for ever. The other sessions of the worker live, so there is no outage."""
+    monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
+    worker(threads=2)
+    session_tasks.end_own_session.enqueue(99)
+    row = eventually(lambda: Task.objects.filter(finished_at__isnull=False).first())
+    assert (row.status, row.retries, row.rescues) == ("FAILED", 0, 3)
+    assert 4 <= row.attempts <= 10
+    *lost, last = Attempt.objects.order_by("number")
+    assert ({each.outcome for each in lost}, last.outcome) == ({"LOST"}, "FAILED")
+    assert "MAX_RESCUES" in last.traceback
+    assert not Effect.objects.exists()
+
+
+def test_a_task_that_ends_its_session_a_few_times_succeeds(worker, eventually, monkeypatch):
+    monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
     worker(threads=1)
-    session_tasks.end_own_session.enqueue(6)
-    eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).exists())
-    task = Task.objects.get()
-    assert (task.status, task.attempts, task.retries, task.rescues) == ("SUCCESSFUL", 7, 0, 0)
+    session_tasks.end_own_session.enqueue(3)
+    row = eventually(lambda: Task.objects.filter(finished_at__isnull=False).first())
+    assert (row.status, row.attempts, row.retries) == ("SUCCESSFUL", 4, 0)
     assert Effect.objects.count() == 1
-    assert set(Attempt.objects.values_list("outcome", flat=True)) == {"LOST"}
-
-
-def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
-    def pause(number, *, retries=0, rescues=0):
-        attempt_ = attempt.Attempt.__new__(attempt.Attempt)
-        attempt_.claim = SimpleNamespace(attempt=number, retries=retries, rescues=rescues)
-        return attempt_.interruption(ValueError()).delay
-
-    for number, bound in enumerate((0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0), start=1):
-        assert bound / 2 <= pause(number) <= bound
-    assert pause(3, retries=1, rescues=1) <= 0.25, "those were counted elsewhere"
 
 
 def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):

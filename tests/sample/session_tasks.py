@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -87,6 +89,41 @@ def end_own_session(context: TaskContext, times):
     Effect.objects.create(name="cut off")
     if context.fencing_token <= times:
         select("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@task(atomic=True)
+def write_and_wait_for_note():
+    Effect.objects.create(name="atomic")
+    while not Effect.objects.filter(name="go on").exists():
+        time.sleep(0.02)
+
+
+@task(atomic=True)
+def pause_then_write():
+    """Send the first statement after the pause, so that no limit of the role is over before."""
+    pause()
+    Effect.objects.create(name="atomic")
+
+
+@task(atomic=True)
+def set_local(name, value):
+    """Change a setting for the rest of the transaction."""
+    select("SELECT 1")
+    select(f"SELECT set_config('{name}', '{value}', true)")
+
+
+@task(atomic=True)
+def write_and_sleep():
+    Effect.objects.create(name="atomic")
+    time.sleep(0.3)
+
+
+@task(atomic=True)
+def crash_server():
+    """Do what a query does that meets a defect of the server or of an extension."""
+    connection.ensure_connection()
+    os.kill(connection.connection.info.backend_pid, signal.SIGSEGV)
+    select()
 
 
 def close_as_django_does():

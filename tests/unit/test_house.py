@@ -98,7 +98,7 @@ WITHOUT_PLAN = {
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),
     ),
-    "it reads the catalog of the server": ("HELD_LOCKS", "REFUSING_KEYS"),
+    "it reads the catalog of the server, or its statistics": ("HELD_LOCKS", "REFUSING_KEYS", "SERVER_TIMES"),
     "its table has a row for each worker, queue, schedule or group of failures": (
         *(
             "BEAT",

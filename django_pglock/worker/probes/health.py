@@ -15,6 +15,10 @@ from django_pglock.worker.service import Service
 #: strict: the part may wait for a lock on a table that is being changed. A restart of the process would not help, and
 #: would interrupt the running tasks.
 HUNG_AFTER = 2
+CANNOT_BEGIN = (
+    "No task could begin in this process, although it tried: it has no memory, threads, file descriptors or sessions "
+    "left for them."
+)
 
 
 class Heartbeat(Protocol):
@@ -40,6 +44,10 @@ class Executor(Protocol):
     @property
     def is_missing(self) -> bool:
         """Whether one of them has ended without having been stopped."""
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether they cannot begin tasks, for example because the process has no memory left."""
 
 
 class Health:
@@ -92,11 +100,13 @@ class Health:
         return None
 
     def missing(self) -> str | None:
-        """Return which part has ended without having been stopped. It does not start again."""
+        """Return which part has ended without having been stopped, or can do nothing. It does not start again."""
         for service in self.services:
             if service.is_missing:
                 return f"The {service.name} has ended."
-        return "A thread of the executor has ended." if self.executor.is_missing else None
+        if self.executor.is_missing:
+            return "A thread of the executor has ended."
+        return CANNOT_BEGIN if self.executor.is_unable else None
 
     def unready(self) -> str | None:
         """Return why the worker claims no tasks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +17,12 @@ from django_pglock.store.outcome import (
     Cancelled,
     Failed,
     Failure,
-    Interrupted,
     Outcome,
     Retried,
     Snoozed,
     Succeeded,
 )
+from django_pglock.store.rescue import interrupted
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
@@ -42,9 +41,6 @@ from django_pglock.worker.task_signals import has_observers
 
 logger = get_logger(WORKER)
 
-#: Seconds before a task that lost its database connection runs again. Doubled each time, up to the second number.
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-
 #: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
 
@@ -56,6 +52,8 @@ class Attempt(StoppableAttempt):
     observed = UNOBSERVED
     #: The log records of the call, if its function has ``capture_logs``.
     logs: CapturedLogs | None = None
+    #: The function was called. An error before is no failure of it.
+    was_called = False
     #: The call failed because its session to the tasks' database led to a standby.
     has_met_standby = False
 
@@ -114,6 +112,7 @@ class Attempt(StoppableAttempt):
 
     def call(self) -> Any:
         """Call the function. For an async function this returns the coroutine."""
+        self.was_called = True
         running_claim.set(self.claim)
         function = self.definition.func
         if self.definition.advisory:
@@ -173,17 +172,9 @@ class Attempt(StoppableAttempt):
             logger.exception("The retry options of %s raised an error. The task fails.", self.claim)
             return Failed(Failure.of(broken))
 
-    def interruption(self, error: BaseException) -> Interrupted:
-        """Return the outcome of an atomic call that lost its database connection, so that it was rolled back."""
-        claim = self.claim
-        # Claims that were given back count here as well, because an outage causes them, too.
-        before = max(0, claim.attempt - 1 - claim.retries - claim.rescues)
-        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(before, 10))
-        return Interrupted(Failure.of(error), random.uniform(bound / 2, bound))  # noqa: S311
-
     def _failure(self, error: BaseException) -> Outcome:
         if self.has_met_standby:
-            return self.interruption(error)
+            return interrupted(self.claim, error)
         if isinstance(error, Snooze):
             return self._snoozed(error)
         claim = self.claim

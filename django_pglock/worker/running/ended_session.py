@@ -1,12 +1,17 @@
-"""Why the session of an atomic function has ended: by the function itself or its slowness, or by an outage."""
+"""Why the session of an atomic function has ended: by the function itself or its slowness, or by an outage.
+
+Some ends can have both reasons. Then the task is a suspect, and the server says more (``ServerTimes`` in rescue.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
 from django.db.transaction import TransactionManagementError
-from psycopg.errors import IdleInTransactionSessionTimeout
+from psycopg.errors import CannotConnectNow, CrashShutdown, IdleInTransactionSessionTimeout
 
 from django_pglock.postgres.connections import sqlstates_of
 
@@ -25,6 +30,37 @@ LIMITS = {
     ),
     "25P04": Limit("transaction_timeout", "terminating connection due to transaction timeout"),
 }
+
+
+#: The server ends a session with these codes because another session has crashed, or because it stops.
+ENDED_BY_OTHERS = (CrashShutdown.sqlstate, CannotConnectNow.sqlstate)
+
+
+@contextmanager
+def codes_of_notices(session: Any) -> Iterator[list[str | None]]:
+    """Yield a list to which the codes of the server's notices on this psycopg connection are added.
+
+    If one session crashes, the server tells all others by a notice. The one that has crashed gets none.
+    """
+    codes: list[str | None] = []
+
+    def note(diagnostic: Any) -> None:
+        codes.append(diagnostic.sqlstate)
+
+    # Some pools lend another object, which has no attributes after its return. The function may remove all handlers.
+    with suppress(AttributeError):
+        session.add_notice_handler(note)
+    try:
+        yield codes
+    finally:
+        with suppress(AttributeError, ValueError):
+            session.remove_notice_handler(note)
+
+
+def may_be_own_end(error: BaseException, notices: Iterable[str | None]) -> bool:
+    """Return whether the task may have ended its session. Not if the server or a pooler says that others did."""
+    codes = filter(None, [*sqlstates_of(error), *notices])
+    return not any(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
 
 
 class SessionAfterCall(NamedTuple):

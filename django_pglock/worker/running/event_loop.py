@@ -82,9 +82,20 @@ class EventLoop:
             await self._renew_connections()
             ended = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            is_given_back = attempt.began is None and isinstance(error, asyncio.CancelledError)
-            ended = attempt.ended(GivenBack()) if is_given_back else end_by_error(attempt.claims, error)
+            if attempt.began is None and isinstance(error, asyncio.CancelledError):
+                self._end(attempt, attempt.ended(GivenBack()))
+                return
+            ended = end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
+        await self._pause_if_unable(ended)
         self._end(attempt, ended)
+
+    async def _pause_if_unable(self, ended: EndedClaim) -> None:
+        """Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity."""
+        if isinstance(ended.outcome, GivenBack):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(self.in_flight.note_unable())
+        else:
+            self.in_flight.note_able()
 
     def _end(self, attempt: Attempt, ended: EndedClaim) -> None:
         self.orm.end(attempt)

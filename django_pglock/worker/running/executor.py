@@ -42,8 +42,8 @@ from django_pglock.worker.task_signals import send
 
 logger = get_logger(WORKER)
 
-#: Seconds for which a thread pauses after it had to give back a task.
-GIVEN_BACK_PAUSE = 1.0
+#: Seconds after which the process ends if it could begin no task in this time.
+LONGEST_UNABLE = 30.0
 #: Seconds between two checks whether the running tasks have ended, at the end of the process.
 CHECKED_EVERY = 0.1
 
@@ -56,7 +56,8 @@ class Executor:
         self.using = using
         self.loop = EventLoop(in_flight, using, watchdog)
         self.watchdog = watchdog
-        self._is_started = self._is_stopping = False
+        self._is_started = False
+        self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
             for number, slot in enumerate(in_flight.threads.slots, start=1)
@@ -75,7 +76,7 @@ class Executor:
 
     def stop(self) -> None:
         """Make each thread end after its present task."""
-        self._is_stopping = True
+        self._stopping.set()
         for _ in self.in_flight.threads.slots:
             self.in_flight.threads.inbox.put(None)
         self.in_flight.coroutines.inbox.put(None)
@@ -84,7 +85,12 @@ class Executor:
     def is_missing(self) -> bool:
         """Whether a thread has ended although the executor was not stopped."""
         ended = any(not thread.is_alive() for thread in self._threads)
-        return self._is_started and (ended or self.loop.is_missing) and not self._is_stopping
+        return self._is_started and (ended or self.loop.is_missing) and not self._stopping.is_set()
+
+    @property
+    def is_unable(self) -> bool:
+        """Whether the process cannot begin tasks. Another one may have the memory, threads or sessions for them."""
+        return self.in_flight.unable_for > LONGEST_UNABLE and not self._stopping.is_set()
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until only long overdue attempts run. Return whether this is the case."""
@@ -210,13 +216,13 @@ class Executor:
                 cost: float | None = time.perf_counter() - began
                 if not isinstance(ended.outcome, Succeeded):
                     checked_at = 0.0
-                    if isinstance(ended.outcome, GivenBack):
-                        # This thread cannot connect. Without a pause it would take and give back tasks faster than
-                        # threads that can connect. The tasks themselves are not delayed, because then threads that can
-                        # connect could not run them either.
-                        time.sleep(GIVEN_BACK_PAUSE)
-                        # The time of a claim that could not begin is not the cost of a task.
-                        cost = None
+                if isinstance(ended.outcome, GivenBack):
+                    # Without a pause this thread would take and give back tasks faster than others can run them.
+                    self._stopping.wait(self.in_flight.note_unable())
+                    # The time of a claim that could not begin is not the cost of a task.
+                    cost = None
+                else:
+                    self.in_flight.note_able()
                 self.in_flight.end(ended)
                 free(cost)
         finally:
@@ -238,7 +244,9 @@ class Executor:
                 return None
             ended = run(attempt, thread.call)
         except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            return end_by_error(attempt.claims if isinstance(attempt, Attempt) else [claim], error)
+            if isinstance(attempt, Attempt):
+                return end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
+            return end_by_error([claim], self.using, error, has_begun=False)
         return ended
 
     def _with_others(self, attempt: Attempt, group: Group) -> Attempt | EndedClaim:

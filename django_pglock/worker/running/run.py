@@ -8,6 +8,7 @@ worker lives. By default, an exception that is not an ``Exception`` is a failure
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -15,22 +16,34 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
+from psycopg import Error as PsycopgError
 
 from django_pglock.error_reading import one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
-from django_pglock.postgres.connections import connection_for, is_read_only
+from django_pglock.postgres.connections import connection_for, end_session, is_read_only, sqlstates_of
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
-from django_pglock.store.progress import write_progress
-from django_pglock.store.settle import settle_and_commit
+from django_pglock.store.rescue import interrupted
+from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
+from django_pglock.tasks.arguments import message_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.ended_session import SessionAfterCall, error_if_function_ended_session
+from django_pglock.worker.running.ended_session import (
+    SessionAfterCall,
+    codes_of_notices,
+    error_if_function_ended_session,
+    may_be_own_end,
+)
 from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
 logger = get_logger(WORKER)
+#: The system's errors if there are too few file descriptors, or too little memory, for the process or the host.
+TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+#: The first letters of SQLSTATEs that tell of the server's state: the connection, its resources, a lock that is held,
+#: an operator's intervention, its files.
+PASSING = ("08", "53", "55", "57", "58")
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
 
@@ -41,19 +54,33 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
         return EndedClaim(claim, Cancelled(Failure.of(TaskCancelled())))
     try:
         return Attempt(claim, using)
-    except DatabaseFailure as error:
-        # Earlier attempts cannot be read, because the database cannot be reached. The function has not begun.
-        return EndedClaim(claim, _given_back(claim, using, error))
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
+        if is_of_process(error):
+            # Earlier attempts cannot be read, for example. The function has not begun.
+            return EndedClaim(claim, _given_back(claim, using, error))
         return EndedClaim(claim, Failed(Failure.of(error)))
 
 
-def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
-    """End claims after an error outside of the user's function, or after an error that the ``try`` did not catch."""
-    outcome = Failed(Failure.of(error))
-    ended, *same_call = (EndedClaim(claim, outcome) for claim in claims)
+def end_by_error(claims: Sequence[Claim], using: str, error: BaseException, *, has_begun: bool) -> EndedClaim:
+    """End claims after an error outside of the function. That is our error or the process's, and no attempt's."""
+    ended, *same_call = (EndedClaim(each, _outcome_around(each, using, error, has_begun=has_begun)) for each in claims)
     ended.same_call = same_call
     return ended
+
+
+def is_of_process(error: BaseException) -> bool:
+    """Return whether a process cannot begin tasks: it has no session, memory, thread or file descriptor for them."""
+    if isinstance(error, OSError):
+        return error.errno in TOO_FEW
+    is_about_thread = isinstance(error, RuntimeError) and "new thread" in message_of(error)
+    return is_about_thread or isinstance(error, (DatabaseFailure, PsycopgError, MemoryError))
+
+
+def _outcome_around(claim: Claim, using: str, error: BaseException, *, has_begun: bool) -> Outcome:
+    if is_of_process(error) and not has_begun:
+        return _given_back(claim, using, error)
+    log_claim(logging.ERROR, claim, "met an error of the worker, not of its function: %s", one_line(error))
+    return interrupted(claim, error, is_suspect=True)
 
 
 def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
@@ -77,7 +104,7 @@ async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]])
         if is_read_only(error):
             # In the thread in which Django's ORM runs for coroutines: that has their sessions.
             attempt.has_met_standby = await sync_to_async(leave_read_only_sessions)(attempt.using)
-        outcome = attempt.failure(error)
+        outcome = _failure_before_call(attempt, error) or attempt.failure(error)
     return attempt.ended(outcome)
 
 
@@ -89,8 +116,8 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """
     claim = attempt.claim
     session: Any = None
-    has_begun = has_committed = False
-    after_call = SessionAfterCall()
+    has_begun = has_returned = has_committed = False
+    after_call, notices = SessionAfterCall(), list[str | None]()
 
     def note_commit() -> None:
         nonlocal has_committed
@@ -100,7 +127,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
         session = connection.connection
-        with transaction.atomic(using=attempt.using, durable=True):
+        with codes_of_notices(session) as notices, transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
@@ -111,7 +138,9 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             if not isinstance(outcome, Succeeded):
                 transaction.set_rollback(True, using=attempt.using)
                 return attempt.ended(outcome)
-            _settle_and_commit(attempt, outcome)
+            has_returned = True
+            successes: Any = attempt.outcomes(outcome)
+            settle_and_commit(attempt.using, successes)
     except ClaimLost:
         return attempt.ended(None)
     except BaseException as error:
@@ -122,42 +151,67 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
                 extra=claim.log_fields(),
             )
             return attempt.ended(outcome, is_settled=True)
-        if not isinstance(error, DatabaseFailure):
+        if not has_begun:
+            return attempt.ended(_outcome_around(claim, attempt.using, error, has_begun=False))
+        if not has_returned and not isinstance(error, DatabaseFailure):
             return attempt.ended(_failure(attempt, error))
         if fault := error_if_function_ended_session(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
-        if session is None or session.closed:
-            if not has_begun:
-                return attempt.ended(_given_back(claim, attempt.using, error))
+        if session.closed:
             # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out.
-            return attempt.ended(attempt.interruption(error))
-        return attempt.ended(_failure(attempt, error))
+            return attempt.ended(interrupted(claim, error, is_suspect=may_be_own_end(error, notices)))
+        return attempt.ended(_refused(attempt, error) if has_returned else _failure(attempt, error))
     return attempt.ended(outcome, is_settled=True)
 
 
+def _is_passing(error: BaseException) -> bool:
+    """Return whether an error tells of the state of the server or of the process, and not of what was written."""
+    if isinstance(error, DatabaseFailure):
+        return any(state.startswith(PASSING) for state in sqlstates_of(error))
+    return is_of_process(error)
+
+
+def _refused(attempt: Attempt, error: BaseException) -> Outcome:
+    """Return the outcome of a function that has returned, whose settle or COMMIT was refused.
+
+    If the table takes its success a moment later, the task itself may be the cause, by a setting that it has changed.
+    """
+    if not (isinstance(error, SettleRefused) or _is_passing(error)):
+        # What it has written was refused.
+        return _failure(attempt, error)
+    is_suspect = takes_success(attempt.using, attempt.claim)
+    # An earlier task may have changed the settings of the session.
+    end_session(connection_for(attempt.using))
+    cause = error.__cause__ if isinstance(error, SettleRefused) else None
+    return interrupted(attempt.claim, cause or error, is_suspect=is_suspect)
+
+
 def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
-    """Return the outcome of a claim that cannot begin, because its thread has no connection, and log the error."""
+    """Return the outcome of a claim that cannot begin in this process, and log the error."""
     if cannot_begin.allows():
         log_claim(
             logging.WARNING,
             claim,
-            "cannot begin, because its thread cannot use database %r: %s. It is given back, and a worker that can use "
-            "the database runs it. Other tasks may meet the same error; the next line about it follows after a minute",
+            "cannot begin, because this process cannot use database %r, or lacks memory or threads: %s. It is given "
+            "back, and another worker runs it. Other tasks may meet the same error; the next line about it follows "
+            "after a minute",
             using,
-            one_line(error),
+            message_of(error),
         )
     return GivenBack()
 
 
+def _failure_before_call(attempt: Attempt, error: BaseException) -> Outcome | None:
+    """Return the outcome if the process could not even call the function: it could not start the watchdog, say."""
+    if attempt.was_called or not is_of_process(error):
+        return None
+    return _given_back(attempt.claim, attempt.using, error)
+
+
 def _failure(attempt: Attempt, error: BaseException) -> Outcome:
     """Return the outcome of a sync call that raised ``error`` in this thread."""
+    if given_back := _failure_before_call(attempt, error):
+        return given_back
     if is_read_only(error):
         attempt.has_met_standby = leave_read_only_sessions(attempt.using)
     return attempt.failure(error)
-
-
-def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
-    if told := [each for each in attempt.claims if each.progress is not each.written_progress]:
-        write_progress(attempt.using, told, is_last=True)
-    successes: Any = attempt.outcomes(outcome)
-    settle_and_commit(attempt.using, successes)

@@ -50,9 +50,9 @@ def report(ended: EndedClaim) -> None:
         case Cancelled(failure):
             log_claim(logging.INFO, claim, "was cancelled%s: %s", after, failure.message)
             _finish(ended, TaskResultStatus.FAILED, failure=failure)
-        case Interrupted(_, delay):
-            text = "lost its database connection%s and will run again in %.1f s"
-            log_claim(logging.WARNING, claim, text, after, delay)
+        case Interrupted(failure, delay):
+            text = "was interrupted%s and will run again in %.1f s: %s"
+            log_claim(logging.WARNING, claim, text, after, delay, failure.message)
         case Abandoned(delay):
             text = "was not finished by this process and will run again in %.1f s"
             log_claim(logging.INFO, claim, text, delay)

@@ -22,12 +22,14 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.loggers import WORKER, get_logger
+from django_pglock.error_reading import one_line
+from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.logs import write_logs
-from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Succeeded
+from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Interrupted, Succeeded
 from django_pglock.store.release import release
+from django_pglock.store.rescue import judge, server_times
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.ended_claim import EndedClaim
@@ -60,6 +62,16 @@ BETWEEN_LOCK_CHECKS = 0.1
 SCHEMA_ERRORS = ("0A", "25", "26", "42")
 #: The class of values that are too large or too deep for PostgreSQL. psycopg raises an OperationalError for it.
 TOO_LARGE = "54"
+#: The classes of values that PostgreSQL refuses: these, data errors, and violated constraints. All other refusals of a
+#: row are not the task's: a trigger of the project, for example, or a broken index.
+OF_VALUES = (TOO_LARGE, "22", "23", "No")
+#: Seconds between two attempts to write an outcome that is refused for another reason.
+BETWEEN_REFUSALS = 3.0
+#: The failure of a task whose own failure cannot be stored.
+UNSTORABLE = Failed(
+    Failure("builtins.ValueError", "The outcome of this task cannot be stored. The log of its worker has the reason.\n")
+)
+refusals = RateOfRecords(60.0)
 
 
 def is_plain(batch: list[EndedClaim]) -> bool:
@@ -79,8 +91,13 @@ def are_successes(batch: list[EndedClaim]) -> bool:
 
 def is_of_a_row(error: DatabaseError) -> bool:
     """Return whether a single row may be the cause of this error, so that the others can be written."""
-    state = str(getattr(error.__cause__, "sqlstate", None))[:2]
+    state = class_of(error)
     return state == TOO_LARGE or (state not in SCHEMA_ERRORS and not isinstance(error, OperationalError))
+
+
+def class_of(error: DatabaseError) -> str:
+    """Return the first letters of the SQLSTATE; "No" if the error does not come from the server."""
+    return str(getattr(error.__cause__, "sqlstate", None))[:2]
 
 
 class Settler(ConnectedService):
@@ -112,7 +129,7 @@ class Settler(ConnectedService):
         self.scheduled = scheduled
         self._batch: list[EndedClaim] = []
         self._written: list[EndedClaim] = []
-        # Ended claims whose rows another transaction has locked, and when to try again.
+        # Ended claims whose rows another transaction has locked, or whose outcomes are refused, and when to try again.
         self._locked: dict[Claim, EndedClaim] = {}
         self._check_locked_at = 0.0
         #: The number of ended claims by class of outcome; None: of lost claims.
@@ -158,7 +175,8 @@ class Settler(ConnectedService):
 
     def finish(self) -> None:
         for claim in self._locked:
-            logger.warning("%s has ended, but another transaction has locked its row. The task will run again.", claim)
+            text = "%s has ended, but its row is locked or its outcome is refused. The task will run again."
+            logger.warning(text, claim)
 
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._unlocked()]
@@ -220,7 +238,20 @@ class Settler(ConnectedService):
         captured = [ended for ended in batch if ended.claim.log is not None]
         if logged := [ended.claim for ended in captured if isinstance(ended.outcome, Succeeded)]:
             write_logs(self.using, logged)
+        self._judge(open_)
         return self._report(batch, open_, self._settle(open_) if open_ else {})
+
+    def _judge(self, ended_claims: list[EndedClaim]) -> None:
+        """Find out which of the interrupted tasks may have ended their sessions themselves."""
+        suspects = [
+            (each, each.outcome)
+            for each in ended_claims
+            if isinstance(each.outcome, Interrupted) and each.outcome.is_suspect
+        ]
+        if suspects:
+            times = server_times(self.using)
+            for ended, outcome in suspects:
+                ended.outcome = judge(ended.claim, outcome, times)
 
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         """Write successes without observers."""
@@ -337,12 +368,26 @@ class Settler(ConnectedService):
         if len(ended_claims) > 1:
             middle = len(ended_claims) // 2
             return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
-        if isinstance(ended_claims[0].outcome, Failed):
-            # The outcome is dropped. The claim comparison will find that the task is not in flight, and give it back.
-            logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
-            return {}
-        ended_claims[0].outcome = Failed(Failure.of(error))
-        return self._settle_alike(ended_claims)
+        if class_of(error) not in OF_VALUES or ended_claims[0].outcome is UNSTORABLE:
+            return self._keep_refused(ended_claims[0], error)
+        return self._settle_as_failed(ended_claims[0], error)
+
+    def _keep_refused(self, ended: EndedClaim, error: DatabaseError) -> dict[int, Any]:
+        """Keep an outcome that the table refuses now. It is no failure of the task, whose function has ended."""
+        if refusals.allows():
+            logger.warning("The outcome of %s cannot be written, and is kept: %s", ended.claim, one_line(error))
+        self._locked.setdefault(ended.claim, ended)
+        self._check_locked_at = time.monotonic() + BETWEEN_REFUSALS
+        return {}
+
+    def _settle_as_failed(self, ended: EndedClaim, error: DatabaseError) -> dict[int, Any]:
+        """Settle a claim whose outcome has a value that cannot be stored."""
+        if isinstance(ended.outcome, Failed):
+            logger.error("The failure of %s cannot be stored.", ended.claim, exc_info=error)
+            ended.outcome, ended.claim.log = UNSTORABLE, None
+        else:
+            ended.outcome = Failed(Failure.of(error))
+        return self._settle_alike([ended])
 
     def _settle_unlocked(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
         """Settle the claims whose rows are not locked, and set the others aside."""

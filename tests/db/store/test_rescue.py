@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,13 +13,23 @@ from django.db.models.functions import Now
 from django.test import override_settings
 
 from django_pglock import enqueue_many
+from django_pglock.conf import get_settings
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rescue as rescue_module
 from django_pglock.store.liveness import WITNESS_AFTER, beat, silent_after, witness_values
-from django_pglock.store.outcome import GivenBack, Succeeded
-from django_pglock.store.rescue import RESCUE, RESCUED_AT_ONCE, possibly_lost, rescue
+from django_pglock.store.outcome import Failed, Failure, GivenBack, Interrupted, Succeeded
+from django_pglock.store.rescue import (
+    RESCUE,
+    RESCUED_AT_ONCE,
+    ServerTimes,
+    interrupted,
+    judge,
+    possibly_lost,
+    rescue,
+    server_times,
+)
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import run_by_index
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -28,6 +39,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+FAILURE = Failure("django.db.utils.OperationalError", "Traceback …")
 #: The number that a worker of these tests has drawn.
 NUMBER = 4711
 
@@ -409,3 +421,46 @@ def test_only_a_long_upkeep_round_of_another_worker_postpones_rescues(monkeypatc
         kept_out = 0.0
         upkeep._round()
     assert (upkeep._rescue_from > 0) is is_excused
+
+
+@pytest.mark.parametrize(
+    ("times", "is_own"),
+    [
+        (ServerTimes(session=90, server=10, recovery=5), True),  # this session lives, that of the task does not
+        (ServerTimes(session=101, server=10, recovery=100.5), True),  # a session has crashed the server
+        (ServerTimes(session=101, server=10, recovery=5), False),  # a network, a pooler, an operator, a failover
+        (ServerTimes(session=101, server=100.4, recovery=100.5), False),  # a host, or the whole server
+        (ServerTimes(session=None, server=10, recovery=None), False),  # the role may not see it
+    ],
+)
+def test_a_lost_session_counts_as_rescue_only_if_there_was_no_outage(times, is_own):
+    """An outage fails nobody, however often."""
+    suspect = Interrupted(FAILURE, 1, is_suspect=True)
+    claim = SimpleNamespace(rescues=get_settings().MAX_RESCUES, last_attempted_at="100.0")
+    verdict = judge(claim, suspect, times)
+    if not is_own:
+        assert verdict == Interrupted(FAILURE, 1)
+        return
+    assert isinstance(verdict, Failed)
+    assert "cut off 4 times" in verdict.failure.traceback
+    claim.rescues -= 1
+    assert judge(claim, suspect, times) == Interrupted(FAILURE, 1, rescued=1)
+
+
+@pytest.mark.django_db
+def test_the_server_says_since_when_it_and_the_session_work(claim):
+    tasks.nothing.enqueue()
+    [claimed] = claim()
+    times = server_times("default")
+    assert times.server < times.session < float(claimed.last_attempted_at)
+    assert times.show_no_outage(float(claimed.last_attempted_at))
+    assert not times.show_no_outage(times.session)
+
+
+def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
+    def pause(number, *, retries=0):
+        return interrupted(SimpleNamespace(number=number, retries=retries), ValueError()).delay
+
+    for number, bound in enumerate((0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 120, 120), start=1):
+        assert bound / 2 <= pause(number) <= bound
+    assert pause(3, retries=2) <= 0.25, "those were failures"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.worker import Worker
@@ -34,6 +35,38 @@ def gate():
     """Keep ``running_tasks.wait_for_note`` running until the note is there."""
     yield lambda: Effect.objects.create(name="go on")
     Effect.objects.create(name="go on")
+
+
+class Refusing:
+    """A trigger on the table of tasks that refuses successes, until it is stopped."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __call__(self, code: str, condition: str = "true") -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN RAISE 'refused' USING ERRCODE = '{code}'; END $$"
+            )
+            cursor.execute(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON django_pglock_task FOR EACH ROW "
+                f"WHEN (NEW.status = 'SUCCESSFUL' AND {condition}) EXECUTE FUNCTION refuse()"
+            )
+        self.is_on = True
+
+    def stop(self) -> None:
+        if self.is_on:
+            with connection.cursor() as cursor:
+                cursor.execute("DROP FUNCTION refuse() CASCADE")
+        self.is_on = False
+
+
+@pytest.fixture
+def refusing(transactional_db: None) -> Iterator[Refusing]:
+    refusing = Refusing()
+    yield refusing
+    refusing.stop()
 
 
 def run_to_its_end(**options: Any) -> Worker:

@@ -18,7 +18,7 @@ from tests.plans.store.backlog import Call
 def calls(backlog):
     ids, ones, texts = backlog.ids, backlog.ones, backlog.texts
     failed = ["FAILED"] * len(ids)
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids, texts)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, ones, failed, texts, texts, ids, texts)
     many = [*ids, *range(ids[-1] + 10_000_000, ids[-1] + 10_000_490)]
     return {
         "SETTLE_SUCCESSES": Call(filled(SETTLE_SUCCESSES), (ids, ones, "[]")),

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_started
-from django_pglock.worker.running import attempt, executor, run
+from django_pglock.worker.running import attempt, run
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -62,7 +62,6 @@ def test_a_transaction_that_is_left_open_is_not_the_next_tasks(worker, finished,
 @pytest.mark.parametrize("task", [tasks.record_atomically, tasks.record])
 def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(worker, eventually, monkeypatch, task):
     """As at the connection limit of a role: the services of the worker have sessions, and its threads have none."""
-    monkeypatch.setattr(executor, "GIVEN_BACK_PAUSE", 0.3)
     result = task.enqueue("x")
     Task.objects.update(attempts=1)  # the failures of earlier attempts are read before the task begins
     with monkeypatch.context() as patch:
@@ -73,7 +72,7 @@ def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(w
         before, began = Task.objects.get(pk=result.id).attempts, time.monotonic()
         time.sleep(1)
         more = Task.objects.get(pk=result.id).attempts - before
-        assert more <= 1 + (time.monotonic() - began) / executor.GIVEN_BACK_PAUSE
+        assert more <= 1 + (time.monotonic() - began) / 1.0  # the first pause
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
 
 

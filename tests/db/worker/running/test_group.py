@@ -14,6 +14,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.outcome import Interrupted
+from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.running import attempt as attempts
@@ -114,7 +115,7 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     first.rescues = second.rescues = 3
     attempt = GroupAttempt(first, "default")
     attempt.include([attempts.Attempt(second, "default")])
-    ended = attempt.ended(attempt.interruption(OperationalError("cut off")))
+    ended = attempt.ended(interrupted(first, OperationalError("cut off")))
     assert isinstance(ended.outcome, Interrupted)
     assert ended.same_call[0].outcome == ended.outcome
 

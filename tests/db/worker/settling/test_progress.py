@@ -8,8 +8,8 @@ import pytest
 
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
+from django_pglock.store import settle
 from django_pglock.store.progress import write_progress
-from django_pglock.worker.running import run
 from django_pglock.worker.settling import progress as settling_progress
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
@@ -32,7 +32,7 @@ def progress_statements(monkeypatch):
             written.append([claim.progress for claim in claims])
         write_progress(using, claims, **options)
 
-    for module in (run, settling_progress):
+    for module in (settle, settling_progress):
         monkeypatch.setattr(module, "write_progress", count)
     return written
 

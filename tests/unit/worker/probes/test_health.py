@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from django_pglock.worker.probes.health import Health
+from django_pglock.worker.probes.health import CANNOT_BEGIN, Health
 
 
 def test_of_several_problems_the_one_that_explains_the_others_is_named():
     """A worker that stops has no connection any more, and one without a connection writes no heartbeat."""
     heartbeat = SimpleNamespace(pending=["0002_later"], is_connected=False, beat_at=None)
     fetcher, executor, worker = (SimpleNamespace(**{name: True}) for name in ("is_claiming", "is_missing", "is_over"))
-    fetcher.is_claiming = False
+    fetcher.is_claiming, executor.is_unable = False, True
     health = Health([], heartbeat=heartbeat, fetcher=fetcher, executor=executor, is_stopping=lambda: worker.is_over)
     cures = [
         ("The worker is stopping.", worker, "is_over", False),
@@ -22,6 +22,7 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
         ("The last heartbeat was written 1000000 s ago.", heartbeat, "beat_at", time.monotonic()),
         ("The fetcher claims no tasks at the moment.", fetcher, "is_claiming", True),
         ("A thread of the executor has ended.", executor, "is_missing", False),
+        (CANNOT_BEGIN, executor, "is_unable", False),
     ]
     for problem, part, name, value in cures:
         assert health.unready() == problem
