@@ -61,9 +61,9 @@ def no_tasks(new_sessions: None) -> None:
 def no_schedules(no_tasks: None) -> None:
     """Disable the schedules of the project. Otherwise a worker of any test may run one whose time has just come."""
     from django_pglock.models import Schedule
-    from tests.db.store.schedules import register
+    from django_pglock.store.schedules import ScheduleKeeper
 
-    register()
+    ScheduleKeeper("default").keep()
     Schedule.objects.disable()
 
 

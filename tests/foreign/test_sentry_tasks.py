@@ -18,7 +18,7 @@ from sentry_sdk.transport import Transport
 from django_pglock import Cancel, Retry, Snooze, task
 from django_pglock.contrib.sentry import PGLockIntegration, slug_of
 from django_pglock.models import Schedule
-from tests.db.store.schedules import enqueue_due
+from django_pglock.store.schedules import ScheduleKeeper
 from tests.foreign.sample.tasks import nothing
 
 collected: list[tuple[str, dict[str, Any]]] = []
@@ -247,7 +247,7 @@ def ticks(*functions: Any) -> None:
     """Enqueue a tick of these schedules, and of no others."""
     chosen = Schedule.objects.filter(task_path__in=[each.module_path for each in functions])
     chosen.update(is_enabled=True, next_at="2026-01-01T00:00Z")
-    assert len(enqueue_due().tasks) == len(functions)
+    assert len(ScheduleKeeper("default").keep().tasks) == len(functions)
 
 
 def test_a_schedule_checks_in(drain):
