@@ -6,6 +6,8 @@ it polls for a free slot.
 
 from __future__ import annotations
 
+import math
+
 from django.db import Error as DjangoFailure
 from psycopg import Error as PsycopgFailure
 
@@ -88,14 +90,18 @@ def _look_for_slot(request: Request, function: str) -> str:
     """Return one statement that polls for a free slot in the server.
 
     A statement for each poll would need a round trip each. A wait for one slot with a time limit would write an error
-    into the server's log each time that the limit is reached.
+    into the server's log each time that the limit is reached. The polls are counted, because the server's clock may be
+    put back meanwhile.
     """
     fresh = fresh_condition(request) if "xact" in function else "true"
     slots = f"SELECT k FROM {keys_in_order(request)} WHERE {{}} AND {function}(k) LIMIT 1"
-    end = "" if request.wait is None else f"clock_timestamp() < statement_timestamp() + '{request.wait} ms' AND "
+    end = ""
+    if request.wait is not None:
+        end = f"clock_timestamp() < statement_timestamp() + '{request.wait} ms' AND "
+        end += f"polls <= {math.ceil(request.wait / 1000 / SEMAPHORE_POLL)} AND "
     return (
-        f"WITH RECURSIVE look (slot) AS (SELECT ({slots.format(fresh)}) UNION ALL "
-        f"SELECT ({slots.format('look.slot IS NULL')}) FROM look "
+        f"WITH RECURSIVE look (slot, polls) AS (SELECT ({slots.format(fresh)}), 1 UNION ALL "
+        f"SELECT ({slots.format('look.slot IS NULL')}), polls + 1 FROM look "
         f"WHERE look.slot IS NULL AND {fresh} AND {end}pg_sleep({SEMAPHORE_POLL}) IS NOT NULL) "
         "SELECT slot FROM look WHERE slot IS NOT NULL"
     )

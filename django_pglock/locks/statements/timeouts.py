@@ -49,7 +49,8 @@ def wait_for_all(request: Request, function: str, *, condition: str = "true") ->
     limit = "'0'"
     if request.wait is not None:
         passed = "ceil(1000 * extract(epoch FROM clock_timestamp() - statement_timestamp()))"
-        limit = f"greatest(1, {request.wait} - {passed})::int::text"
+        # Not more than the whole time, also if the server's clock was put back meanwhile.
+        limit = f"greatest(1, {request.wait} - greatest(0, {passed}))::int::text"
     return (
         f"WITH was AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before, {condition} AS is_fresh) "
         f"SELECT {_answer(request)} FROM (SELECT min(before) AS before, bool_and(nullif(is_fresh, false)) AS is_fresh "

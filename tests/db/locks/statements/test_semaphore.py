@@ -9,7 +9,9 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_pglock import LockError, LockNotAvailable, lock, semaphore
+from django_pglock.locks.statements import semaphore as semaphore_module
 from django_pglock.models import AdvisoryLock
+from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,6 +32,19 @@ def test_a_waiter_of_a_semaphore_sends_one_statement_and_no_error(somebody):
             assert caught.value.sqlstate is None, "the server reported no error"
         assert len(statements) == 1
         statements.clear()
+
+
+def test_a_wait_ends_although_the_clock_is_put_back_meanwhile(somebody, monkeypatch):
+    """As if the statement had begun an hour later."""
+    look = semaphore_module._look_for_slot
+    hour = "(statement_timestamp() + interval '1 hour')"
+    monkeypatch.setattr(
+        semaphore_module, "_look_for_slot", lambda *request: look(*request).replace("statement_timestamp()", hour)
+    )
+    somebody.holds("s#1")
+    with transaction.atomic(), pytest.raises(LockNotAvailable), connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL statement_timeout = '{NEVER}s'")
+        semaphore("s", limit=1, timeout=0.1).acquire()
 
 
 def test_a_waiter_gets_the_first_free_slot(somebody, in_threads, eventually):

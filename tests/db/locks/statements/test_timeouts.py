@@ -12,7 +12,9 @@ from psycopg.errors import LockNotAvailable as ServerTimeout
 from django_pglock import LockNotAvailable, lock, lock_all
 from django_pglock.keys import make_key
 from django_pglock.locks.options import Options, Request
+from django_pglock.locks.statements import timeouts
 from django_pglock.locks.statements.timeouts import is_own_timeout, restore_limit
+from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody, setting, statements_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,6 +66,20 @@ def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transa
         connection.close()
         for other in others:
             other.leaves()
+
+
+def test_a_wait_for_several_locks_ends_although_the_clock_is_put_back_meanwhile(somebody, monkeypatch):
+    """As if the statement had begun an hour later."""
+    wait, hour = timeouts.wait_for_all, "(statement_timestamp() + interval '1 hour')"
+    monkeypatch.setattr(
+        timeouts,
+        "wait_for_all",
+        lambda *request, **options: wait(*request, **options).replace("statement_timestamp()", hour),
+    )
+    somebody.holds("a")
+    with transaction.atomic(), pytest.raises(LockNotAvailable), connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL statement_timeout = '{NEVER}s'")
+        lock_all("a", "b", timeout=0.1).acquire()
 
 
 def _free_one_after_another(others, pause):
