@@ -19,7 +19,8 @@ from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
-from django_pglock.store.move_to_status import discard, move_to_queue, run_now
+from django_pglock.store.move_to_queue import move_to_queue
+from django_pglock.store.move_to_status import discard, run_now
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import delete, prune
@@ -79,9 +80,10 @@ class TaskQuerySet(LockingQuerySet[Any]):
         """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
         Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded. If one of them has
-        failed and is not retried as well, the task is cancelled again. A unique task is not retried while another task
-        has its key. Of several tasks with the same key, only the last is retried. A task whose row or key another
-        transaction is taking at this moment is left out.
+        failed and is not retried as well, the task is cancelled again. Tasks that were cancelled because of one of
+        these are not retried with it. A unique task is not retried while another task has its key. Of several tasks
+        with the same key, only the last is retried. A task whose row or key another transaction is taking at this
+        moment is left out.
 
         Outside of a transaction, some thousand tasks are moved at a time, each time in a separate transaction. So after
         an interruption, the finished batches stay. ``progress`` is called after each batch, with the number of tasks so

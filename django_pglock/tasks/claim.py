@@ -15,7 +15,7 @@ from django.utils.timezone import make_naive
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
 
 
-#: The claim whose function runs in this thread or coroutine; in a worker's threads, the last one.
+#: The claim whose function runs in this thread or coroutine.
 running_claim: ContextVar[Claim | None] = ContextVar("django_pglock_running_claim", default=None)
 
 

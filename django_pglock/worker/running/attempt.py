@@ -135,6 +135,7 @@ class Attempt(StoppableAttempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if there are observers."""
+        running_claim.set(None)
         if self.observed is not UNOBSERVED:
             self.observed.ended(outcome)
         seconds = None if self.began is None else time.monotonic() - self.began
