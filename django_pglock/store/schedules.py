@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -208,13 +208,14 @@ class ScheduleKeeper:
         new = {path: timing for path, timing in wanted.items() if path not in found}
         if new:
             _insert(self.using, new)
+        near = [row for row in rows if _bring_near(self.using, row)]
         others = [row for name, row in found.items() if name in wanted and row.timing != wanted[name]]
         living = _living_versions(self.using, others)
         changed = [row for row in others if not self._is_older(wanted[row.name], row, living)]
         for row in changed:
             if _change(self.using, row, timing := wanted[row.name]):
                 logger.info("The schedule of %s was %r, and is %r now.", row.name, row.timing.text, timing.text)
-        return bool(new or changed)
+        return bool(new or changed or near)
 
     def _is_older(self, timing: Timing, row: Row, living: set[str]) -> bool:
         """Return whether the code of this process is older than the row, which the code of other workers has."""
@@ -458,6 +459,22 @@ def _change(using: str, row: Row, timing: Timing) -> bool:
     # schedules, is impossible.
     same = rows_of("Schedule", using).filter(pk=row.name, expression=row.timing.expression, timezone=row.timing.zone)
     return bool(mark(first_free(same, 1), _columns(timing, versions, row.now), "name"))
+
+
+def _bring_near(using: str, row: Row) -> bool:
+    """Let a schedule with ``every`` tick after its interval, if the server's clock was put back, as by a failover.
+
+    A tick of cron has a date, at which it has run or will run.
+    """
+    try:
+        is_far = row.timing.is_every and row.next_at > row.now + timedelta(seconds=row.timing.interval + 1)
+    except (ValueError, IndexError, OverflowError):
+        # Another program has written it. ``_following`` says so.
+        return False
+    if is_far:
+        near = row.timing.following(row.now, row.now)
+        rows_of("Schedule", using).filter(pk=row.name, next_at=row.next_at).update(next_at=near)
+    return is_far
 
 
 def _columns(timing: Timing, versions: list[str], now: datetime) -> dict[str, Any]:

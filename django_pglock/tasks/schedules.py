@@ -46,9 +46,14 @@ class Timing(NamedTuple):
         """Both in one text."""
         return f"{self.expression} {self.zone}".rstrip()
 
+    @property
+    def is_every(self) -> bool:
+        """Whether the ticks are an interval apart, and have no date of their own."""
+        return self.expression.startswith(EVERY)
+
     def following(self, tick: datetime, now: datetime) -> datetime:
         """Return the first tick after ``now``. ``every`` counts whole steps from ``tick`` and skips missed ticks."""
-        if self.expression.startswith(EVERY):
+        if self.is_every:
             step = timedelta(seconds=float(self.expression.split()[1]))
             return tick + ((now - tick) // step + 1) * step
         return next(cron_ticks(self.expression, self.zone, now))
@@ -56,13 +61,13 @@ class Timing(NamedTuple):
     @property
     def interval(self) -> float:
         """Seconds between two ticks; of a cron expression, the shortest time between some of its next ticks."""
-        if self.expression.startswith(EVERY):
+        if self.is_every:
             return float(self.expression.split()[1])
         return _cron_interval(self.expression, self.zone)
 
     def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
         """Return how many ticks are between two ticks, without these two; ``most`` if there are more."""
-        if self.expression.startswith(EVERY):
+        if self.is_every:
             step = timedelta(seconds=float(self.expression.split()[1]))
             return max(0, min(most, math.ceil((later - tick) / step) - 1))
         return sum(1 for _ in takewhile(later.__gt__, islice(cron_ticks(self.expression, self.zone, tick), most)))

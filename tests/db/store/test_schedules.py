@@ -89,6 +89,26 @@ def test_two_schedules_may_call_one_function_and_only_that_with_its_name_follows
     assert before in made
 
 
+@pytest.mark.parametrize(
+    ("options", "ahead", "is_brought_near"),
+    [
+        ({"every": 60}, timedelta(minutes=5), True),
+        ({"every": 60}, timedelta(seconds=59), False),
+        ({"every": None, "cron": "* * * * *"}, timedelta(minutes=5), False),
+    ],
+    ids=str,
+)
+def test_an_interval_begins_again_after_the_servers_clock_was_put_back(options, ahead, is_brought_near):
+    """As by a failover to a host whose clock is behind. A tick of cron has a date, and has run."""
+    schedule(**options)
+    Schedule.objects.update(next_at=Now() + ahead)
+    before = Schedule.objects.get().next_at
+    register()
+    after = Schedule.objects.get().next_at
+    assert (after != before) is is_brought_near
+    assert after - timezone.now() <= (timedelta(minutes=1) if is_brought_near else ahead)
+
+
 # Which schedules belong to a database
 
 
@@ -262,12 +282,18 @@ def test_a_tick_that_the_database_refuses_is_tried_again_after_a_pause(receiver,
     assert len(enqueue_due().tasks) == 1
 
 
-def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
+@pytest.mark.parametrize("expression", ["when it rains", "every", "every time", "every 1e999 s", "every 0 s"])
+def test_a_schedule_that_cannot_be_read_stops_no_other(expression, caplog):
     schedule(due=HOUR)
     schedule(scheduled.hourly, due=HOUR)
-    Schedule.objects.filter(pk=NIGHTLY).update(expression="when it rains")
-    assert len(enqueue_due().tasks) == 1
-    assert "'when it rains' in '', cannot be read" in caplog.text
+    Schedule.objects.filter(pk=NIGHTLY).update(expression=expression, versions=["every 3600 s"])
+    keeper, tasks = ScheduleKeeper("default"), known("default")
+    for _ in range(2):
+        keeper.register(tasks, schedules._read_rows("default", tasks))
+        assert Schedule.objects.get(pk=NIGHTLY).expression == expression
+        keeper.enqueue_due(tasks, schedules._read_rows("default", tasks))
+    assert [path for path, _ in ticks()] == [HOURLY]
+    assert caplog.text.count(f"{expression!r} in '', cannot be read") == 1
 
 
 def test_a_tick_and_its_task_commit_together_and_a_locked_tick_causes_no_wait(in_threads, caplog):
