@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -26,6 +27,17 @@ def install_wrapper(connection: Any, **kwargs: Any) -> None:
     """Install the execute wrapper, below all others, because Django takes the last one off at the end of a block."""
     if stopping_wrapper not in connection.execute_wrappers:
         connection.execute_wrappers.insert(0, stopping_wrapper)
+    if "ensure_connection" not in vars(connection):
+        connection.ensure_connection = partial(_ensure_connection, weakref.ref(connection))
+
+
+def _ensure_connection(reference: weakref.ref[Any]) -> None:
+    """Check also where no statement can be sent, because there is no session, or one that has ended."""
+    connection = reference()
+    raw = connection.connection
+    if raw is None or getattr(raw, "closed", False):
+        check()
+    type(connection).ensure_connection(connection)
 
 
 def install_if_in_task(connection: Any, **kwargs: Any) -> None:

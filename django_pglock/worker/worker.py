@@ -380,7 +380,7 @@ class Worker:
         self.executor.stop()
         have_ended = self.executor.wait_for_running(self.grace, self._immediate_stop_requested.is_set)
         self._end(self.upkeep, self.running_tasks)
-        overdue = self.executor.end_overdue()
+        overdue = self.executor.end_overdue(HANDOVER_DELAY)
         if not have_ended:
             # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
             self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
@@ -401,6 +401,9 @@ class Worker:
 
     def _end_for_overrun(self, attempt: StoppableAttempt) -> None:
         """End the process in order, because a function does not end: nothing else can end it."""
+        if self.is_stopping and not self.has_overrun:
+            # It ends already, as somebody wants it.
+            return
         self.has_overrun = True
         # First, because the log may hang, too.
         self.retire()

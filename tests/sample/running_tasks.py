@@ -197,6 +197,12 @@ def take_lock():
         time.sleep(0.005)
 
 
+def write_on_dead_session():
+    """Django opens no other session by itself, and the next calls fail before there is a statement."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
 def write_under_lock():
     with lock("held by a task"):
         write_by_cursor()
@@ -236,6 +242,7 @@ LOOPS = {
         write_in_new_connection,
         read_slowly,
         take_lock,
+        write_on_dead_session,
         write_under_lock,
         write_under_watched_lock,
         enqueue,

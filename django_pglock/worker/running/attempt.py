@@ -58,7 +58,6 @@ class Attempt(StoppableAttempt):
     has_met_standby = False
 
     def __init__(self, claim: Claim, using: str) -> None:
-        super().__init__()
         definition = registry.find(claim.task_path)
         if definition is None:
             raise LookupError(f"{claim.task_path} is not registered")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
+from dataclasses import replace
 from functools import partial
 
 from django.core.cache import caches
@@ -15,7 +16,7 @@ from django.db import connections
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.thread_stacks import stacks
-from django_pglock.store.outcome import GivenBack, Succeeded
+from django_pglock.store.outcome import GivenBack, Retried, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -123,11 +124,18 @@ class Executor:
     def _long_overdue(self) -> list[StoppableAttempt]:
         return [attempt for attempt in self.watchdog.overdue if attempt.is_long_overdue]
 
-    def end_overdue(self) -> list[Attempt]:
-        """End the attempts whose time is over, and return them. Only at the end of the process: none may run twice."""
+    def end_overdue(self, delay: float) -> list[Attempt]:
+        """End the attempts whose time is over, and return them. Those that are retried wait ``delay`` seconds at least.
+
+        By then this process has ended. Otherwise a function could run twice at the same time.
+        """
         overdue = [attempt for attempt in self.watchdog.overdue if isinstance(attempt, Attempt)]
         for attempt in overdue:
-            self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
+            ended = attempt.ended(attempt.failure(attempt.timed_out()))
+            for each in (ended, *ended.same_call):
+                if isinstance(each.outcome, Retried):
+                    each.outcome = replace(each.outcome, delay=max(delay, each.outcome.delay))
+            self.in_flight.end(ended)
         return overdue
 
     def abandon_running(self, delay: float, *, except_for: Sequence[Attempt]) -> None:

@@ -33,10 +33,8 @@ class StoppableAttempt:
     is_cancel_sent = False
     #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its process ends.
     is_long_overdue = False
-
-    def __init__(self) -> None:
-        #: psycopg's connections whose sockets were shut down, because a cancel did not end their statements.
-        self.shut_down: list[Any] = []
+    #: psycopg's connections whose sockets were shut down, because a cancel did not end their statements.
+    shut_down: tuple[Any, ...] = ()
 
     @property
     def claims(self) -> list[Claim]:
@@ -51,7 +49,8 @@ class StoppableAttempt:
     @property
     def is_overdue(self) -> bool:
         """Whether the time of the attempt is over."""
-        return time.monotonic() >= self.deadline
+        # Most attempts have no deadline, and do not read the clock.
+        return self.deadline < math.inf and time.monotonic() >= self.deadline
 
     def begin(self) -> None:
         """Start the clock of the attempt. Raises ``TaskCancelled`` if the function must not be called."""

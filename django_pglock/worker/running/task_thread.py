@@ -128,7 +128,7 @@ class TaskThread:
             session.alias,
             extra=attempt.claim.log_fields(),
         )
-        attempt.shut_down.append(session.connection)
+        attempt.shut_down = (*attempt.shut_down, session.connection)
         shut_down_socket(session)
 
     def clean_up(self, claim: Claim) -> None:

@@ -18,7 +18,6 @@ class Call(StoppableAttempt):
     """An attempt that checks for a number of seconds whether it must stop."""
 
     def __init__(self, seconds, timeout=None):
-        super().__init__()
         self.claim = self
         self.seconds = seconds
         self.timeout = timeout
