@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -147,8 +148,11 @@ def test_a_function_that_does_not_end_ends_its_worker_in_order(worker, eventuall
     assert stack[0].endswith("in block_in_c")
     assert stack[1] == "    gate.wait(FOREVER)"
     assert Task.objects.get(pk=result.id).status == "RUNNING", "it runs"
-    running.note("go on")
-    assert process.shutdown() is False
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(process.shutdown)
+        eventually(lambda: process.fetcher.stopping.is_set() and not process.in_flight.waiting)
+        running.note("go on")
+        assert ended.result(60) is False
     assert process.has_overrun
     assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
     assert Task.objects.get(pk=waiting.id).status == "READY"
