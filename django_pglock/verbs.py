@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_pglock.store.cancel import cancellable
 from django_pglock.store.count import MOST_COUNTED
-from django_pglock.store.move_to_queue import check_target, movable_to
+from django_pglock.store.move_to_status import check_target, movable_to
 from django_pglock.store.prune import deletable
 from django_pglock.store.reset_stuck import stuck
 from django_pglock.store.retry import has_taken_key, left_cancelled, retriable

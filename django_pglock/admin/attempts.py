@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import router, transaction
 from django.forms.models import BaseInlineFormSet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.actions import record
 from django_pglock.models import Attempt, Task
 from django_pglock.store.id_range import id_in
+from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 
 if TYPE_CHECKING:
     AnyInline = admin.TabularInline[Attempt, Task]
@@ -138,3 +141,27 @@ def answer(model_admin: Any, request: HttpRequest, task: Task, name: str, contex
     about = {"opts": model_admin.opts, "task": task, "subtitle": str(task), "media": model_admin.media}
     template = f"admin/django_pglock/task/{name}.html"
     return TemplateResponse(request, template, {**site.each_context(request), **about, **context})
+
+
+#: Seconds for which a request waits for the answer of the worker. Most answers take milliseconds.
+STACK_TIMEOUT = 2.0
+
+
+def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Request the stack of a running task (POST), or show the latest answer (GET)."""
+    if request.method not in ("GET", "HEAD", "POST"):
+        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+    if not model_admin.has_stack_permission(request):
+        raise PermissionDenied
+    task = seen_task(model_admin, request, task_id)
+    using = router.db_for_write(Task)
+    if request.method != "POST":
+        found = wait_for_stack(using, task.pk, timeout=STACK_TIMEOUT)
+        context = {"title": gettext("Stack"), "found": found, "is_running": task.status == "RUNNING"}
+        return answer(model_admin, request, task, "stack", context)
+    with transaction.atomic(using=using):
+        if request_stack(using, task.pk):
+            record(request, Task, "stack: asked for", object_id=str(task.pk))
+            return HttpResponseRedirect(model_admin.address_of_stack(task.pk))
+    messages.warning(request, gettext("The task does not run any more."))
+    return HttpResponseRedirect(model_admin.address_of(task.pk))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# Django's classes are generic only for type checkers.
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,9 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import get_fields_from_path
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.widgets import url_params_from_lookup_dict
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.http import HttpRequest
@@ -19,16 +23,53 @@ from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
-from django_pglock.admin.lookups import is_choice_of_foreign_key, lookups_of
 from django_pglock.store.count import MOST_COUNTED
 
-# Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
     AnyPaginator = Paginator[Any]
 else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
+
+#: The lookups in the links of Django's field filters. A filter of any other class may use each of these lookups.
+_LOOKUPS = (
+    (admin.AllValuesFieldListFilter, ("",)),
+    (admin.BooleanFieldListFilter, ("__exact",)),
+    (admin.ChoicesFieldListFilter, ("__exact",)),
+    (admin.DateFieldListFilter, ("__gte", "__lt")),
+    (admin.EmptyFieldListFilter, ("__isempty",)),
+    (object, ("", "__exact", "__gte", "__lt", "__isempty")),
+)
+
+
+def lookups_of(model: Any, list_filter: Any) -> Iterator[str]:
+    """Yield the lookups in the links of one ``list_filter`` item. The filter is not made, because some send queries."""
+    if callable(list_filter):
+        yield from filter(None, [getattr(list_filter, "parameter_name", None)])
+        return
+    path, kind = (list_filter, object) if isinstance(list_filter, str) else list_filter
+    path = getattr(path, "name", path)
+    field: Any = get_fields_from_path(model, path)[-1]
+    if field.is_relation:
+        yield f"{path}__{field.target_field.name if field.concrete else field.related_model._meta.pk.name}__exact"
+    else:
+        yield from (path + suffix for suffix in _suffixes(kind))
+    if getattr(field, "null", True):
+        yield f"{path}__isnull"
+
+
+def is_choice_of_foreign_key(model: Any, lookup: str, value: str) -> bool:
+    """Return whether a foreign key to the model has this lookup and value in its ``limit_choices_to``.
+
+    The icon of ``raw_id_fields`` opens the list with these lookups.
+    """
+    choices = (each() if callable(each) else each for each in model._meta.related_fkey_lookups)
+    return any((lookup, value) in url_params_from_lookup_dict(each).items() for each in choices)
+
+
+def _suffixes(kind: Any) -> tuple[str, ...]:
+    return next(suffixes for each, suffixes in _LOOKUPS if issubclass(kind, each))
 
 
 def elapsed(since: datetime, now: datetime | None = None) -> str:

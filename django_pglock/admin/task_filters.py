@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from datetime import timezone as zones
 from functools import partial, reduce
@@ -21,7 +21,6 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.filter_forms import FormFilter
 from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
@@ -35,6 +34,51 @@ from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.redaction import redacting_paths
 from django_pglock.tasks.states import FINISHED, TaskStatus
+
+
+class FormFilter(admin.SimpleListFilter):
+    """A filter by one typed value, with suggestions."""
+
+    template = "admin/django_pglock/filter_form.html"
+    #: The type of the input.
+    input_type = "search"
+    #: What to type, shown in the empty input.
+    placeholder: Any = ""
+
+    def suggestions(self) -> Iterable[str]:
+        """Return the values that the browser suggests. They are not queried: a query would read the whole table."""
+        return ()
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return none: the form takes any value."""
+        return []
+
+    def has_output(self) -> bool:
+        """Return True: the form is always shown."""
+        return True
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Yield what the template shows: the value, the suggestions, and the parameters of the other filters."""
+        own = {str(self.parameter_name), "p", "e"}
+        yield {
+            "value": self.value() or "",
+            "suggestions": sorted(self.suggestions()),
+            # ``filter_params`` has one list of values for each parameter.
+            "others": [(name, each) for name, values in changelist.filter_params.items() if name not in own
+                       for each in (values if isinstance(values, list) else [values])],
+            "query": changelist.query,
+            "query_string": changelist.get_query_string(remove=sorted(own)),
+        }  # fmt: skip
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the rows with the value, if one was typed."""
+        value = (self.value() or "").strip()
+        return self.matching(request, queryset, value) if value else queryset
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows with the value."""
+        return queryset.filter(**{str(self.parameter_name): value})
+
 
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
 ORDER_TOLERANCE = timedelta(minutes=1)

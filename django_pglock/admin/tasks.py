@@ -24,10 +24,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
+from django_pglock.admin.attempts import stack_page
 from django_pglock.admin.enqueue import again_page, enqueue_page
 from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin, filled_fieldsets
-from django_pglock.admin.stack import stack_page
 from django_pglock.admin.task_list import (
     TaskChangeList,
     attempts_made,

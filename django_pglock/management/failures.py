@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
-from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.management.terminal import ago, aligned, printable
 from django_pglock.redrive import enqueue_redrive
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, failures, in_group
 from django_pglock.store.id_range import id_in

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.management.choosing import add_functions, add_queues
-from django_pglock.management.tables import printable
+from django_pglock.management.terminal import printable
 from django_pglock.store.history import OUTCOMES, Counts, Total, totals
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}

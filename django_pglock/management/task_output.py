@@ -9,7 +9,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext as _
 
-from django_pglock.management.tables import ago, aligned, duration_text, printable
+from django_pglock.management.terminal import ago, aligned, duration_text, printable
 from django_pglock.models import Schedule, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts

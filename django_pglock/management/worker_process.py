@@ -11,24 +11,81 @@ import threading
 import traceback
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from django.apps import apps
 from django.conf import settings
 from django.core.management.base import CommandError
+from django.db import connections
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 # Its task functions: a busy worker searches for unknown ones only every half minute, and people wait for these.
-from django_pglock import redrive  # noqa: F401
+from django_pglock import (
+    __version__,
+    redrive,  # noqa: F401
+)
 from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
-from django_pglock.management.worker_banner import banner
+from django_pglock.tasks import registry
+from django_pglock.tasks.schedules import timing_of
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
 from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSockets
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+#: Functions and schedules that are named at most.
+FEW = 8
+
+
+def banner(worker: Worker, *, using: str, threads: int) -> str:
+    """Return the banner of a worker that claims from the database ``using``: a sentence, and a line for each fact."""
+    functions = [task for task in registry.definitions() if not task.is_own]
+    schedules = [f"{task.module_path} ({' '.join(timing_of(task)).strip()})" for task in registry.scheduled()]
+    facts = {
+        "database": _database(using),
+        "queues": (", ".join(worker.queues.given) or "all") + _unused(worker, functions),
+        "functions": _listed([task.module_path for task in functions])
+        or "none; define tasks in a module tasks.py of an app in INSTALLED_APPS",
+        "schedules": _listed(schedules) or "none",
+        "threads": f"{threads}; coroutines need none",
+        "look": _places(),
+    }
+    lines = [f"  {name:10} {text}" for name, text in facts.items()]
+    return "\n".join([f"Worker {worker.identity.name} of django_pglock {__version__} starts.", *lines])
+
+
+def _unused(worker: Worker, functions: list[TaskFields]) -> str:
+    """Return that no function has one of these queues: a name may be a typing error. Empty if no function is known."""
+    is_used = any(worker.queues.serves(task.queue_name) for task in functions)
+    return "; no function is enqueued there, unless by using(queue_name=...)" if functions and not is_used else ""
+
+
+def _database(using: str) -> str:
+    """Return the alias, and the address of the database in the settings without user and password."""
+    settings = connections[using].settings_dict
+    host, port = settings["HOST"], settings["PORT"]
+    where = f" at {host}{':' if port else ''}{port}" if host else ""
+    return f"{using}: {settings['NAME'] or 'named by the environment'}{where}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the number of names and the names, or the first of them; an empty string if there are none."""
+    if not names:
+        return ""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{len(names)}: {', '.join(names[:FEW])}{more}"
+
+
+def _places() -> str:
+    admin = ", the pages 'Locks and tasks' of the admin" if apps.is_installed("django.contrib.admin") else ""
+    return f"manage.py locktasks status{admin}; Ctrl-C ends the worker after its running tasks"
+
 
 logger = get_logger(WORKER)
 

@@ -7,8 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_pglock.migrations._operations import CreateView, TableSQL
-from django_pglock.models.counts import CountsField
-from django_pglock.models.indexes import BrinIndex
+from django_pglock.models.base import BrinIndex, CountsField
 
 # The view of advisory locks. A key is a lock of one bigint (objsubid 1): PostgreSQL stores its halves in classid and objid.
 # The package's own locks are of two ints (objsubid 2); classid says what the lock is for (keys/reserved.py). They get no key,
@@ -49,7 +48,7 @@ FROM held
 WORKER = """(
     SELECT w.name FROM "django_pglock_worker" AS w
     WHERE w.lock_key = held.number ORDER BY w.heartbeat_at DESC LIMIT 1)"""
-#: Options of each model: in a database of another vendor there is no table. See models/requirements.py.
+#: Options of each model: in a database of another vendor there is no table. See models/base.py.
 POSTGRESQL = {
     "required_db_features": (
         "supports_covering_indexes",

@@ -9,15 +9,12 @@ if not apps.is_installed("django_pglock"):
     raise ConfigurationError(NOT_INSTALLED)
 
 from django_pglock.models.advisory_lock import AdvisoryLock
-from django_pglock.models.attempt import Attempt
 from django_pglock.models.lease import Lease
-from django_pglock.models.queue import Queue
+from django_pglock.models.queue import Queue, RateLimit
 from django_pglock.models.queue_count import QueueCount
-from django_pglock.models.rate_limit import RateLimit
 from django_pglock.models.schedule import Schedule
-from django_pglock.models.task import Task
+from django_pglock.models.task import Attempt, Task, Waiter
 from django_pglock.models.task_history import TaskHistory
-from django_pglock.models.waiter import Waiter
 from django_pglock.models.worker import Worker
 
 __all__ = [

@@ -11,8 +11,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.leases.queryset import LeaseManager
-from django_pglock.models.dumping import NotDumped
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import NotDumped, OnPostgreSQL
 
 
 class _DefaultManager(NotDumped, LeaseManager):

@@ -7,8 +7,7 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import NotDumped
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import NotDumped, OnPostgreSQL
 
 
 class _DefaultManager(NotDumped, models.Manager[Any]):

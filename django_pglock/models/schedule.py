@@ -5,8 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import Dumped
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import Dumped, OnPostgreSQL
 from django_pglock.store.managers import ScheduleManager
 from django_pglock.tasks.dates import READABLE
 

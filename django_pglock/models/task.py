@@ -7,9 +7,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import Dumped
-from django_pglock.models.indexes import BrinIndex
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import BrinIndex, Dumped, DumpedManager, OnPostgreSQL
 from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.dates import READABLE
@@ -190,3 +188,77 @@ class Task(models.Model):
     def name(self) -> str:
         """The name of the function without its module: short enough for a list."""
         return str(self.task_path).rpartition(".")[2]
+
+
+class Attempt(models.Model):
+    """An attempt that failed, or was lost with its worker. A successful attempt is recorded only in the task."""
+
+    class Outcome(models.TextChoices):
+        """How the attempt ended."""
+
+        FAILED = "FAILED", _("Failed")
+        LOST = "LOST", _("Lost with its worker")
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    task = models.ForeignKey(
+        Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
+    )
+    number = models.IntegerField(_("number"), help_text=_("Number of claims of the task, including this one."))
+    worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
+    # The row of a worker is deleted when the worker ends.
+    worker_name = models.CharField(_("worker"), max_length=128, null=True)
+    started_at = models.DateTimeField(_("started at"))
+    finished_at = models.DateTimeField(_("finished at"))
+    outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)
+    exception_path = models.CharField(_("exception"), max_length=512)
+    traceback = models.TextField(_("traceback"))
+    log = models.TextField(_("log"), null=True)
+
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
+
+    class Meta(OnPostgreSQL):
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        ordering = ["task", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["task", "number"], name="pglock_attempt_number"),
+            models.CheckConstraint(name="pglock_attempt_outcome", condition=models.Q(outcome__in=["FAILED", "LOST"])),
+        ]
+
+    def __str__(self) -> str:
+        return _("attempt %(number)s of task %(task)s") % {"number": self.number, "task": self.task_id}
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.number} of task {self.task_id} {self.outcome.lower()}>"
+
+
+class Waiter(models.Model):
+    """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
+
+    The row is deleted when the wait is over. ``awaited`` is not a foreign key, so that finished tasks can be pruned
+    without a query of this table.
+    """
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    awaited = models.BigIntegerField(_("awaited"))
+    task = models.ForeignKey(
+        Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
+    )
+
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
+
+    class Meta(OnPostgreSQL):
+        verbose_name = _("waiter")
+        verbose_name_plural = _("waiters")
+        default_permissions = ()
+        # The sum prevents a search by the task alone from using this index. With wrong statistics, such a search would
+        # read the whole index.
+        indexes = [models.Index("awaited", models.F("task") + 0, name="pglock_waiter_awaited")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id or '?'} → {self.awaited}"
+
+    def __repr__(self) -> str:
+        return f"<Waiter of task {self.awaited}>"

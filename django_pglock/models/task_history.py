@@ -5,9 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.counts import CountsField
-from django_pglock.models.dumping import DumpedManager
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import CountsField, DumpedManager, OnPostgreSQL
 from django_pglock.store.managers import HistoryManager
 
 

@@ -6,8 +6,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dumping import NotDumped
-from django_pglock.models.requirements import OnPostgreSQL
+from django_pglock.models.base import NotDumped, OnPostgreSQL
 from django_pglock.store.managers import WorkerManager
 
 

@@ -19,8 +19,7 @@ from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
-from django_pglock.store.move_to_queue import move_to_queue
-from django_pglock.store.move_to_status import discard, run_now
+from django_pglock.store.move_to_status import discard, move_to_queue, run_now
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import delete, prune

@@ -16,10 +16,15 @@ from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.arguments import WrongArguments, read_by
-from django_pglock.management.databases import plain_refusals
-from django_pglock.management.tables import ago, aligned, duration_text, printable
-from django_pglock.management.terminal import TerminalCommand, ignore_broken_pipe
+from django_pglock.management.arguments import WrongArguments, plain_refusals, read_by
+from django_pglock.management.terminal import (
+    TerminalCommand,
+    ago,
+    aligned,
+    duration_text,
+    ignore_broken_pipe,
+    printable,
+)
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
 from django_pglock.management import failures, pausing
-from django_pglock.management.arguments import WrongArguments, positive
+from django_pglock.management.arguments import WrongArguments, add_database, chosen_database, plain_refusals, positive
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -30,7 +30,6 @@ from django_pglock.management.choosing import (
     plain_text,
     task_id,
 )
-from django_pglock.management.databases import add_database, chosen_database, plain_refusals
 from django_pglock.management.history_output import (
     add_stats_filters,
     chosen_totals,
@@ -38,7 +37,6 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
-from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
     LISTED,
     about_task,
@@ -49,7 +47,7 @@ from django_pglock.management.task_output import (
     schedules_of,
     schedules_table,
 )
-from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe
+from django_pglock.management.terminal import TerminalCommand, ago, aligned, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.newest import newest

@@ -19,8 +19,7 @@ from django_pglock.errors import ConfigurationError, LockError, LockKeyError, Lo
 from django_pglock.locks.api import lock
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import to_seconds
-from django_pglock.management.arguments import WrongArguments
-from django_pglock.management.databases import plain_refusals
+from django_pglock.management.arguments import WrongArguments, plain_refusals
 from django_pglock.management.terminal import TerminalCommand
 
 #: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.

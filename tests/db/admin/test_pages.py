@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import cycle, product
 
+import pytest
+from django.contrib import admin
+from django.contrib.admin.exceptions import DisallowedModelAdminLookup
+from django.db import connection, models
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_pglock import task
 from django_pglock.admin import pages
+from django_pglock.admin.failures import FailureGroup
+from django_pglock.admin.overview import Overview
+from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.tasks import TaskAdmin
+from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
 
@@ -22,3 +36,238 @@ def test_a_capped_count_is_shown_with_a_plus_sign(settings, grouped, text):
 @pytest.mark.parametrize(("count", "text"), [(99, "99"), (100, "100"), (101, "100+")])
 def test_a_count_above_the_limit_is_capped(count, text):
     assert str(pages.capped(count, 100)) == text
+
+
+#: All lookups that each list serves, with a value for each.
+SERVED = {
+    Task: {
+        "status__exact": "FAILED",
+        "queue": "mail",
+        "task_path": "a.b",
+        "attention": "stuck",
+        "id__lt": "5",
+        "fingerprint__exact": "7",
+        "exception": "a.B",
+        "since": "2026-01-01",
+        "before": "2026-01-01T12:00",
+        "worker": "w",
+        "key": "order:1",
+        "argument": "a=1",
+        "metadata": "a=1",
+    },
+    Worker: {},
+    AdvisoryLock: {"is_granted__exact": "1", "mode": "ExclusiveLock"},
+    Lease: {"held": "1"},
+    Queue: {"paused": "1"},
+    Schedule: {"is_enabled__exact": "1"},
+}
+#: The names of filters that are not names of fields.
+OF_FILTERS = {"attention", "held", "paused", "exception", "since", "before", "key", "argument", "metadata"}
+LOOKUPS = (
+    *("", "exact", "iexact", "startswith", "icontains", "regex", "isnull", "in", "gt", "lt", "gte", "lte"),
+    *("email", "email__startswith", "0__regex", "year", "length"),
+)
+
+
+def permission_to_view(model):
+    return f"view_{model._meta.model_name}"
+
+
+def address(model, page="changelist", *args):
+    return reverse(f"admin:django_pglock_{model._meta.model_name}_{page}", args=args)
+
+
+def names_of(model):
+    """Every name with which a lookup may begin: columns, relations, and the fields of related models."""
+    names = {"pk", "id", "nothing"}
+    for field in model._meta.get_fields(include_hidden=True):
+        names |= {field.name, getattr(field, "attname", field.name)}
+        if field.is_relation:
+            names |= {f"{field.name}__{each.name}" for each in field.related_model._meta.get_fields()}
+    return sorted(names)
+
+
+def asked(client, url, query=None, method="get"):
+    """Return the response, and the statements about our tables."""
+    with CaptureQueriesContext(connection) as queries:
+        response = getattr(client, method)(url, query)
+    return response, [each["sql"] for each in queries if '"django_pglock_' in each["sql"]]
+
+
+def test_every_model_of_ours_is_in_this_test():
+    ours = {model: each for model, each in admin.site._registry.items() if model._meta.app_label == "django_pglock"}
+    # The overview and the page of failures are no lists of rows, and ignore lookups.
+    assert ours.keys() == SERVED.keys() | {FailureGroup, Overview}
+    assert all(isinstance(each, ReadOnlyAdmin) for each in ours.values())
+
+
+@pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
+def test_a_list_serves_its_own_lookups_and_refuses_all_others_without_a_query(client, rf, model):
+    user = person(client, permission_to_view(model))
+    served = SERVED[model]
+    for name, value in served.items():
+        response, queries = asked(client, address(model), {name: value})
+        assert (response.status_code, bool(queries)) == (200, True), name
+    lookups = {"__".join(filter(None, (name, lookup))) for name in names_of(model) for lookup in LOOKUPS}
+    assert served.keys() - OF_FILTERS <= lookups, "so those that are served are among the asked"
+    assert len(lookups) > 100
+    user.get_all_permissions()
+    with CaptureQueriesContext(connection) as queries:
+        for lookup in sorted(lookups - served.keys()):
+            request = rf.get("/", {lookup: "u"})
+            request.user = user
+            with pytest.raises(DisallowedModelAdminLookup):
+                admin.site._registry[model].changelist_view(request)
+    assert queries.captured_queries == []
+
+
+@pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
+def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
+    person(client, permission_to_view(model))
+    # The test above asks for all other fields without a server.
+    for field in (model._meta.fields[0].name, model._meta.fields[-1].name, "nothing"):
+        response, queries = asked(client, address(model), {f"{field}__startswith": "u"})
+        assert (response.status_code, queries) == (400, []), field
+
+
+@pytest.mark.parametrize("field", ["args", "kwargs", "result", "meta", "unique_key", "lock_key", "progress"])
+def test_redacted_fields_cannot_be_searched(client, field):
+    """Whether the list is empty would reveal a value letter by letter."""
+    person(client, "view_task")
+    make("SUCCESSFUL", args=["user"], kwargs={"email": "user"}, result={"email": "user"}, meta={"email": "user"})
+    for lookup in ("email__startswith", "0__startswith", "contains", "startswith", "email__isnull", "has_key"):
+        response, queries = asked(client, address(Task), {f"{field}__{lookup}": "u"})
+        assert (response.status_code, queries) == (400, [])
+
+
+def test_an_action_on_all_matching_tasks_refuses_forbidden_lookups(client):
+    person(client, "view_task", "retry_task")
+    row = make("FAILED", kwargs={"email": "user"})
+    data = {"action": "retry", "_selected_action": [row.pk], "select_across": "1"}
+    response, queries = asked(client, f"{address(Task)}?kwargs__email__startswith=u", data, "post")
+    assert (response.status_code, queries) == (400, [])
+    assert Task.objects.get().status == "FAILED"
+
+
+@pytest.mark.parametrize("extra", ["e=1", "o=1", "q=1", "_popup=1", "_facets=True", "all=", "_to_field=id", "p=2"])
+def test_other_query_parameters_do_not_allow_a_forbidden_lookup(client, extra):
+    person(client, "view_task")
+    response, queries = asked(client, f"{address(Task)}?kwargs__email__startswith=u&{extra}")
+    assert (response.status_code, queries) == (400, [])
+
+
+@pytest.mark.parametrize("values", [("READY", "FAILED"), ("\x00", "FAILED"), ("FAILED", "FAILED")])
+def test_a_lookup_with_several_values_is_refused_without_a_query(client, values):
+    """No filter links to two statuses, and no index has the rows of two statuses in the order of the list."""
+    person(client, "view_task")
+    response, queries = asked(client, address(Task), {"status__exact": values})
+    assert (response.status_code in (302, 400), queries) == (True, [])
+
+
+@pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
+def test_admin_pages_refuse_to_field_unless_it_names_the_primary_key(client, model):
+    person(client, permission_to_view(model))
+    key = model._meta.pk.name
+    urls = address(model), address(model, "change", "1"), address(model, "delete", "1")
+    pages = list(product(urls, ("get", "post")))
+    others = [field.name for field in model._meta.fields if field.name != key]
+    for (url, method), name in zip(pages, cycle(others)):
+        response, queries = asked(client, f"{url}?_to_field={name}", method=method)
+        assert (response.status_code, queries) == (400, []), (url, method, name)
+    assert client.get(address(model), {"_to_field": key, "_popup": "1"}).status_code == 200
+
+
+def test_the_changelist_filters_in_the_url_of_a_page_are_not_applied(client):
+    person(client, "view_task")
+    row = make(kwargs={"email": "user"})
+    filters = "kwargs__email__startswith%3Du"
+    plain, expected = asked(client, address(Task, "change", row.pk))
+    response, queries = asked(client, f"{address(Task, 'change', row.pk)}?_changelist_filters={filters}")
+    assert (response.status_code, len(queries)) == (plain.status_code, len(expected)) == (200, len(expected))
+    assert not [sql for sql in queries if "email" in sql]
+    # django-jet makes the list of the page of a row, with the query string of this page.
+    listing, queries = asked(client, f"{address(Task)}?_changelist_filters={filters}")
+    assert listing["location"].endswith("?e=1")
+    assert not [sql for sql in queries if "django_pglock" in sql]
+
+
+@pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
+def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, rf, model):
+    """The order of the rows would reveal the hidden values."""
+    user = person(client, permission_to_view(model))
+    for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
+        request = rf.get("/", {"o": order})
+        request.user = user
+        with CaptureQueriesContext(connection) as captured:
+            # The view reads the rows. To render the page takes longer.
+            assert admin.site._registry[model].changelist_view(request).status_code == 200
+        queries = [each["sql"] for each in captured if "ORDER BY" in each["sql"]]
+        assert queries
+        for sql in queries:
+            assert not {"args", "kwargs", "result", "meta"} & {*sql.rpartition("ORDER BY")[2].split('"')}
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_the_search_reads_no_arguments(client):
+    person(client, *{permission_to_view(model) for model in SERVED})
+    task(redact=True)(make)
+    make(kwargs={"email": "user"}, lock_key="user", unique_key="user", unique_scope="WAITING")
+    for term in ("user", "kwargs__email__startswith:user", '"user"'):
+        response, queries = asked(client, address(Task), {"q": term})
+        assert len(response.context["cl"].result_list) == 0
+        for sql in queries:
+            condition = sql.partition("WHERE")[2]
+            assert not {"args", "kwargs", "result", "meta", "unique_key", "lock_key"} & {*condition.split('"')}
+
+
+def complete(client, term, source="attempt", field="task"):
+    query = {"app_label": "django_pglock", "model_name": source, "field_name": field, "term": term}
+    return asked(client, reverse("admin:autocomplete"), query)
+
+
+def test_autocomplete_finds_tasks_by_the_search_of_the_list(client):
+    person(client, "view_task")
+    row = make(kwargs={"email": "user"}, lock_key="user")
+    response, queries = complete(client, str(row.pk))
+    assert response.json()["results"] == [{"id": str(row.pk), "text": str(row)}]
+    assert not [sql for sql in queries if '"kwargs"' in sql], "it does not load what it does not show"
+    assert complete(client, "user")[0].json()["results"] == []
+    assert complete(client, "u", field="traceback")[0].status_code == 403
+    person(client, "view_worker")
+    response, queries = complete(client, str(row.pk))
+    assert (response.status_code, queries) == (403, [])
+
+
+class LooseAdmin(TaskAdmin):
+    """A subclass as a project may write it."""
+
+    list_filter = [*TaskAdmin.list_filter, "priority", ("finished_at", admin.DateFieldListFilter), "failures"]
+    linked_lookups = (*TaskAdmin.linked_lookups, "rescues__gt")
+    date_hierarchy = "enqueued_at"
+
+
+@pytest.mark.parametrize(
+    ("lookup", "is_allowed"),
+    [
+        ("status__exact", True), ("status__isnull", False), ("status", False), ("id__lt", True), ("rescues__gt", True),
+        ("rescues__lt", False), ("priority", True), ("priority__isnull", False), ("priority__regex", False),
+        ("finished_at__gte", True), ("finished_at__lt", True), ("finished_at__isnull", True),
+        ("finished_at__year", False), ("failures__id__exact", True), ("failures__traceback__contains", False),
+        ("enqueued_at__year", True), ("enqueued_at__month", True), ("enqueued_at__day", True),
+        ("enqueued_at__gte", False), ("enqueued_at__hour", False), ("kwargs", False),
+        ("kwargs__email", False), ("queue", True), ("queue__startswith", False),
+    ],
+)  # fmt: skip
+def test_a_subclass_of_an_admin_allows_the_lookups_of_its_own_filters(rf, lookup, is_allowed):
+    own = LooseAdmin(Task, admin.site)
+    assert own.lookup_allowed(lookup, "1", rf.get("/")) is is_allowed
+
+
+@pytest.mark.parametrize("choices", [{"status": "FAILED"}, lambda: {"status": "FAILED"}, models.Q(status="FAILED")])
+def test_a_list_allows_the_lookups_of_limit_choices_to(rf, monkeypatch, choices):
+    """``raw_id_fields`` link to the list with the value that ``limit_choices_to`` has, and no other."""
+    monkeypatch.setattr(Task._meta, "related_fkey_lookups", [choices])
+    own = admin.site._registry[Task]
+    assert own.lookup_allowed("status", "FAILED", rf.get("/")) is not isinstance(choices, models.Q)
+    assert not own.lookup_allowed("status", "READY", rf.get("/"))
+    assert not own.lookup_allowed("kwargs", "FAILED", rf.get("/"))

@@ -100,3 +100,15 @@ def test_no_filter_finds_tasks_of_a_function_that_redacts_now(client, monkeypatc
     row = make(kwargs={"card": "42"})
     monkeypatch.setattr(task_filters, "redacting_paths", lambda: [row.task_path])
     assert ids(client, argument="card=42") == []
+
+
+def test_functions_and_queues_are_suggestions_and_not_links(client):
+    """Hundreds of links would fill the page."""
+    person(client, "view_task")
+    page = client.get(LIST, {"status__exact": "FAILED", "queue": "no-such", "q": "nothing"}).content.decode()
+    assert '<option value="tests.sample.tasks.nothing">' in page
+    assert "?task_path=" not in page
+    assert '<input type="hidden" name="status__exact" value="FAILED">' in page
+    assert '<input type="hidden" name="queue" value="no-such">' in page
+    assert '<input type="hidden" name="q" value="nothing">' in page
+    assert page.count('name="queue"') > page.count('type="hidden" name="queue"'), "and the input itself"

@@ -7,8 +7,8 @@ from django.db import connection
 
 from django_pglock import __version__, task
 from django_pglock.bulk import change_tasks
-from django_pglock.management import worker_banner
-from django_pglock.management.worker_banner import banner
+from django_pglock.management import worker_process
+from django_pglock.management.worker_process import banner
 from django_pglock.tasks import registry
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker
@@ -55,7 +55,7 @@ def test_the_worker_banner_without_functions_says_where_to_define_them():
 
 
 def test_the_worker_banner_lists_only_the_first_of_many_functions(monkeypatch):
-    monkeypatch.setattr(worker_banner, "FEW", 1)
+    monkeypatch.setattr(worker_process, "FEW", 1)
     task(tasks.echo.func)
     task(tasks.fail.func)
     assert facts_of(Worker())[1]["functions"] == "2: tests.sample.tasks.echo and 1 more"

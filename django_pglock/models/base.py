@@ -1,0 +1,82 @@
+"""What the models share: default managers, a field, an index, and the databases that can have the tables.
+
+From the default managers ``dumpdata`` takes the rows that it writes.
+
+``dumpdata`` asks the default manager of each model: ``_default_manager.using(alias)``. It asks unmanaged models as
+well, and databases of other vendors, where our tables do not exist. The only other way to leave rows out is a router,
+which belongs to the project. So each model has a default manager, ``for_dumpdata``, which differs from ``objects`` in
+``using()`` alone. Django's other uses of a default manager, as in the admin and in relations, do not call ``using()``
+on the manager itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.db import connections, models
+
+
+class Dumped:
+    """Includes the rows of a default manager in a dump, in each database that can have the table."""
+
+    def using(self, alias: str | None) -> Any:
+        """Return all rows, or none in a database of another vendor."""
+        rows = super().using(alias)  # type: ignore[misc]
+        return rows if connections[rows.db].vendor == "postgresql" else rows.none()
+
+
+class NotDumped:
+    """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
+
+    def using(self, alias: str | None) -> Any:
+        """Return no row."""
+        return super().using(alias).none()  # type: ignore[misc]
+
+
+class DumpedManager(Dumped, models.Manager[Any]):
+    """The default manager of a model without verbs of its own."""
+
+
+class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
+    """The counts of a histogram by bucket, in a column of type ``bigint[]``."""
+
+    def db_type(self, connection: Any) -> str:
+        """Return the type of the column."""
+        return "bigint[]"
+
+    def to_python(self, value: Any) -> Any:
+        """Return a list, also for the text of a fixture."""
+        return json.loads(value) if isinstance(value, str) else value
+
+    def value_to_string(self, obj: Any) -> str:
+        """Return the value as the text of a fixture."""
+        return json.dumps(self.value_from_object(obj))
+
+
+class BrinIndex(models.Index):
+    """A block range index: a few hundred kilobytes for ten million rows in order of time."""
+
+    suffix = "brin"
+
+    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
+        """Return the statement that makes the index, as Django asks for it."""
+        return super().create_sql(model, schema_editor, using=" USING brin", **kwargs)
+
+
+class OnPostgreSQL:
+    """The base of each model's ``Meta``: in databases of other vendors there is no table, and no system check warns.
+
+    Without a router Django migrates every app in every database of the project. ``migrate`` and the test runners skip
+    a model whose ``required_db_vendor`` is another one. The system checks of indexes, constraints and defaults ask for
+    the features instead.
+    """
+
+    required_db_vendor = "postgresql"
+    required_db_features = (
+        "supports_covering_indexes",
+        "supports_expression_defaults",
+        "supports_json_field",
+        "supports_partial_indexes",
+        "supports_table_check_constraints",
+    )
