@@ -64,6 +64,9 @@ UNNOTICED_FACTOR = 0.8
 RESCUES = 5
 #: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
 PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
+#: Seconds for which one pruning goes on while it finds old tasks, and seconds until the next one if some are left.
+#: They are short, because the same thread promotes due tasks, and rescues tasks of dead workers.
+TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
 #: A step of the server's clock in seconds that has to be noticed.
 LEAST_STEP = 1.0
 #: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
@@ -115,6 +118,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter, self._rate_key = "", 0, ""
         # The task id up to which pruning has come, and when pruning continues.
         self._pruned_to, self._prune_at = 0, 0.0
+        # Whether the last pruning has not found all old tasks.
+        self._prunes_on = False
         # The known tables of the project whose rows refuse the pruning of tasks.
         self._referring: set[str] = set()
         # The tasks that this round has rescued: queue, function and new status.
@@ -167,6 +172,7 @@ class Upkeep(ConnectedService):
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
+            BETWEEN_PRUNINGS if self._prunes_on else None,
         )
         self._attempt(self.queue_counts.run_if_due, interval_factor)
         self._check_for_delay()
@@ -289,15 +295,20 @@ class Upkeep(ConnectedService):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
-        pause = PRUNING_PAUSE * self._interval_factor
+        pause, self._prunes_on = PRUNING_PAUSE * self._interval_factor, False
         if not self._pruned_to:
             warn_of_references(self.using, self._referring)
-        count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+        end = time.monotonic() + TIME_TO_PRUNE
+        while True:
+            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            has_more = bool(count and self._pruned_to)
+            if not has_more or time.monotonic() >= end:
+                break
         history_rows = self._attempt(prune_history, self.using)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
         if unused or count or self._pruned_to or history_rows:
-            pause = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        self._prune_at = time.monotonic() + pause
+            pause = BETWEEN_PRUNINGS if has_more else get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
+        self._prune_at, self._prunes_on = time.monotonic() + pause, has_more
 
     def _rescue(self) -> None:
         found: list[Rescued] = []
