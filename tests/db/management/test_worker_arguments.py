@@ -20,11 +20,13 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
     class Recorder:
         left_behind = ()
+        grace = 5.0
+        has_overrun = False
 
         def __init__(self, **options):
             built.append(options)
 
-        def run(self):
+        def run(self, *, ending):
             return True
 
         def stop(self):
