@@ -7,10 +7,13 @@ that there was none: see ``ServerTimes``.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
+
+from django.db import ProgrammingError
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit_on_commit
@@ -148,7 +151,11 @@ class ServerTimes(NamedTuple):
 
 def server_times(using: str) -> ServerTimes:
     """Ask the server, in this thread's session."""
-    return ServerTimes(*run(using, SERVER_TIMES)[0])
+    try:
+        return ServerTimes(*run(using, SERVER_TIMES)[0])
+    except ProgrammingError:
+        # The role may not ask, so everything counts as an outage.
+        return ServerTimes(session=None, server=math.inf, recovery=None)
 
 
 def interrupted(claim: Claim, error: BaseException, *, is_suspect: bool = False) -> Interrupted:

@@ -1,5 +1,7 @@
 """The exclusive run: a task whose workers have died too often gets one more attempt, as the only task of a process.
 
+The same applies to a task that ends its session again and again: see ``rescue.py``.
+
 When a process dies, it is not known which of its tasks was the cause. So each task that was running there counts a
 rescue. A task may end FAILED because of its rescues only after an attempt in which it was the only task of its process.
 The other tasks were not the cause, and they run to their end. With ``MAX_RESCUES=0`` there is no such attempt: the

@@ -464,3 +464,8 @@ def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
     for number, bound in enumerate((0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 120, 120), start=1):
         assert bound / 2 <= pause(number) <= bound
     assert pause(3, retries=2) <= 0.25, "those were failures"
+
+
+def test_a_role_that_may_not_ask_counts_everything_as_an_outage(monkeypatch):
+    monkeypatch.setattr(rescue_module, "SERVER_TIMES", "SELECT missing()")
+    assert not server_times("default").show_no_outage(time.time())
