@@ -34,6 +34,7 @@ class Call:
     received_at: float = 0.0
     priority = 0
     progress = written_progress = log = None
+    meta = "{}"
 
     @property
     def task_path(self) -> str:
