@@ -7,10 +7,10 @@ import threading
 
 import pytest
 from asgiref.sync import sync_to_async
-from django_pglock.store.running_stack import request_stack
 
 from django_pglock import task
-from django_pglock.models import RunningStack, Task
+from django_pglock.models import Task
+from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, coroutine_text, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
@@ -104,8 +104,7 @@ def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, fun
     def text():
         # The function may not have reached its waiting place yet.
         assert request_stack("default", int(made.id))
-        eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists(), why="no answer")
-        return RunningStack.objects.get().stack
+        return wait_for_stack("default", int(made.id), timeout=NEVER).text
 
     found = eventually(lambda: text() if all(line in text() for line in lines) else None, why="it is not there")
     places = [found.index(line) for line in lines if line in found]
@@ -125,8 +124,7 @@ def test_a_task_that_waits_for_a_thread_has_no_stack(worker, eventually):
         worker=running.worker, last_attempted_at=running.last_attempted_at,
     )  # fmt: skip
     assert request_stack("default", other.pk)
-    eventually(lambda: RunningStack.objects.filter(answered_at__isnull=False).exists())
-    assert RunningStack.objects.get().stack == ""
+    assert wait_for_stack("default", other.pk, timeout=NEVER).text == ""
 
 
 def test_a_deep_stack_is_cut_at_its_outer_end():
