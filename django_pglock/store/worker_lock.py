@@ -1,10 +1,14 @@
-"""The advisory lock that a session of a worker holds. While it is held, missing heartbeats are tolerated for longer."""
+"""The advisory locks of workers: one that a session of each worker holds, and one of a round of upkeep.
+
+While the worker's lock is held, missing heartbeats are tolerated for longer. One worker at a time does a round,
+which is one transaction.
+"""
 
 from __future__ import annotations
 
-from django_pglock.keys.reserved import WORKER
+from django_pglock.keys.reserved import UPKEEP, WORKER
 from django_pglock.postgres.connections import backend_pid, connection_for
-from django_pglock.store.statements import run
+from django_pglock.store.statements import BY_INDEX, run
 
 #: Takes the worker's lock. NULL behind a pooler: there the lock would stay in a session that other clients use. CASE,
 #: because the server must compare the process numbers before it tries to take the lock.
@@ -21,3 +25,16 @@ def lock_worker(using: str, number: int) -> bool | None:
 def unlock_worker(using: str, number: int) -> None:
     """Release the lock, which the present session holds."""
     run(using, UNLOCK_WORKER, WORKER, number)
+
+
+#: The first statement of a round. It tries to take the lock, and limits how long the session may be idle in the
+#: transaction. Both end with the transaction, so they work behind a pooler as well.
+TRY_UPKEEP_LOCK = f"""
+SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
+"""
+
+
+def try_upkeep_lock(using: str) -> bool:
+    """Try to take the lock until the end of the current transaction. Return whether it was free."""
+    [(is_taken, *_settings)] = run(using, TRY_UPKEEP_LOCK)
+    return bool(is_taken)

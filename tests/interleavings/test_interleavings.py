@@ -116,10 +116,10 @@ FILES = {
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
-    *("count", "failures", "id_range", "known_queues", "lock_keys", "logs", "managers"),
-    *("marking", "newest", "outcome", "plans", "ready"),
+    *("count", "failures", "id_range", "known_queues", "lock_keys", "managers"),
+    *("marking", "outcome", "plans", "ready"),
     "result_listener",
-    *("statements", "unknown", "upkeep_lock", "wake"),
+    *("statements", "unknown", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }
 

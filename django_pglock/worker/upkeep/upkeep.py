@@ -39,8 +39,8 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
-from django_pglock.store.upkeep_lock import try_upkeep_lock
 from django_pglock.store.wake import wake
+from django_pglock.store.worker_lock import try_upkeep_lock
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport

@@ -10,7 +10,7 @@ from django_pglock import enqueue_many
 from django_pglock.models import Task
 from django_pglock.store import progress
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.progress import COMPARED_AT_ONCE, write_progress
+from django_pglock.store.progress import COMPARED_AT_ONCE, write_logs, write_progress
 from django_pglock.store.settle import settle
 from tests.sample import tasks
 
@@ -101,3 +101,25 @@ def test_progress_is_written_beside_the_old_version_of_the_row(claim):
         write_progress("default", [mine])
     assert len(queries) == 1
     assert hot_updates() == before + 1
+
+
+def test_each_log_is_written_into_the_row_of_its_claim_unless_this_was_lost(claim):
+    enqueue_many(tasks.nothing, [{}] * 3)
+    first, second, lost = claim(3)
+    first.log, second.log, lost.log = "a", "", "c"
+    Task.objects.filter(pk=second.id).update(log="of the attempt before")
+    Task.objects.filter(pk=lost.id).update(attempts=2, log="of the attempt after")
+    write_logs("default", [first, second, lost])
+    assert list(Task.objects.order_by("id").values_list("log", flat=True)) == ["a", None, "of the attempt after"]
+
+
+def test_the_log_of_one_claim_is_written_and_a_locked_row_is_skipped(claim, locked):
+    """Another outcome of the same task may be written at this moment."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.log = "a"
+    with locked(mine.id):
+        write_logs("default", [mine])
+    assert Task.objects.get().log is None
+    write_logs("default", [mine])
+    assert Task.objects.get().log == "a"

@@ -27,7 +27,7 @@ from django_pglock.store.statements import (
     run_by_index,
     run_together,
 )
-from django_pglock.store.upkeep_lock import try_upkeep_lock
+from django_pglock.store.worker_lock import try_upkeep_lock
 from tests.db.store.schedules import enqueue_due
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_pglock.keys.reserved import WORKER, draw_number
+from django_pglock.models import Task
+from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import worker_lock
-from django_pglock.store.worker_lock import lock_worker, unlock_worker
+from django_pglock.store.worker_lock import TRY_UPKEEP_LOCK, lock_worker, try_upkeep_lock, unlock_worker
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,3 +51,47 @@ def test_behind_a_pooler_a_worker_takes_no_session_lock(monkeypatch):
     number = draw_number()
     assert lock_worker("default", number) is None
     assert holders(number) == []
+
+
+def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):
+    def other_has_it():
+        with session.cursor() as cursor:
+            cursor.execute(TRY_UPKEEP_LOCK)
+            return cursor.fetchone()[0]
+
+    with transaction.atomic():
+        assert try_upkeep_lock("default")
+        assert not other_has_it()
+    session.set_autocommit(False)
+    assert other_has_it()
+    with transaction.atomic():
+        assert not try_upkeep_lock("default")
+    session.rollback()
+    with transaction.atomic():
+        assert try_upkeep_lock("default")
+
+
+def test_the_settings_of_the_upkeep_lock_end_with_the_transaction():
+    shown = "SELECT current_setting('enable_sort'), current_setting('idle_in_transaction_session_timeout')"
+    with connection.cursor() as cursor:
+        cursor.execute(shown)
+        before = cursor.fetchone()
+        with transaction.atomic():
+            try_upkeep_lock("default")
+            cursor.execute(shown)
+            assert cursor.fetchone() == ("off", "3s")
+        cursor.execute(shown)
+        assert cursor.fetchone() == before
+
+
+def test_a_worker_frozen_during_upkeep_does_not_block_the_upkeep_of_others(session, claim, worker, eventually):
+    """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
+    tasks.nothing.enqueue()
+    claim()
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(TRY_UPKEEP_LOCK)
+        assert cursor.fetchone()[0] is True
+    worker(queues=["another"])
+    eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
+    assert has_session_ended(session)

@@ -1,4 +1,4 @@
-"""Progress is written into rows that are found by their ids."""
+"""Progress and logs are written into rows that are found by their ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.store.progress import WRITE_LAST_PROGRESS, WRITE_PROGRESS
+from django_pglock.store.progress import WRITE_LAST_PROGRESS, WRITE_LOGS, WRITE_PROGRESS
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, comparisons, executed, insert, reads
 from tests.plans.store.backlog import Call
@@ -18,6 +18,7 @@ def calls(backlog):
     return {
         "WRITE_PROGRESS": Call(filled(WRITE_PROGRESS), values),
         "WRITE_LAST_PROGRESS": Call(filled(WRITE_LAST_PROGRESS), values),
+        "WRITE_LOGS": Call(filled(WRITE_LOGS), values),
     }
 
 
