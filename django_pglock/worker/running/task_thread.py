@@ -75,8 +75,13 @@ class TaskThread:
             attempt.begin()
             if attempt.timeout is not None:
                 self.watchdog.watch(attempt, self.stop)
-            value = self._call_in_this_process(attempt)
-            attempt.refuse_late_success()
+            try:
+                value = attempt.call()
+            finally:
+                if forked_child.generation != self.generation:
+                    forked_child.end_process(sys.exc_info()[1])
+            if attempt.timeout is not None:
+                attempt.refuse_late_success()
         except BaseException as error:
             if (reason := attempt.reason_of(error)) is error:
                 raise
@@ -85,16 +90,10 @@ class TaskThread:
             self._end(attempt)
         return value
 
-    def _call_in_this_process(self, attempt: StoppableAttempt) -> Any:
-        try:
-            return attempt.call()
-        finally:
-            if forked_child.generation != self.generation:
-                forked_child.end_process(sys.exc_info()[1])
-
     def _end(self, attempt: StoppableAttempt) -> None:
-        attempt.end()
-        self.watchdog.forget(attempt)
+        if attempt.timeout is not None:
+            attempt.end()
+            self.watchdog.forget(attempt)
         # Under the lock: a cancel request that is still on its way would cancel a statement of the next task.
         with self._stopping:
             self.attempt = None
