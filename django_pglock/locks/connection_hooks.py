@@ -97,5 +97,5 @@ def _with_names(sql: Any, names: str, connection: Any) -> Any:
     return names + sql if has_only_own_wrappers(connection) else f"{sql} {names}"
 
 
-OWN_WRAPPERS.append(_wrapper)
+OWN_WRAPPERS.insert(0, _wrapper)
 connection_created.connect(install_wrapper, dispatch_uid="django_pglock.locks.connection_hooks")

@@ -46,7 +46,7 @@ from django_pglock.postgres.connections import (
 )
 from django_pglock.postgres.libpq import exchange
 from django_pglock.postgres.message import send_in_session
-from django_pglock.postgres.stopping import check
+from django_pglock.postgres.stopping import check, stopping_wrapper
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -124,7 +124,8 @@ class Handle(BaseHandle):
                 )
 
     def _acquire(self, connection: DatabaseWrapper, locks: SessionLocks) -> None:
-        check()
+        if stopping_wrapper in connection.execute_wrappers:
+            check()
         began = time.monotonic()
         request = self._build_request(partial(locks.numbers, connection))
         record = self._record = LockRecord(locks, request, self.scope, connection.connection)

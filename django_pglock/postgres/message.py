@@ -135,7 +135,12 @@ def is_plain_django(connection: Any) -> bool:
         and type(raw) is psycopg.Connection
         and _makes_djangos_cursors((type(connection), raw.cursor_factory, CursorWrapper.execute))
         and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)
-        and has_only_own_wrappers(connection)
+        and (
+            # Not by has_only_own_wrappers(), because each lock asks.
+            not connection.execute_wrappers
+            or connection.execute_wrappers == OWN_WRAPPERS[:1]
+            or connection.execute_wrappers == OWN_WRAPPERS
+        )
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
 

@@ -9,6 +9,7 @@ from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
 from django_pglock.locks.connection_hooks import session_locks_of
+from django_pglock.postgres import stopping
 from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.locks.sessions import advisory_rows
@@ -183,3 +184,15 @@ def test_a_connection_without_session_locks_has_no_record_of_locks():
     with lock("a"):
         pass
     assert not session_locks_of(connections["default"])
+
+
+def test_messages_of_a_thread_of_tasks_take_the_short_way_too():
+    """Its connections have one wrapper more, which stops tasks and changes no statement."""
+    other = connections["default"].copy()
+    stopping.install_wrapper(other)
+    try:
+        other.ensure_connection()
+        assert len(other.execute_wrappers) == 2
+        assert is_plain_django(other)
+    finally:
+        other.close()
