@@ -80,13 +80,13 @@ FROM generate_series(2, 1000) AS n
 
 # What workers would have written: of all queues together and of each, three hours by the minute and a week by the hour.
 HISTORY = """
-INSERT INTO django_pglock_taskhistory (seconds, started_at, queue, task_path, succeeded, failed, retried, cancelled,
-    snoozed, lost, wait_seconds, run_seconds, wait, run)
-SELECT kind.seconds, date_trunc(kind.unit, now()) - n * make_interval(secs => kind.seconds), queue, '', 200, 3, 1, 0, 0,
-    0, 100, 40, array_fill(10, ARRAY[20]), array_fill(10, ARRAY[20])
+INSERT INTO django_pglock_number (seconds, started_at, queue, task_path, kind, count, total, buckets)
+SELECT kind.seconds, date_trunc(kind.unit, now()) - n * make_interval(secs => kind.seconds), queue, '',
+    counted, 200, 100, array_fill(10, ARRAY[20])
 FROM (VALUES (60, 'minute', 180), (3600, 'hour', 168)) AS kind (seconds, unit, count),
      generate_series(0, kind.count) AS n,
-     (SELECT '' AS queue UNION ALL SELECT 'queue-' || q FROM generate_series(0, %(queues)s - 1) AS q) AS named
+     (SELECT '' AS queue UNION ALL SELECT 'queue-' || q FROM generate_series(0, %(queues)s - 1) AS q) AS named,
+     unnest(ARRAY['succeeded', 'failed', 'retried', 'waited', 'ran']) AS counted
 """
 
 PAGES = {
@@ -180,8 +180,8 @@ def visits() -> Iterator[tuple[str, ...]]:
     from django.test import Client
     from django.urls import reverse
 
-    from django_pglock.models import Attempt, QueueCount, Task, Worker
-    from django_pglock.store.shared_counts import keep_counts
+    from django_pglock.models import Attempt, Number, Task, Worker
+    from django_pglock.store.numbers import count_depths
 
     client = Client()
     client.force_login(User.objects.create_superuser(f"visitor{time.time_ns()}"))
@@ -194,10 +194,10 @@ def visits() -> Iterator[tuple[str, ...]]:
     yield "page", "statements", "pages touched", "server's CPU, ms", "admin's CPU, ms", "size, kB"
     for name, path in PAGES.items():
         address = root + path.format(failed=failed, stubborn=stubborn, **moments)
-        # Workers count for some pages, every half a minute.
-        QueueCount.objects.all().delete()
+        # A worker counts for all pages, every 15 seconds.
+        Number.objects.filter(kind="counted").update(total=0)
         if not name.endswith("no worker"):
-            keep_counts("default")
+            count_depths("default")
         client.get(address)  # fills caches
         seen = [visit(client, address) for _ in range(VISITS)]
         server, cpu, size = (statistics.median(each[at] for each in seen) for at in range(3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.apps.registry import Apps
@@ -26,11 +26,12 @@ from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.redrive import enqueue_redrive, redrives
-from django_pglock.store.failures import FailureCounts, FailureGroupId, find_failure_group, in_group
-from django_pglock.store.shared_failures import invalidate_failures, shared_failures
+from django_pglock.store.failures import FailureCounts, FailureGroupId, failures, find_failure_group, in_group
 from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import TASK_VERBS
 
+#: The largest number of tasks that the page counts in a group.
+MOST_IN_GROUP = 1000
 #: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.
 STEP, BAR, HEIGHT = 5, 4, 24
 
@@ -99,12 +100,11 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
             raise PermissionDenied
-        groups, age = shared_failures(Task.objects.db)
+        groups = failures(Task.objects.db, most=MOST_IN_GROUP)
         now = timezone.now()
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
             "rows": list(self._rows(groups, now)),
-            "counted": elapsed(now - timedelta(seconds=age), now) if age is not None else "",
             "may": self._may(request),
         }
         return self._answer(request, "change_list", {**context, **(extra_context or {})})
@@ -127,8 +127,6 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._redrive(request, group)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
-        # The page must show the change, not the earlier counts of a worker.
-        invalidate_failures(using)
         return HttpResponseRedirect(self._address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:

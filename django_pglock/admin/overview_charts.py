@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from django_pglock.admin.charts import Chart, Line
 from django_pglock.admin.overview_facts import Facts
-from django_pglock.store.history import Point, series
+from django_pglock.store.numbers import Point, series
 from django_pglock.tasks import registry
 
 
@@ -30,7 +30,7 @@ class Span:
     moment: str
 
 
-#: The history has rows of minutes and of hours, so each point of a chart is one row.
+#: There are rows of minutes and of hours, so each point of a chart is one row of each kind.
 SPANS = (
     Span("hour", gettext_lazy("Hour"), timedelta(hours=1), timedelta(minutes=1), "H:i"),
     Span("day", gettext_lazy("Day"), timedelta(days=1), timedelta(hours=1), "H:i"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -13,15 +12,14 @@ from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
 
-from django_pglock.admin.pages import capped
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.store.count import failed_counts, ready_counts
-from django_pglock.store.history import finished_per_minute
+from django_pglock.store.count import QueueCounts
+from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
 
-#: Running tasks that are read, tasks of a queue that are counted, and workers that are read.
-MOST_RUNNING, MOST_IN_QUEUE, MOST_WORKERS = 1000, 1000, 200
-#: Queues with ready tasks are compared by the age of the oldest task, so a few tasks of each are enough.
-OLDEST = 3
+#: Running tasks and workers that are read.
+MOST_RUNNING, MOST_WORKERS = 1000, 200
+#: Seconds after which the page counts by itself: no worker counts.
+MAX_AGE = BETWEEN_DEPTHS + 5
 
 
 class RunningTask(NamedTuple):
@@ -71,31 +69,21 @@ class Facts:
         return [RunningTask(*row) for row in rows.values_list(*fields)[:MOST_RUNNING]]
 
     @cached_property
+    def depths(self) -> Mapping[str, QueueCounts]:
+        """The tasks of each queue by status, as counted within the last seconds; those with the oldest ready first."""
+        found = depths(self.using, max_age=MAX_AGE)
+        return {each.queue: each for each in sorted(found, key=lambda each: -(each.oldest_ready or 0.0))}
+
+    @cached_property
     def ages(self) -> Mapping[str, float]:
         """The queues that have ready tasks, and the age of the oldest in seconds; those with the oldest first."""
-        found = {queue: age or 0.0 for queue, (_, age) in ready_counts(self.using, most=OLDEST).items()}
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+        return {queue: each.oldest_ready for queue, each in self.depths.items() if each.oldest_ready is not None}
 
     @cached_property
     def paused(self) -> Mapping[str, Queue]:
         """The queues that are paused, those for longest first."""
         return {queue.pk: queue for queue in Queue.objects.using(self.using).paused().order_by("paused_at", "name")}
 
-    def depths(self, queues: list[str]) -> dict[str, int]:
-        """Return how many tasks of these queues are ready."""
-        found = ready_counts(self.using, queues, most=MOST_IN_QUEUE + 1)
-        return {queue: capped(count, MOST_IN_QUEUE) for queue, (count, _) in found.items()}
-
-    def failed(self, queues: list[str]) -> dict[str, int]:
-        """Return how many tasks of these queues have failed."""
-        found = failed_counts(self.using, queues, most=MOST_IN_QUEUE + 1)
-        return {queue: capped(count, MOST_IN_QUEUE) for queue, count in found.items()}
-
     def rates(self, queues: list[str]) -> dict[str, float]:
         """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
         return finished_per_minute(self.using, queues)
-
-    @cached_property
-    def running_by_queue(self) -> Mapping[str, int]:
-        """How many tasks of each queue run."""
-        return Counter(task.queue for task in self.running)

@@ -70,25 +70,33 @@ class WorkerTable:
 def queue_table(facts: Facts) -> QueueTable:
     """Return the queues, the urgent ones first: with the oldest ready tasks, paused, with running tasks, configured."""
     configured = [queue for backend in task_backends.all() for queue in sorted(backend.queues)]
-    names = list(dict.fromkeys([*facts.ages, *facts.paused, *facts.running_by_queue, *configured]))
+    running = [queue for queue, each in facts.depths.items() if each.counts["RUNNING"]]
+    names = list(dict.fromkeys([*facts.ages, *facts.paused, *running, *configured]))
     shown = names[:MOST_SHOWN]
-    depths, failed, rates, now = facts.depths(shown), facts.failed(shown), facts.rates(shown), timezone.now()
+    rates, now = facts.rates(shown), timezone.now()
     rows = []
     for name in shown:
         age, paused = facts.ages.get(name), facts.paused.get(name)
         row = QueueRow(
             name=name,
-            ready=depths.get(name, 0),
+            ready=_count(facts, name, "READY"),
             oldest="-" if age is None else elapsed(now - timedelta(seconds=age), now),
-            running=facts.running_by_queue.get(name, 0),
+            running=_count(facts, name, "RUNNING"),
             rate=f"{rates.get(name, 0):,.{0 if rates.get(name, 0) >= 10 else 1}f}",
-            failed=failed.get(name, 0),
+            failed=_count(facts, name, "FAILED"),
             paused_at=paused.paused_at if paused else None,
             ready_url=facts.address("task_changelist", status__exact="READY", queue=name),
             failed_url=facts.address("task_changelist", status__exact="FAILED", queue=name),
         )
         rows.append(row)
     return QueueTable(rows, len(names) - len(shown))
+
+
+def _count(facts: Facts, queue: str, status: str) -> int:
+    depth = facts.depths.get(queue)
+    if depth is None:
+        return 0
+    return AtLeast(depth.counts[status]) if status in depth.at_least else depth.counts[status]
 
 
 def worker_table(facts: Facts) -> WorkerTable:

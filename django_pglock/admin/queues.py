@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -13,7 +12,6 @@ from django.db import router, transaction
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -22,7 +20,7 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
 from django_pglock.admin.task_filters import queues_of_the_code
 from django_pglock.models import Queue
-from django_pglock.store.known_queues import queues_without_row
+from django_pglock.store.numbers import queues_without_row
 from django_pglock.store.pause import check_pausable
 
 if TYPE_CHECKING:
@@ -138,11 +136,10 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add the queues without a row, which have never been paused, and the address of the list of tasks."""
-        others, age = ([], None) if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
+        others = [] if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
         may_see = request.user.has_perm("django_pglock.view_task")
         tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name) if may_see else ""
-        counted = elapsed(timezone.now() - timedelta(seconds=age)) if age is not None else ""
-        about = {"pglock_queues": others, "pglock_counted": counted, "pglock_tasks": tasks}
+        about = {"pglock_queues": others, "pglock_tasks": tasks}
         return super().changelist_view(request, {**about, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:

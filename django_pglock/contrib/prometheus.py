@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from itertools import chain, groupby
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from django.db import Error as DatabaseFailure
 from django.http import HttpRequest, HttpResponse
@@ -24,10 +23,11 @@ from prometheus_client.registry import Collector
 
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.store.shared_counts import shared_counts
+from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.store.numbers import depths
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.probes.metrics import STATUSES
+from django_pglock.worker.probes.metrics import depth_families
 
 logger = get_logger("django_pglock.tasks")
 
@@ -38,8 +38,8 @@ MULTIPLE_PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
 class TaskCollector(Collector):  # type: ignore[misc]
     """The queues and the workers of all databases that the backends in ``TASKS`` use.
 
-    Queues are counted as a worker counts them: one process counts for all, every ten seconds at most, and up to 10,000
-    tasks of a kind.
+    Queues are counted as a worker counts them, up to 10,000 tasks of a kind. If no worker has counted within a minute,
+    this process counts.
     """
 
     def describe(self) -> list[Metric]:
@@ -51,29 +51,36 @@ class TaskCollector(Collector):  # type: ignore[misc]
         databases = {backend.database for backend in our_backends()}
         try:
             # Queues of the same name in several databases are one.
-            counts = sorted(chain(*map(shared_counts, databases)), key=attrgetter("queue"))
+            found = _joined(chain(*map(depths, databases)))
             workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
             return
-        ready = _gauge("tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", "queue")
-        oldest = _gauge(
-            "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", "queue"
-        )
-        others = _gauge(
-            "tasks", "Tasks in the database by queue and status. Counting stops at 10000.", "queue", "status"
-        )
-        paused = _gauge("queue_paused", "1 while the queue is paused, else 0.", "queue")
-        for queue, group in groupby(counts, attrgetter("queue")):
-            here = list(group)
-            ready.add_metric([queue], sum(each.ready for each in here))
-            oldest.add_metric([queue], max(each.oldest_ready or 0.0 for each in here))
-            for status in STATUSES:
-                others.add_metric([queue, status], sum(getattr(each, status) for each in here))
-            paused.add_metric([queue], any(each.is_paused for each in here))
+        for name, help_text, samples, *split in depth_families(found):
+            label, values = split[0] if split else (None, ())
+            family = _gauge(name, help_text, "queue", *filter(None, [label]))
+            for ((_, queue),), number in samples:
+                for value, each in zip(values, number, strict=True) if label else [("", number)]:
+                    family.add_metric([queue, *filter(None, [value])], each)
+            yield family
         alive = _gauge("workers_alive", "Workers with a heartbeat within its limit.")
         alive.add_metric([], workers)
-        yield from (ready, oldest, others, paused, alive)
+        yield alive
+
+
+def _joined(queues: Iterable[QueueCounts]) -> list[QueueCounts]:
+    """Return the queues, those of the same name as one."""
+    found: dict[str, QueueCounts] = {}
+    for each in queues:
+        known = found.get(each.queue)
+        found[each.queue] = each if known is None else _sum_of(known, each)
+    return [found[queue] for queue in sorted(found)]
+
+
+def _sum_of(one: QueueCounts, other: QueueCounts) -> QueueCounts:
+    counts = {status: one.counts[status] + other.counts[status] for status in COUNTED}
+    ages = [age for age in (one.oldest_ready, other.oldest_ready) if age is not None]
+    return QueueCounts.of(one.queue, counts, max(ages, default=None), one.paused_at or other.paused_at)
 
 
 def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:

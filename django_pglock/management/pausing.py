@@ -12,8 +12,8 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.terminal import name_of_user
 from django_pglock.models import Queue
-from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.move_to_status import check_target
+from django_pglock.store.numbers import queues_without_row
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
 
@@ -51,7 +51,7 @@ def _is_known(using: str, queue: str) -> bool:
     has_row = Queue.objects.using(using).filter(name=queue).exists()
     is_named = any(queue in backend.queues for backend in task_backends.all())
     has_function = any(task.queue_name == queue for task in registry.definitions())
-    return has_row or is_named or has_function or queue in queues_without_row(using).names
+    return has_row or is_named or has_function or queue in queues_without_row(using)
 
 
 def resume(using: str, options: dict[str, Any], *, say: Callable[[str], Any]) -> None:

@@ -10,23 +10,21 @@ if not apps.is_installed("django_pglock"):
 
 from django_pglock.models.advisory_lock import AdvisoryLock
 from django_pglock.models.lease import Lease
+from django_pglock.models.number import Number
 from django_pglock.models.queue import Queue, RateLimit
-from django_pglock.models.queue_count import QueueCount
 from django_pglock.models.schedule import Schedule
 from django_pglock.models.task import Attempt, Task, Waiter
-from django_pglock.models.task_history import TaskHistory
 from django_pglock.models.worker import Worker
 
 __all__ = [
     "AdvisoryLock",
     "Attempt",
     "Lease",
+    "Number",
     "Queue",
-    "QueueCount",
     "RateLimit",
     "Schedule",
     "Task",
-    "TaskHistory",
     "Waiter",
     "Worker",
 ]

@@ -39,7 +39,10 @@ class DumpedManager(Dumped, models.Manager[Any]):
 
 
 class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
-    """The counts of a histogram by bucket, in a column of type ``bigint[]``."""
+    """The counts of a histogram by bucket, in a column of type ``bigint[]``.
+
+    Django has a field for arrays only in ``django.contrib.postgres``, which a project need not have installed.
+    """
 
     def db_type(self, connection: Any) -> str:
         """Return the type of the column."""

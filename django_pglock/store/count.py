@@ -60,14 +60,6 @@ SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
 WHERE found.queue IS NOT NULL
 """
 
-# The same for some queues.
-COUNT_FAILED_IN = """
-SELECT name.queue, failed.count FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
-    SELECT count(*) FROM (
-        SELECT task.id FROM {task} AS task WHERE task.status = 'FAILED' AND task.queue = name.queue
-        ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
-"""
-
 # The newest tasks of each other unfinished status, by queue. No index has their queues. The statuses are a range, read
 # in the order of the index. With "=" the planner may choose the primary key, because it expects to find these tasks
 # soon. It would then read all tasks that have succeeded.
@@ -94,6 +86,14 @@ class QueueCounts:
     paused_at: datetime | None
     at_least: frozenset[str]
 
+    @classmethod
+    def of(
+        cls, queue: str, counts: Mapping[str, int], oldest_ready: float | None, paused_at: datetime | None
+    ) -> QueueCounts:
+        """Return the counts of a queue that were made with the usual limit."""
+        at_least = frozenset(status for status, count in counts.items() if count >= MOST_COUNTED)
+        return cls(queue, counts, oldest_ready, paused_at, at_least)
+
 
 def ready_counts(
     using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
@@ -103,11 +103,6 @@ def ready_counts(
     Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """
     return _count_ready(using, ready_queues(using) if queues is None else queues, most)
-
-
-def failed_counts(using: str, queues: Collection[str], *, most: int = MOST_COUNTED) -> dict[str, int]:
-    """Return for each of these queues how many of its tasks have failed, ``most`` at most."""
-    return dict(run(using, COUNT_FAILED_IN, sorted(set(queues)), most))
 
 
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:

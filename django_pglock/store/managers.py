@@ -18,8 +18,8 @@ from django_pglock.store.cancel import cancel
 from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
-from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move_to_status import discard, move_to_queue, run_now
+from django_pglock.store.numbers import Point, Total, series, totals
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import delete, prune
@@ -280,8 +280,8 @@ class WorkerManager(models.Manager.from_queryset(WorkerQuerySet)):  # type: igno
     """The manager of ``Worker``."""
 
 
-class HistoryManager(models.Manager[Any]):
-    """The manager of ``TaskHistory``, whose rows are written by workers."""
+class NumberManager(models.Manager[Any]):
+    """The manager of ``Number``, whose rows are written by workers."""
 
     def series(
         self,

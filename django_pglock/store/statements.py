@@ -99,8 +99,8 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
-    *("attempt", "queue", "queue_count", "rate_limit"),
-    *("schedule", "task_history", "waiter", "worker"),
+    *("attempt", "number", "queue", "rate_limit"),
+    *("schedule", "waiter", "worker"),
 )
 _QUOTED = '"%s"'
 

@@ -330,7 +330,7 @@ DO $$ DECLARE found record; BEGIN
                string_agg(format('%1$I = %1$I + make_interval(secs => {seconds})', attname), ', ') AS changes
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
         WHERE c.relkind = 'r' AND c.relname LIKE 'django_pglock_%' AND a.atttypid = 'timestamptz'::regtype
-          AND NOT a.attisdropped AND c.relname <> 'django_pglock_taskhistory'
+          AND NOT a.attisdropped AND c.relname <> 'django_pglock_number'
         GROUP BY c.oid
     LOOP
         EXECUTE format('UPDATE %s SET %s', found.name, found.changes);

@@ -18,7 +18,7 @@ from django_pglock.models import Task
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.worker.probes.metrics import Metrics
+from django_pglock.worker.probes.metrics import Metrics, depth_families
 from django_pglock.worker.supervising.channel import LEFT_BEHIND
 from tests.conftest import ROOT
 
@@ -90,10 +90,11 @@ def test_every_logger_stands_in_the_table():
 def test_every_metric_stands_in_the_table():
     table = section("Metrics", (ROOT / "docs" / "operations.md").read_text()).partition("\n\n")[0]
     told = re.findall(r"`([a-z_]+)(?:\{[\w, ]+\})?`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
-    parts = {name: MagicMock() for name in ("outcomes", "history", "queue_counts", "health")}
+    parts = {name: MagicMock() for name in ("outcomes", "readings", "health")}
     metrics = Metrics(MagicMock(), **parts)
     metrics.health.beat_age.return_value = 1.0
-    names = {name for name, *_ in (*metrics._counters([]), *metrics._gauges(), *metrics._histograms([]))}
+    parts = (*metrics._counters([]), *metrics._gauges(), *depth_families([]), *metrics._histograms([]))
+    names = {name for name, *_ in parts}
     assert set(told) - {"django_pglock_"} == names
 
 

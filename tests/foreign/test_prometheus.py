@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, lock_all, semaphore
 from django_pglock.contrib import prometheus
-from django_pglock.models import Queue, QueueCount
+from django_pglock.models import Number, Queue
 from django_pglock.testing import hold
 from django_pglock.worker import Worker
 from tests.foreign.sample.tasks import nothing
@@ -129,7 +129,7 @@ def test_a_request_is_measured_as_ever():
 @pytest.fixture
 def counted_anew():
     """Count at each scrape, as at the first scrape after a pause."""
-    QueueCount.objects.all().delete()
+    Number.objects.all().delete()
     yield
     Queue.objects.all().delete()
 

@@ -41,7 +41,7 @@ BY_THREE = {
         "run_captured",
         "enqueue_by_hand",
     ),
-    *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all"),
+    *("take_two", "bring_back", "lose", "write_off", "write_numbers", "count_for_all"),
 }
 #: The short form runs one of so many triples.
 ONE_TRIPLE_IN = 360

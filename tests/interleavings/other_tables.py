@@ -1,4 +1,4 @@
-"""Tables beside those of tasks: the history, and the counts of the queues."""
+"""The table of numbers: of attempts, and of the depths of the queues."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from datetime import timedelta
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pglock.models import QueueCount, TaskHistory
-from django_pglock.store import shared_failures
+from django_pglock.models import Number
 from django_pglock.store.count import queue_counts
-from django_pglock.store.history import KEPT, add_rescued, prune_history
-from django_pglock.store.shared_counts import WRITE_COUNTS, shared_counts
+from django_pglock.store.counts import ATTEMPT_KINDS
+from django_pglock.store.numbers import KEPT, WRITE_DEPTHS, add_rescued, depths, prune_numbers
 from django_pglock.store.statements import filled
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import Results, verb
@@ -24,51 +23,47 @@ LONG = timedelta(days=180)
 
 
 def other_tables(world: World) -> None:
-    """The counts are out of date, and the history has rows that are too old."""
+    """The depths are out of date, and there are rows that are too old."""
     tasks.nothing.enqueue()
-    shared_counts("default")
-    QueueCount.objects.update(ready=99, count_again_at=Now())
-    QueueCount.objects.filter(queue="default").update(count_again_at=None)
     add_rescued("default", [("default", "old", "READY")])
-    TaskHistory.objects.update(started_at=F("started_at") - 2 * LONG)
+    Number.objects.filter(seconds=0).delete()
+    Number.objects.update(started_at=F("started_at") - 2 * LONG)
+    depths("default")
+    Number.objects.filter(kind="READY").update(count=99)
+    Number.objects.filter(kind="counted").update(total=0)
 
 
 RESCUED = [("default", "first", "READY"), ("mail", "second", "FAILED")]
 
 
 @verb("other_tables", is_workers=True)
-def write_history(world: World, results: Results) -> None:
+def write_numbers(world: World, results: Results) -> None:
     add_rescued("default", RESCUED)
     results.counted.append(1)
 
 
 @verb("other_tables", is_workers=True)
-def write_history_backwards(world: World, results: Results) -> None:
+def write_numbers_backwards(world: World, results: Results) -> None:
     """As another worker that has counted the same functions in another order."""
     add_rescued("default", RESCUED[::-1])
     results.counted.append(1)
 
 
 @verb("other_tables", is_workers=True)
-def delete_old_history(world: World, results: Results) -> None:
-    prune_history("default")
+def delete_old_numbers(world: World, results: Results) -> None:
+    prune_numbers("default")
 
 
 @verb("other_tables", is_workers=True)
 def count_for_all(world: World, results: Results) -> None:
-    shared_counts("default")
-
-
-@verb("other_tables")
-def invalidate_failures(world: World, results: Results) -> None:
-    shared_failures.invalidate_failures("default")
+    depths("default")
 
 
 @law("other_tables")
 def whatever_is_counted_is_in_the_sums(judge: Judge) -> None:
     sums = {(seconds, *row): Counter() for seconds in KEPT for row in ((False, False), (True, False), (True, True))}
-    for row in TaskHistory.objects.filter(started_at__gt=Now() - LONG):
-        sums[row.seconds, bool(row.queue), bool(row.task_path)].update(lost=row.lost, failed=row.failed)
+    for row in Number.objects.filter(started_at__gt=Now() - LONG, kind__in=ATTEMPT_KINDS):
+        sums[row.seconds, bool(row.queue), bool(row.task_path)][row.kind] += row.count
     [counted, *others] = sums.values()
     assert all(each == counted for each in others), "the rows and their sums differ"
     written = len(judge.results.counted)
@@ -77,15 +72,15 @@ def whatever_is_counted_is_in_the_sums(judge: Judge) -> None:
 
 @law("other_tables")
 def old_rows_are_deleted(judge: Judge) -> None:
-    has_old = TaskHistory.objects.filter(started_at__lt=Now() - LONG).exists()
-    has_to_be_deleted = "delete_old_history" in {each.name for each in judge.verbs}
+    has_old = Number.objects.filter(seconds__gt=0, started_at__lt=Now() - LONG).exists()
+    has_to_be_deleted = "delete_old_numbers" in {each.name for each in judge.verbs}
     assert has_old != has_to_be_deleted or judge.has_died
 
 
 @law("other_tables")
 def one_counts_for_all(judge: Judge) -> None:
-    written = [run for run in judge.runs if filled(WRITE_COUNTS) in run.statements]
+    written = [run for run in judge.runs if filled(WRITE_DEPTHS) in run.statements]
     assert len(written) <= 1 or judge.has_died, "two have counted at the same time"
     if written and not judge.has_died:
         found = {each.queue: each.counts["READY"] for each in queue_counts("default")}
-        assert found == dict(QueueCount.objects.exclude(queue="").values_list("queue", "ready"))
+        assert found == dict(Number.objects.filter(kind="READY").values_list("queue", "count"))

@@ -14,14 +14,13 @@ from django.db import connection
 from django_pglock.store import (
     admit,
     claim,
-    history,
     insert_tasks,
     marking,
+    numbers,
     promote,
     redrive,
     release,
     settle,
-    shared_counts,
 )
 from django_pglock.store import schedules as ticks
 from tests.interleavings.captures import GROUPED, captures
@@ -117,13 +116,13 @@ def definitions(clause):
 
 
 def no_sum(monkeypatch):
-    statement = history.ADD_HISTORY.replace("history.failed + EXCLUDED.failed", "EXCLUDED.failed")
-    monkeypatch.setattr(history, "ADD_HISTORY", statement)
+    statement = numbers.ADD_NUMBERS.replace("number.count + EXCLUDED.count", "EXCLUDED.count")
+    monkeypatch.setattr(numbers, "ADD_NUMBERS", statement)
 
 
 def no_turns(monkeypatch):
-    statement = shared_counts.BEGIN_COUNT.replace("WHERE last", "WHERE true OR last")
-    monkeypatch.setattr(shared_counts, "BEGIN_COUNT", statement)
+    statement = numbers.BEGIN_DEPTHS.replace("WHERE last.total", "WHERE true OR last.total")
+    monkeypatch.setattr(numbers, "BEGIN_DEPTHS", statement)
 
 
 FAULTS = [
@@ -160,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         other_tables,
-        Case("other_tables", "write_history", 1, COMMIT, ("write_history_backwards",)),
+        Case("other_tables", "write_numbers", 1, COMMIT, ("write_numbers_backwards",)),
         "counts were lost",
         no_sum,
     ),

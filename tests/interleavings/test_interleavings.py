@@ -91,9 +91,9 @@ FILES = {
     "claim_manager": {"hold_rows"},
     "enqueue": {"enqueue", "enqueue_in_a_transaction"},
     "give_back": {"give_back_lost_answers"},
-    "history": {"write_history", "write_history_backwards", "delete_old_history"},
     "insert_tasks": {"enqueue", "enqueue_at_a_key", "enqueue_later", "enqueue_several"},
     "liveness": {"beat", "delete_workers"},
+    "numbers": {"write_numbers", "write_numbers_backwards", "delete_old_numbers", "count_for_all"},
     "move_to_status": {"move_to_queue", "discard", "discard_in_a_transaction", "run_now"},
     "pause": {"pause", "pause_and_resume"},
     "progress": {"report_progress"},
@@ -108,15 +108,13 @@ FILES = {
     "retry": {"retry", "retry_in_a_transaction"},
     "schedules": {"register_again", "remove", "run_schedules_now", "enable", "disable", "tick"},
     "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically"},
-    "shared_counts": {"count_for_all"},
-    "shared_failures": {"invalidate_failures"},
     "transition": {"take_two", "take_all", "bring_back", "lose"},
     "unique": {"enqueue_while_waiting", "take_the_place_of_another", "enqueue_several_unique"},
 }
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
-    *("count", "failures", "id_range", "known_queues", "lock_keys", "managers"),
+    *("count", "counts", "failures", "id_range", "lock_keys", "managers"),
     *("marking", "outcome", "plans", "ready"),
     "result_listener",
     *("statements", "unknown", "wake"),

@@ -18,12 +18,11 @@ from django.db.models.functions import Now
 
 from django_pglock.models import (
     Attempt,
+    Number,
     Queue,
-    QueueCount,
     RateLimit,
     Schedule,
     Task,
-    TaskHistory,
     Waiter,
     Worker,
 )
@@ -44,10 +43,7 @@ NAMES = [each.attname for each in FIELDS]
 PK = NAMES.index("id")
 #: The columns of JSON. Sessions of Django return it as text.
 JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
-TABLES = [
-    model._meta.db_table
-    for model in (*(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter),)
-]
+TABLES = [model._meta.db_table for model in (*(Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter),)]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.
 amend = keyed.save.using(lock="order:{text}")

@@ -23,8 +23,7 @@ def ship(number):
 TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
-    "queuecount",
-    "taskhistory",
+    "number",
 }
 
 

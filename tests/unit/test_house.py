@@ -100,15 +100,7 @@ WITHOUT_PLAN = {
     ),
     "it reads the catalog of the server, or its statistics": ("HELD_LOCKS", "REFUSING_KEYS", "SERVER_TIMES"),
     "its table has a row for each worker, queue, schedule or group of failures": (
-        *(
-            "BEAT",
-            "END_COUNT",
-            "DELETE_COUNTS",
-            "INVALIDATE_FAILURES",
-            "READ_COUNTS",
-            "READ_FAILURES",
-        ),
-        *("SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS", "BEGIN_COUNT", "WITNESS", "WRITE_COUNTS"),
+        *("BEAT", "SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS", "WITNESS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
         *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "UNAWAITED"),

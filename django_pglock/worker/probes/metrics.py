@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
-from django_pglock.store.history import BOUNDS, Counts
-from django_pglock.store.history import OUTCOMES as ENDS
+from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.store.counts import BOUNDS, Counts
+from django_pglock.store.counts import OUTCOMES as ENDS
+from django_pglock.store.numbers import Total
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -22,7 +24,6 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.shared_counts import SharedCount
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import ConnectedService
@@ -33,15 +34,12 @@ ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
 
-#: The statuses of the tasks that are in a queue.
-STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
-#: The buckets of the history that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
+#: The buckets that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
 #: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
 
 _shown_of: Any = itemgetter(*SHOWN)
 _ends_of: Any = attrgetter(*ENDS)
-_statuses_of: Any = attrgetter(*STATUSES)
 #: The size of the cache of texts. There are three texts for each function and queue, and some for each queue.
 MOST_KEPT = 10_000
 
@@ -62,18 +60,11 @@ Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 Outcomes = Counter[type[Any] | None]
 
 
-class QueueCounts(Protocol):
-    """The number of tasks of each queue by status, and the age of the oldest ready task in seconds."""
+class Readings(Protocol):
+    """The numbers that were read from the database."""
 
-    def request(self) -> Mapping[str, SharedCount]:
-        """Return the last counts."""
-
-
-class History(Protocol):
-    """The attempts that were settled."""
-
-    def totals(self) -> Mapping[tuple[str, str], Counts]:
-        """Return the counts since the start of the process, by queue and function."""
+    def request(self) -> tuple[Sequence[QueueCounts], Sequence[Total]]:
+        """Return the depths of the queues, and the attempts of all time by queue and function."""
 
 
 class Metrics:
@@ -84,21 +75,19 @@ class Metrics:
         in_flight: InFlight,
         *,
         outcomes: Outcomes,
-        history: History,
-        queue_counts: QueueCounts,
+        readings: Readings,
         health: Health,
     ) -> None:
         self.in_flight = in_flight
         self.outcomes = outcomes
-        self.history = history
-        self.queue_counts = queue_counts
+        self.readings = readings
         self.health = health
 
     def exposition(self) -> str:
         """Return all metrics as text. Waits for nothing."""
-        totals = self.history.totals().items()
-        ended: Labelled = [((("queue", queue), ("function", function)), counts) for (queue, function), counts in totals]
-        simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges()))
+        queues, totals = self.readings.request()
+        ended: Labelled = [((("queue", each.queue), ("function", each.task_path)), each.counts) for each in totals]
+        simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges(), *depth_families(queues)))
         histograms = (_histogram_lines(*each) for each in self._histograms(ended))
         return "".join(line for lines in (*simple, *histograms) for line in lines)
 
@@ -113,7 +102,12 @@ class Metrics:
             [((), self.outcomes[None])],
         )
         attempts = [(labels, _ends_of(counts)) for labels, counts in ended]
-        yield "attempts_total", "Attempts that ended, by queue, function and outcome.", attempts, ("outcome", ENDS)
+        yield (
+            "attempts_total",
+            "Attempts of all workers that ended, by queue, function and outcome.",
+            attempts,
+            ("outcome", ENDS),
+        )
         connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
         reconnects = [((("part", service.name),), service.reconnects) for service in connected]
         yield "reconnects_total", "Database sessions opened after one was lost, by part of the worker.", reconnects
@@ -127,29 +121,26 @@ class Metrics:
         yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
         if (age := self.health.beat_age()) is not None:
             yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
-        yield from self._queues()
-
-    def _queues(self) -> Iterator[Family]:
-        queues = [((("queue", each.queue),), each) for each in self.queue_counts.request().values()]
-        ready = [(labels, each.ready) for labels, each in queues]
-        yield "tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready
-        ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in queues]
-        yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
-        others = [(labels, _statuses_of(each)) for labels, each in queues]
-        yield (
-            "tasks",
-            "Tasks in the database by queue and status. Counting stops at 10000.",
-            others,
-            ("status", STATUSES),
-        )
-        paused = [(labels, int(each.is_paused)) for labels, each in queues]
-        yield "queue_paused", "1 while the queue is paused, else 0.", paused
 
     def _histograms(self, ended: Labelled) -> Iterator[tuple[str, str, Histograms]]:
         waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in ended]
         yield "task_wait_seconds", "Time from ready to claimed, by queue and function.", waits
         runs = [(labels, counts.run, counts.run_seconds) for labels, counts in ended]
         yield "task_run_seconds", "Time for which the function ran, by queue and function.", runs
+
+
+def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:
+    """Yield the metrics of the queues, which are the same from each worker and from the view for web processes."""
+    found = [((("queue", each.queue),), each) for each in queues]
+    ready = [(labels, each.counts["READY"]) for labels, each in found]
+    yield "tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready
+    ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in found]
+    yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
+    tasks = [(labels, tuple(each.counts[status] for status in COUNTED)) for labels, each in found]
+    names = tuple(map(str.lower, COUNTED))
+    yield "tasks", "Tasks in the database by queue and status. Counting stops at 10000.", tasks, ("status", names)
+    paused = [(labels, int(each.paused_at is not None)) for labels, each in found]
+    yield "queue_paused", "1 while the queue is paused, else 0.", paused
 
 
 def _lines(name: str, help_text: str, samples: Samples, split: Split | None = None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
-from django_pglock.worker.probes.metrics import History, Metrics, Outcomes, QueueCounts
+from django_pglock.worker.probes.metrics import Metrics, Outcomes, Readings
 from django_pglock.worker.probes.server import ProbeServer
 from django_pglock.worker.probes.systemd import SystemdNotifier
 
@@ -24,14 +24,13 @@ class Probes:
         in_flight: InFlight,
         *,
         outcomes: Outcomes,
-        history: History,
-        queue_counts: QueueCounts,
+        readings: Readings,
         host: str | None,
         port: int | None,
         path: str | None,
         number: int | None,
     ) -> None:
-        self.metrics = Metrics(in_flight, outcomes=outcomes, history=history, queue_counts=queue_counts, health=health)
+        self.metrics = Metrics(in_flight, outcomes=outcomes, readings=readings, health=health)
         self.systemd = SystemdNotifier(health, in_flight, outcomes=outcomes, is_one_of_several=number is not None)
         self.file = HeartbeatFile(path, number=number or 1)
         self.server: ProbeServer | None = None

@@ -1,19 +1,17 @@
-"""Counts settled attempts, for the history and for metrics. store/history.py describes the numbers."""
+"""Counts settled attempts for the table of numbers, which store/numbers.py describes."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Iterable
-from copy import copy
 from operator import attrgetter
 from typing import Any
 
 from django.db import Error as DatabaseFailure
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.store.history import MINUTE, Counts, add_history, bucket_of, clock
+from django_pglock.store.counts import Counts, bucket_of
+from django_pglock.store.numbers import MINUTE, add_numbers, clock
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -29,7 +27,7 @@ from django_pglock.worker.ended_claim import EndedClaim
 
 logger = get_logger(WORKER)
 
-#: The name of each outcome in the history.
+#: The name of each outcome in the table of numbers.
 NAMES: dict[type[Any], str] = {
     Succeeded: "succeeded",
     Failed: "failed",
@@ -51,18 +49,15 @@ MOST_MINUTES = 10
 
 
 class History:
-    """The counts of the settler: since the last write, by minute; and since the start of the process.
+    """The counts of the settler since the last write, by minute.
 
-    The settler counts and writes, in its own thread and session. The metrics only read. An error here must not stop the
-    settler. If a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
+    An error here must not stop the settler. If a write fails, the worker tries again a minute later, and drops the
+    counts after ten minutes.
     """
 
     def __init__(self, using: str) -> None:
         self.using = using
         self._pending: dict[int, dict[tuple[str, str], Counts]] = {}
-        self._totals: dict[tuple[str, str], Counts] = {}
-        # Held while pending counts are added to the totals, so that a reader does not miss them or read them twice.
-        self._moving = threading.Lock()
         # The database's clock minus time.monotonic().
         self._clock = time.time() - time.monotonic()
         # Random, so that workers that have started together do not write together.
@@ -93,31 +88,18 @@ class History:
             return
         pending = {(minute, *key): counts for minute, by_key in self._pending.items() for key, counts in by_key.items()}
         try:
-            self._clock = add_history(self.using, pending) - time.monotonic()
+            self._clock = add_numbers(self.using, pending) - time.monotonic()
         except DatabaseFailure:
             if not self._is_failing:
-                logger.warning("The history of tasks cannot be written. The worker keeps trying.", exc_info=True)
+                logger.warning("The numbers of tasks cannot be written. The worker keeps trying.", exc_info=True)
             self._is_failing = True
-            self._discard(sorted(self._pending)[:-MOST_MINUTES])
+            for minute in sorted(self._pending)[:-MOST_MINUTES]:
+                del self._pending[minute]
         else:
             if self._is_failing:
-                logger.warning("The history of tasks is written again.")
+                logger.warning("The numbers of tasks are written again.")
             self._is_failing = False
-            self._discard(list(self._pending))
-
-    def totals(self) -> dict[tuple[str, str], Counts]:
-        """Return the counts since the start of the process, by queue and function. For other threads."""
-        with self._moving:
-            parts = [self._totals, *self._pending.values()]
-            totals: dict[tuple[str, str], Counts] = {}
-            for part in parts:
-                _add(totals, part.copy())
-        return totals
-
-    def _discard(self, minutes: Iterable[int]) -> None:
-        with self._moving:
-            for minute in minutes:
-                _add(self._totals, self._pending.pop(minute))
+            self._pending.clear()
 
 
 def waited(claim: Claim) -> float | None:
@@ -163,12 +145,3 @@ def _measure(counts: Counts, ended_claims: list[EndedClaim], weight: int) -> Non
             if wait is not None:
                 counts.wait[bucket_of(wait)] += weight
                 counts.wait_seconds += wait * weight
-
-
-def _add(to: dict[tuple[str, str], Counts], part: dict[tuple[str, str], Counts]) -> None:
-    for key, counts in part.items():
-        known = to.get(key)
-        if known is None:
-            to[key] = copy(counts)
-        else:
-            known.add(counts)

@@ -29,9 +29,9 @@ from django.db import transaction
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import admit
-from django_pglock.store.history import add_rescued, clock, prune_history
 from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
+from django_pglock.store.numbers import BETWEEN_DEPTHS, PAUSE_FACTOR, add_rescued, clock, count_depths, prune_numbers
 from django_pglock.store.promote import next_due_in, promote, restart_delays
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
@@ -42,7 +42,7 @@ from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.wake import wake
 from django_pglock.store.worker_lock import try_upkeep_lock
 from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.upkeep.queue_counts import QueueCounts
+from django_pglock.worker.upkeep.readings import Readings
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Upkeep(ConnectedService):
         self._searched_unnoticed_at = time.monotonic()
         self._wakeup = threading.Event()
         self.unknown = UnknownReport(using, worker)
-        self.queue_counts = QueueCounts(using)
+        self.readings = Readings(using)
+        self._count_depths_at = 0.0
         self.schedules = ScheduleKeeper(using)
         self._rescued_at = self._rescue_from = 0.0
         # How far the server's clock is ahead of time.monotonic(), at least.
@@ -153,7 +154,7 @@ class Upkeep(ConnectedService):
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. On standby, with jitter to spread the rounds."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        if self._older_workers < UPKEEP_WORKERS or self.queue_counts.is_requested:
+        if self._older_workers < UPKEEP_WORKERS or self.readings.is_requested:
             return often
         return often * self._interval_factor * random.uniform(0.8, 1.2)  # noqa: S311
 
@@ -167,14 +168,14 @@ class Upkeep(ConnectedService):
     def run_once(self) -> None:
         self._wakeup.clear()
         self._began_at = time.monotonic()
-        interval_factor = self._interval_factor
         waits = (
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
             BETWEEN_PRUNINGS if self._prunes_on else None,
         )
-        self._attempt(self.queue_counts.run_if_due, interval_factor)
+        self._attempt(self._count_depths)
+        self._attempt(self.readings.run_if_due)
         self._check_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.report_alive(sleep)
@@ -205,7 +206,7 @@ class Upkeep(ConnectedService):
                 awaited = self._attempt(self._orphaned_waiters) or []
             self._attempt(self._wake_for_unnoticed)
             due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction, because all workers write the same rows of the history.
+        # Outside of the round's transaction, because all workers write the same rows of numbers.
         self._attempt(add_rescued, self.using, self._rescued)
         # Also outside, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
@@ -274,6 +275,13 @@ class Upkeep(ConnectedService):
         self._locked_retry = min(LONGEST_LOCKED_RETRY, 2 * self._locked_retry or FIRST_LOCKED_RETRY)
         return self._locked_retry
 
+    def _count_depths(self) -> None:
+        """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""
+        now = time.monotonic()
+        if self._older_workers < UPKEEP_WORKERS and now >= self._count_depths_at:
+            took = count_depths(self.using)
+            self._count_depths_at = now + max(BETWEEN_DEPTHS, PAUSE_FACTOR * took)
+
     def _keep_schedules(self) -> float | None:
         """Enqueue the tasks of due ticks. Return the seconds until the next tick, None if there is none."""
         ticks = self.schedules.keep()
@@ -304,9 +312,9 @@ class Upkeep(ConnectedService):
             has_more = bool(count and self._pruned_to)
             if not has_more or time.monotonic() >= end:
                 break
-        history_rows = self._attempt(prune_history, self.using)
+        numbers = self._attempt(prune_numbers, self.using)
         unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
-        if unused or count or self._pruned_to or history_rows:
+        if unused or count or self._pruned_to or numbers:
             pause = BETWEEN_PRUNINGS if has_more else get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
         self._prune_at, self._prunes_on = time.monotonic() + pause, has_more
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
-from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -12,11 +10,9 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pglock.admin import failures as page_of_failures
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.redrive import enqueue_redrive
 from django_pglock.store import failures as store
-from django_pglock.store import shared_failures
-from django_pglock.store.shared_counts import keep_counts
 from tests.db.admin.visits import LIST as TASKS
 from tests.db.admin.visits import person, said
 from tests.db.store.test_failures import PATH, fail
@@ -75,7 +71,7 @@ def test_the_page_of_failures_says_that_there_are_none(client):
 
 
 def test_a_capped_count_of_failures_is_shown_with_a_plus_sign(client, failed, monkeypatch):
-    monkeypatch.setattr(shared_failures, "failures", partial(store.failures, most=2))
+    monkeypatch.setattr(page_of_failures, "MOST_IN_GROUP", 2)
     person(client, "view_task")
     assert ">2+<" in client.get(PAGE).content.decode()
 
@@ -183,23 +179,3 @@ def test_the_index_of_the_admin_lists_the_page_with_the_right_to_view_tasks(clie
     assert PAGE in client.get(reverse("admin:index")).content.decode()
     person(client, "view_queue")
     assert PAGE not in client.get(reverse("admin:index")).content.decode()
-
-
-def test_the_page_shows_counts_of_a_worker_until_a_group_is_changed(client, failed, slow_beats):
-    person(client, "view_task", "cancel_task")
-    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
-    keep_counts("default")
-    page = client.get(PAGE)
-    assert "A worker has counted the failures" in page.content.decode()
-    number = page.context["rows"][0].group.fingerprint
-    client.post(f"{PAGE}{number}/do/discard/")
-    page = client.get(PAGE)
-    assert "A worker has counted the failures" not in page.content.decode()
-    assert number not in [row.group.fingerprint for row in page.context["rows"]]
-
-
-def test_the_page_counts_itself_when_no_worker_is_alive(client, failed):
-    person(client, "view_task")
-    keep_counts("default")
-    Task.objects.all().delete()
-    assert "No task has failed." in client.get(PAGE).content.decode()

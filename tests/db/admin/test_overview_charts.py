@@ -1,4 +1,4 @@
-"""The charts of the overview: which rows of the history they show, and what one may choose."""
+"""The charts of the overview: which numbers they show, and what one may choose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from django.utils import timezone
 
 from django_pglock.admin.overview_charts import SPANS, duration
 from django_pglock.models import Queue
-from django_pglock.store.history import Counts, add_history
+from django_pglock.store.counts import Counts
+from django_pglock.store.numbers import add_numbers
 from tests.db.admin.visits import person
 
 pytestmark = pytest.mark.django_db
@@ -20,7 +21,7 @@ PATH = "tests.sample.tasks.nothing"
 def note(minutes_ago, queue="mail", path=PATH, **numbers):
     counts = Counts(**numbers)
     counts.wait[10] = counts.run[20] = counts.attempts
-    add_history("default", {(int(timezone.now().timestamp() // 60 - minutes_ago) * 60, queue, path): counts})
+    add_numbers("default", {(int(timezone.now().timestamp() // 60 - minutes_ago) * 60, queue, path): counts})
 
 
 def drawn(client, **query):

@@ -12,7 +12,8 @@ from django.utils import timezone
 
 from django_pglock.admin import overview_facts
 from django_pglock.admin.overview import VIEWED
-from django_pglock.models import Queue, TaskHistory
+from django_pglock.models import Number, Queue
+from django_pglock.store.numbers import count_depths
 from tests.db.admin.visits import make, person, start_worker
 
 pytestmark = pytest.mark.django_db
@@ -30,20 +31,22 @@ def test_the_page_sends_the_same_number_of_statements_however_much_there_is(clie
 
     person(client, *(f"view_{model._meta.model_name}" for model in VIEWED))
     worker = start_worker()
+    count_depths("default")
     first = cost()
     for number in range(5):
         make(queue=f"q{number}")
         make("RUNNING", queue=f"q{number}", worker=worker)
         make("FAILED", queue=f"q{number}")
         Queue.objects.pause(f"q{number}")
+    count_depths("default", 0.0)
     assert first <= cost() <= MOST_STATEMENTS
 
 
-def test_the_rate_of_a_queue_is_that_of_its_history(facts):
+def test_the_rate_of_a_queue_is_that_of_its_attempts(facts):
     started_at = timezone.now() - timedelta(minutes=4)
-    counts = {"succeeded": 7, "failed": 3, "cancelled": 0, "retried": 0, "lost": 0, "snoozed": 0}
-    others = {"wait_seconds": 0, "run_seconds": 0, "wait": [], "run": []}
-    TaskHistory.objects.create(queue="mail", task_path="", seconds=60, started_at=started_at, **counts, **others)
+    for kind, count in {"succeeded": 7, "failed": 3, "retried": 20, "READY": 40}.items():
+        row = {"seconds": 60, "started_at": started_at, "kind": kind, "count": count, "total": 0, "buckets": []}
+        Number.objects.create(queue="mail", task_path="", **row)
     assert facts.rates(["mail", "quiet"]) == {"mail": 2}
 
 
@@ -52,4 +55,4 @@ def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):
     worker = start_worker()
     for queue in ("mail", "mail", "other", "other"):
         make("RUNNING", queue=queue, worker=worker)
-    assert facts.running_by_queue == {"mail": 2, "other": 1}
+    assert [task.queue for task in facts.running] == ["mail", "mail", "other"]

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from uuid import uuid4
-
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
-from django.db import connection
-from django.db.models.functions import Now
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import queues
-from django_pglock.models import Queue, QueueCount, Worker
-from django_pglock.store.shared_counts import shared_counts
-from django_pglock.store.shared_failures import MAX_AGE_FOR_PAGES
+from django_pglock.models import Number, Queue
 from tests.db.admin.visits import act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -188,25 +180,6 @@ def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
     assert "of READY" not in response.context["pglock_queues"]
 
 
-def test_the_list_of_queues_uses_recent_counts_of_a_worker_and_says_so(client, queue):
-    """With hundreds of queues, counting would read thousands of pages of the indexes."""
-    person(client, "view_queue")
-    make("FAILED", queue="counted")
-    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7)
-    shared_counts("default")
-    make("FAILED", queue="younger")
-    with CaptureQueriesContext(connection) as statements:
-        page = client.get(LIST)
-    assert "counted" in page.context["pglock_queues"]
-    assert not {"younger", "mail"} & {*page.context["pglock_queues"]}
-    assert "A worker has counted the queues" in page.content.decode()
-    assert not [each["sql"] for each in statements if "WITH RECURSIVE" in each["sql"]]
-    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=MAX_AGE_FOR_PAGES + 1))
-    page = client.get(LIST)
-    assert {"counted", "younger"} <= {*page.context["pglock_queues"]}
-    assert "A worker has counted the queues" not in page.content.decode()
-
-
 def test_the_pause_form_and_the_link_to_tasks_need_their_rights(client):
     person(client, "view_queue")
     make(queue="bulk")
@@ -218,11 +191,9 @@ def test_the_pause_form_and_the_link_to_tasks_need_their_rights(client):
 
 def test_an_empty_list_of_queues_says_how_a_queue_is_created(client, monkeypatch):
     monkeypatch.setattr(queues, "queues_of_the_code", set)
-    with connection.cursor() as cursor:
-        # Autovacuum may have written statistics about the tasks of an earlier test.
-        cursor.execute("DELETE FROM pg_statistic WHERE starelid = 'django_pglock_task'::regclass")
     person(client, "view_queue")
     text = "A queue exists as soon as a task is enqueued into it"
     assert text in client.get(LIST).content.decode()
     make()
+    Number.objects.all().delete()
     assert text not in client.get(LIST).content.decode()

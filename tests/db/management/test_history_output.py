@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pglock.management.history_output import span
-from django_pglock.store.history import Counts, add_history, bucket_of
+from django_pglock.store.counts import Counts, bucket_of
+from django_pglock.store.numbers import add_numbers
 
 pytestmark = pytest.mark.django_db
 
@@ -27,8 +28,8 @@ def history():
     sent, charged, late = Counts(succeeded=118, failed=1, lost=1), Counts(retried=6), Counts(succeeded=1)
     sent.wait[bucket_of(0.002)] = sent.run[bucket_of(0.5)] = 120
     charged.run[bucket_of(90)] = 6
-    add_history("default", {(now, "mail", "app.send"): sent, (now, "mail", "app.charge"): charged})
-    add_history("default", {(now - 7200, "bulk", "app.send"): late})
+    add_numbers("default", {(now, "mail", "app.send"): sent, (now, "mail", "app.charge"): charged})
+    add_numbers("default", {(now - 7200, "bulk", "app.send"): late})
 
 
 def test_stats_prints_a_line_for_each_function(history):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.store.count import COUNT_FAILED, COUNT_FAILED_IN, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, analyze, insert, nodes, plan_of, reads
 from tests.plans.store.backlog import Call
@@ -15,7 +15,6 @@ def calls(_backlog):
     return {
         "COUNT_READY": Call(filled(COUNT_READY), (["default", "other"], 3, BATCH, BATCH)),
         "COUNT_FAILED": Call(filled(COUNT_FAILED), [BATCH]),
-        "COUNT_FAILED_IN": Call(filled(COUNT_FAILED_IN), (["default", "other"], BATCH)),
         "COUNT_OTHERS": Call(filled(COUNT_OTHERS), [BATCH]),
     }
 

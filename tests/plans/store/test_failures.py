@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from uuid import uuid4
-
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.redrive import redrives
 from django_pglock.store.failures import FAILURE_GROUPS, FAILURES_WITHOUT_FINGERPRINT, LAST_TRACEBACKS, FailureGroupId
 from django_pglock.store.redrive import window
-from django_pglock.store.shared_counts import keep_counts
-from django_pglock.store.shared_failures import invalidate_failures
 from django_pglock.store.statements import filled
 from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.plans.reading import BATCH, PATH, analyze, executed, insert, nodes, reads, rows_read
@@ -137,12 +132,4 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
         found = statements_of(lambda: admin_client.get(reverse("admin:django_pglock_failuregroup_changelist")))
         return [sql for sql in found if "django_pglock" in sql]
 
-    counted_here = "what a worker has counted; groups; those without a fingerprint, with their tracebacks; redrives"
-    assert len(statements()) == 5, counted_here
-    Worker.objects.create(id=uuid4(), queues=[], threads=1, pid=7, heartbeat_at=Now() + timedelta(seconds=3))
-    keep_counts("default")
-    assert len(statements()) == 2, "what a worker has counted; redrives"
-    # Without cascades: Django would load each task.
-    Task.objects.filter(status="FAILED", fingerprint=None)._raw_delete("default")
-    invalidate_failures("default")
-    assert len(statements()) == 4
+    assert len(statements()) == 4, "groups; those without a fingerprint, with their tracebacks; redrives"

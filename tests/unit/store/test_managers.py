@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db.models import QuerySet
 
-from django_pglock.models import Queue, Task, TaskHistory
+from django_pglock.models import Number, Queue, Task
 from tests.sample.models import Letter
 
 
@@ -31,7 +31,7 @@ def test_tasks_change_their_status_only_by_verbs_of_tasks(name):
     [
         (Task, ["unknown", "queue_counts", "failures", "count_workable"]),
         (Queue, ["pause", "resume"]),
-        (TaskHistory, ["series", "totals"]),
+        (Number, ["series", "totals"]),
     ],
 )
 def test_what_reads_a_whole_database_is_no_method_of_a_queryset(model, names):

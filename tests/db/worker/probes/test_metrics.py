@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from django.db.models import F
-from django.db.models.functions import Now
 
-from django_pglock.models import Queue, QueueCount, Task
-from django_pglock.worker.upkeep import queue_counts
+from django_pglock.models import Number, Queue, Task
+from django_pglock.worker.upkeep import readings
 from tests.conftest import NEVER
 from tests.db.worker.probes.asking import metrics
 from tests.sample import running_tasks, tasks
@@ -42,6 +41,13 @@ def test_outcomes_of_claims_are_counted(probed, eventually, monkeypatch):
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
 
 
+def write_numbers(worker, eventually):
+    """Let the settler write now what it would write within a minute."""
+    worker.settler.history._write_at = 0.0
+    worker.settler.wake()
+    eventually(lambda: worker.settler.history.due_in() is None)
+
+
 def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
     worker = probed()
     tasks.nothing.using(queue_name="mail").enqueue()
@@ -49,6 +55,7 @@ def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
     eventually(lambda: not Task.objects.filter(finished_at=None).exists())
     path = "function=tests.sample.tasks.fail_twice"
     name = f"attempts_total queue=default,{path}"
+    write_numbers(worker, eventually)
     found = eventually(lambda: (found := metrics(worker)).get(f"{name},outcome=succeeded") and found)
     assert (found[f"{name},outcome=retried"], found[f"{name},outcome=failed"]) == (2, 0)
     assert found["attempts_total queue=mail,function=tests.sample.tasks.nothing,outcome=succeeded"] == 1
@@ -59,10 +66,6 @@ def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
     assert found[f"{times}+Inf"] == found[f"task_run_seconds_count queue=default,{path}"] == 3
     assert 0 < found[f"task_run_seconds_sum queue=default,{path}"] < NEVER
     assert found[f"task_wait_seconds_count queue=default,{path}"] == 1
-    worker.settler.history._write_at = 0.0
-    worker.settler.wake()
-    eventually(lambda: worker.settler.history.due_in() is None)
-    assert metrics(worker)[f"{name},outcome=succeeded"] == 1, "counters grow on after they were written"
 
 
 def test_metrics_count_the_tasks_in_flight(probed, eventually):
@@ -77,12 +80,12 @@ def test_metrics_count_the_tasks_in_flight(probed, eventually):
 def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
     read = []
-    shared = queue_counts.shared_counts
-    monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(1) or shared(using))
+    depths = readings.depths
+    monkeypatch.setattr(readings, "depths", lambda using: read.append(1) or depths(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
     Queue.objects.pause("mail")
-    worker.upkeep.queue_counts.run_if_due()
+    worker.upkeep.readings.run_if_due()
     assert not read, "counted before anybody asked"
 
     odd = 'queue=an \\"odd\\\\one\\" 9%s'
@@ -94,13 +97,13 @@ def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually
     assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
     for _ in range(20):
         metrics(worker)
-        worker.upkeep.queue_counts.run_if_due()
+        worker.upkeep.readings.run_if_due()
     assert len(read) == 1
-    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.BETWEEN_COUNTS", 0.1)
+    monkeypatch.setattr("django_pglock.worker.upkeep.readings.BETWEEN_READINGS", 0.1)
     Task.objects.all().delete()
-    QueueCount.objects.update(count_again_at=Now())
+    Number.objects.filter(kind="counted").update(total=0)
     eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.MAX_AGE_FOR_METRICS", 0.0)
+    monkeypatch.setattr("django_pglock.worker.upkeep.readings.MAX_AGE", 0.0)
     assert f"tasks_ready {odd}" not in metrics(worker)
 
 

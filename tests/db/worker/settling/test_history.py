@@ -9,9 +9,10 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError
 
-from django_pglock.models import Task, TaskHistory
+from django_pglock.models import Number, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.history import OUTCOMES, add_history, series
+from django_pglock.store.counts import OUTCOMES
+from django_pglock.store.numbers import add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
@@ -81,12 +82,11 @@ def test_the_settler_writes_its_history_counts_periodically(worker, eventually):
     running = worker()
     tasks.nothing.enqueue()
     eventually(lambda: running.settler.history.due_in() is not None)
-    assert not TaskHistory.objects.exists()
+    assert not Number.objects.filter(task_path=tasks.nothing.module_path).exists()
     running.settler.history._write_at = 0.0
     running.settler.wake()
     eventually(lambda: history()[0] == {"succeeded": 1})
     eventually(lambda: running.settler.history.due_in() is None)
-    assert running.settler.history.totals()["default", tasks.nothing.module_path].succeeded == 1
 
 
 def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later(
@@ -97,11 +97,11 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
 
     def add(*args):
         try:
-            return add_history(*args)
+            return add_numbers(*args)
         finally:
             ended.append(1)
 
-    monkeypatch.setattr("django_pglock.worker.settling.history.add_history", add)
+    monkeypatch.setattr("django_pglock.worker.settling.history.add_numbers", add)
     running, other = worker(), dedicated_connection("default")
     counted = running.settler.history
 
@@ -116,32 +116,31 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
     try:
         with other.cursor() as cursor:
             cursor.execute("BEGIN")
-            cursor.execute("LOCK TABLE django_pglock_taskhistory IN EXCLUSIVE MODE")
+            cursor.execute("LOCK TABLE django_pglock_number IN EXCLUSIVE MODE")
         write(1)
         write(2)
     finally:
         other.close()
-    assert not TaskHistory.objects.exists()
+    assert not Number.objects.filter(task_path=tasks.nothing.module_path).exists()
     write(3)
     eventually(lambda: counted.due_in() is None)
     assert history()[0] == {"succeeded": 3}
-    texts = [record.message for record in caplog.records if "history" in record.message]
+    texts = [record.message for record in caplog.records if "numbers" in record.message]
     assert texts == [
-        "The history of tasks cannot be written. The worker keeps trying.",
-        "The history of tasks is written again.",
+        "The numbers of tasks cannot be written. The worker keeps trying.",
+        "The numbers of tasks are written again.",
     ]
     assert running.settler.reconnects == 0
 
 
 def test_history_that_cannot_be_written_for_long_is_dropped(monkeypatch):
     counted = History("default")
-    monkeypatch.setattr("django_pglock.worker.settling.history.add_history", refuse)
+    monkeypatch.setattr("django_pglock.worker.settling.history.add_numbers", refuse)
     for minute in range(MOST_MINUTES + 5):
         counted._clock = minute * 60.0
         counted.count([ended()])
         counted.write()
     assert len(counted._pending) == MOST_MINUTES
-    assert counted.totals()["mail", "app.send"].succeeded == MOST_MINUTES + 5
 
 
 def refuse(*args):
@@ -160,7 +159,7 @@ def test_the_histograms_of_a_large_batch_count_each_attempt_once(number):
     """Each attempt counts once, also in the histograms."""
     counted = History("default")
     counted.count([ended() for _ in range(number)])
-    [counts] = counted.totals().values()
+    [[counts]] = [each.values() for each in counted._pending.values()]
     assert (counts.succeeded, sum(counts.run), sum(counts.wait)) == (number, number, number)
     assert (counts.run_seconds, counts.wait_seconds) == (2.0 * number, 10.0 * number)
 
@@ -168,7 +167,7 @@ def test_the_histograms_of_a_large_batch_count_each_attempt_once(number):
 def test_a_batch_of_several_functions_and_outcomes():
     counted = History("default")
     counted.count([ended(), ended(queue="bulk"), EndedClaim(ended().claim, Cancelled(Failure("x", "y")))])
-    found = counted.totals()
+    [found] = counted._pending.values()
     assert {key: each.attempts for key, each in found.items()} == {("mail", "app.send"): 2, ("bulk", "app.send"): 1}
     assert (found["mail", "app.send"].cancelled, sum(found["mail", "app.send"].run)) == (1, 1)
 

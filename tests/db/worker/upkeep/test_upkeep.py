@@ -13,15 +13,16 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.models import Schedule, Task, TaskHistory, Worker
+from django_pglock.models import Number, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import liveness
-from django_pglock.store.history import KEPT, Counts, add_history
+from django_pglock.store.counts import Counts
 from django_pglock.store.liveness import UPKEEP_WORKERS
+from django_pglock.store.numbers import KEPT, add_numbers
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.liveness.rest import Rest
-from django_pglock.worker.upkeep import queue_counts, upkeep
+from django_pglock.worker.upkeep import upkeep
 from tests.conftest import NEVER
 from tests.db.store.schedules import HOUR, decorate
 from tests.db.store.test_prune import make
@@ -76,11 +77,10 @@ def test_pruning_goes_on_while_it_finds_old_tasks(monkeypatch, seconds, left):
     assert (service._prune_at - time.monotonic() <= upkeep.BETWEEN_PRUNINGS) is (left > 1)
 
 
-def test_a_worker_without_upkeep_duty_rarely_counts_the_queues(older_workers, monkeypatch):
+def test_a_worker_without_upkeep_duty_does_not_count_the_queues(older_workers, monkeypatch):
     asked = []
-    monkeypatch.setattr(queue_counts, "keep_counts", asked.append)
+    monkeypatch.setattr(upkeep, "count_depths", lambda using: asked.append(using) or 0.0)
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
-    service.queue_counts._kept_at -= 2 * queue_counts.CHECK_INTERVAL
     service.stop()
     service.set_older_workers(UPKEEP_WORKERS)
     service.run_once()
@@ -113,7 +113,7 @@ def test_upkeep_rounds_of_workers_without_duty_are_rare_and_spread(older_workers
     rarely = {service._between_rounds for _ in range(10)}
     assert min(rarely) > 5 * often
     assert len(rarely) > 1
-    service.queue_counts.request()
+    service.readings.request()
     assert service._between_rounds == often, "somebody reads the metrics of this worker"
 
 
@@ -242,13 +242,13 @@ def test_attempts_that_were_lost_with_their_workers_are_counted(worker, claim, e
     Task.objects.filter(pk=poison.id).update(rescues=get_settings().MAX_RESCUES)
     Task.objects.filter(pk=cancelled.id).update(cancel_requested_at=Now())
     worker(queues=["another"])
-    eventually(lambda: TaskHistory.objects.filter(seconds=60, queue="").exists())
-    [row] = TaskHistory.objects.filter(seconds=60, task_path=tasks.nothing.module_path)
-    assert (row.lost, row.failed, row.cancelled, row.succeeded, sum(row.wait)) == (2, 1, 1, 0, 0)
+    eventually(lambda: Number.objects.filter(seconds=60, queue="", kind="lost").exists())
+    rows = Number.objects.filter(seconds=60, task_path=tasks.nothing.module_path)
+    assert dict(rows.values_list("kind", "count")) == {"lost": 2, "failed": 1, "cancelled": 1}
 
 
-def test_old_rows_of_the_history_are_deleted(worker, eventually):
+def test_old_numbers_are_deleted(worker, eventually):
     old = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600) - KEPT[3600] - 3600
-    add_history("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
+    add_numbers("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
     worker()
-    eventually(lambda: not TaskHistory.objects.exists())
+    eventually(lambda: not Number.objects.filter(seconds__gt=0, queue="mail").exists())

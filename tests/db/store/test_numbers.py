@@ -1,4 +1,4 @@
-"""The history of attempts: rows that workers add to, what is read from them, and when they are deleted."""
+"""The numbers: rows that workers add to, depths that one counts for all, what is read, and when it is deleted."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.db import connection
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import TaskHistory
-from django_pglock.store import history
-from django_pglock.store.history import (
+from django_pglock.models import Number, Queue, Task
+from django_pglock.store import numbers
+from django_pglock.store.counts import BUCKETS, OUTCOMES, Counts, bucket_of
+from django_pglock.store.numbers import (
     ALL,
-    BUCKETS,
     KEPT,
     MOST_POINTS,
-    OUTCOMES,
-    Counts,
-    add_history,
+    add_numbers,
     add_rescued,
-    bucket_of,
+    counters,
+    depths,
     finished_per_minute,
-    prune_history,
+    prune_numbers,
+    queues_without_row,
     series,
     totals,
 )
+from tests.db.admin.visits import make
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -46,9 +49,9 @@ def minutes(**span):
 
 
 def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=3, run=2.0)})
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1, failed=2, run=0.1)})
-    add_history("default", {(MINUTE + 60, "bulk", "app.send"): counts(retried=5, run=30.0)})
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=3, run=2.0)})
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1, failed=2, run=0.1)})
+    add_numbers("default", {(MINUTE + 60, "bulk", "app.send"): counts(retried=5, run=30.0)})
 
     whole = [
         (point.started_at, point.counts.succeeded, point.counts.failed, point.counts.retried) for point in minutes()
@@ -61,7 +64,8 @@ def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
         assert [point.counts.attempts for point in minutes(**unknown)] == [0, 0, 0]
     [hour] = series("default", NOON, NOON + timedelta(hours=1), 3600)
     assert (hour.counts.attempts, hour.counts.run_seconds) == (11, pytest.approx(156.3))
-    assert set(TaskHistory.objects.values_list("seconds", flat=True)) == {60, 3600}
+    assert set(Number.objects.values_list("seconds", flat=True)) == {0, 60, 3600}
+    assert [(each.queue, each.counts.attempts) for each in counters("default")] == [("bulk", 5), ("mail", 6)]
 
 
 def test_every_number_is_added():
@@ -71,7 +75,7 @@ def test_every_number_is_added():
     both = Counts(**numbers)
     both.add(Counts(**numbers))
     for _ in range(2):
-        add_history("default", {(MINUTE, "mail", "app.send"): Counts(**numbers)})
+        add_numbers("default", {(MINUTE, "mail", "app.send"): Counts(**numbers)})
     found = minutes()[0].counts
     for each in (both, found):
         assert {name: getattr(each, name) for name in numbers} == {name: 2 * number for name, number in numbers.items()}
@@ -79,12 +83,10 @@ def test_every_number_is_added():
 
 
 def test_a_row_has_the_buckets_up_to_the_last_that_is_not_empty():
-    found = Counts.of(*[0] * (len(OUTCOMES) + 2), [5, 3], [])
-    assert found.wait == [5, 3, *[0] * (BUCKETS - 2)]
-    assert found.run == [0] * BUCKETS
-    assert found.columns()[-2:] == ("{5,3}", "{}")
-    found.wait[BUCKETS - 1] = 2
-    assert found.columns()[-2].count(",") == BUCKETS - 1
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=3, run=0.0012)})
+    [row] = Number.objects.filter(seconds=60, task_path="app.send", kind="ran")
+    assert row.buckets == [0, 3]
+    assert len(minutes()[0].counts.run) == BUCKETS
 
 
 def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now():
@@ -100,7 +102,7 @@ def test_histograms_are_added_element_by_element_whichever_is_longer():
     first, second = counts(succeeded=95, wait=0.002, run=50.0), counts(succeeded=5, wait=90.0, run=0.01)
     for path, order in (("app.send", (first, second)), ("app.open", (second, first))):
         for each in order:
-            add_history("default", {(MINUTE, "mail", path): each})
+            add_numbers("default", {(MINUTE, "mail", path): each})
 
         found = minutes(task_path=path)[0].counts
         assert (sum(found.wait), sum(found.run)) == (100, 100)
@@ -118,26 +120,26 @@ def test_one_message_adds_all_history_counts_of_a_worker():
         for path in range(10)
     }
     with CaptureQueriesContext(connection) as queries:
-        add_history("default", counted)
+        add_numbers("default", counted)
     assert len(queries) == 1
     assert [point.counts.succeeded for point in minutes()] == [30, 30, 0]
 
 
 def test_the_manager_of_the_history_returns_the_same_as_the_store(settings):
     settings.TIME_ZONE = "America/New_York"
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     span = (NOON, NOON + timedelta(minutes=3))
     assert [point.counts.succeeded for point in minutes()] == [1, 0, 0]
-    assert TaskHistory.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
+    assert Number.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
     for names in ({}, {"task_path": "app.send"}):
-        assert TaskHistory.objects.totals(*span, **names) == totals("default", *span)
+        assert Number.objects.totals(*span, **names) == totals("default", *span)
     for names in ({"queue": "other"}, {"task_path": "other"}):
-        assert TaskHistory.objects.totals(*span, **names) == []
-    assert TaskHistory.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
+        assert Number.objects.totals(*span, **names) == []
+    assert Number.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
 
 
 def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
-    add_history("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(-5, 10)})
+    add_numbers("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(-5, 10)})
     span = NOON - timedelta(minutes=8), NOON + timedelta(minutes=5)
     for names in ({}, {"task_path": "app.send"}):
         found = series("default", *span, timedelta(minutes=5), **names)
@@ -146,15 +148,15 @@ def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
 
 def test_histograms_of_one_step_are_added_whichever_is_longer():
     for minute, run in enumerate((0.01, 90.0, 0.01)):
-        add_history("default", {(MINUTE + 60 * minute, "mail", "app.send"): counts(succeeded=1, run=run)})
+        add_numbers("default", {(MINUTE + 60 * minute, "mail", "app.send"): counts(succeeded=1, run=run)})
     [found] = series("default", NOON, NOON + timedelta(minutes=5), 300)
     assert sum(found.counts.run) == found.counts.succeeded == 3
     assert found.counts.run_quantile(1) == pytest.approx(90, rel=0.42)
 
 
 def test_steps_of_whole_hours_read_hours_which_are_kept_longer():
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
-    TaskHistory.objects.filter(seconds=60).delete()
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    Number.objects.filter(seconds=60).delete()
     day = series("default", NOON - timedelta(hours=12), NOON + timedelta(hours=6), timedelta(hours=6))
     assert [point.counts.succeeded for point in day] == [0, 0, 1]
 
@@ -172,7 +174,7 @@ def test_a_history_series_with_too_many_points_is_refused():
 
 
 def test_dates_are_naive_without_use_tz(settings):
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     settings.USE_TZ = False
     since = datetime.fromtimestamp(MINUTE)
     found = series("default", since, since + timedelta(minutes=1), 60)
@@ -182,7 +184,7 @@ def test_dates_are_naive_without_use_tz(settings):
 
 @pytest.mark.parametrize("span", [timedelta(hours=1), timedelta(days=1)])
 def test_totals_by_function_and_by_queue(span):
-    add_history(
+    add_numbers(
         "default",
         {
             (MINUTE, "mail", "app.send"): counts(succeeded=2, run=1.0),
@@ -208,7 +210,7 @@ def test_totals_by_function_and_by_queue(span):
 
 
 def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours():
-    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     since = NOON + timedelta(minutes=30)
     assert totals("default", since, since + timedelta(hours=3)) == []
     assert len(totals("default", since, since + timedelta(hours=3, seconds=1))) == 1
@@ -217,12 +219,12 @@ def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours()
 def test_old_rows_are_deleted_minutes_before_hours():
     now = datetime.now(timezone.utc).timestamp() // 3600 * 3600
     for age in (0, KEPT[60] - 3600, KEPT[60] + 3600, KEPT[3600] + 7200):
-        add_history("default", {(int(now - age), "mail", "app.send"): counts(succeeded=1)})
-    while prune_history("default", batch=2):
+        add_numbers("default", {(int(now - age), "mail", "app.send"): counts(succeeded=1)})
+    while prune_numbers("default", batch=2):
         pass
-    left = TaskHistory.objects.filter(task_path="app.send")
+    left = Number.objects.filter(task_path="app.send", kind="succeeded")
     assert (left.filter(seconds=60).count(), left.filter(seconds=3600).count()) == (2, 3)
-    assert not TaskHistory.objects.filter(seconds=3600, started_at__lt=NOON - timedelta(days=95)).exists()
+    assert not Number.objects.filter(seconds=3600, started_at__lt=NOON - timedelta(days=95)).exists()
 
 
 def test_the_rate_of_a_queue_is_the_average_of_the_last_minutes_that_all_workers_have_written(
@@ -230,15 +232,73 @@ def test_the_rate_of_a_queue_is_the_average_of_the_last_minutes_that_all_workers
 ):
     """A worker writes a minute up to a minute after its end, so the newest two would make each queue look slower."""
     now = datetime(2026, 1, 5, 12, 0, 30, tzinfo=timezone.utc)
-    monkeypatch.setattr(history, "now", lambda: now)
-    others = {"snoozed": 0, "wait_seconds": 0, "run_seconds": 0, "wait": [], "run": []}
+    monkeypatch.setattr(numbers, "now", lambda: now)
     counts = {"succeeded": 1, "failed": 20, "cancelled": 300, "retried": 4000, "lost": 50_000}
     for ago in range(10):
-        row = {"seconds": 60, "started_at": now - timedelta(minutes=ago, seconds=30), **others}
-        mine = {name: count * (2 <= ago < 7) for name, count in counts.items()}
-        TaskHistory.objects.create(queue="mail", task_path=ALL, **row, **mine)
-        TaskHistory.objects.create(queue="other", task_path=ALL, **row, **counts)
-        TaskHistory.objects.create(queue="mail", task_path="of.one.function", **row, **counts)
-        TaskHistory.objects.create(queue="mail", task_path=ALL, **{**row, "seconds": 3600}, **counts)
+        started = now - timedelta(minutes=ago, seconds=30)
+        for kind, count in counts.items():
+            row = {"started_at": started, "kind": kind, "total": 0, "buckets": []}
+            mine = count * (2 <= ago < 7)
+            Number.objects.create(seconds=60, queue="mail", task_path=ALL, count=mine, **row)
+            Number.objects.create(seconds=60, queue="other", task_path=ALL, count=count, **row)
+            Number.objects.create(seconds=60, queue="mail", task_path="of.one.function", count=count, **row)
+            Number.objects.create(seconds=3600, queue="mail", task_path=ALL, count=count, **row)
     with django_assert_num_queries(1):
         assert finished_per_minute("default", ["mail", "quiet"]) == {"mail": 321}
+
+
+def make_due():
+    """Let the next reader count: the last count was made long ago."""
+    Number.objects.filter(kind="counted").update(total=0)
+
+
+def test_depths_are_counted_when_nobody_has_counted_lately():
+    tasks.nothing.enqueue()
+    [earlier] = depths("default")
+    assert earlier.counts == {"READY": 1, "BLOCKED": 0, "SCHEDULED": 0, "RUNNING": 0, "FAILED": 0}
+    tasks.nothing.enqueue()
+    assert depths("default") == [earlier], "the last count is young"
+    make_due()
+    assert depths("default")[0].counts["READY"] == 2
+
+
+def test_after_a_step_of_the_clock_depths_are_counted_again():
+    assert depths("default") == []
+    tasks.nothing.enqueue()
+    Number.objects.filter(kind="counted").update(total=F("total") + 300)
+    assert depths("default")[0].counts["READY"] == 1
+
+
+def test_a_later_count_replaces_each_number_of_an_earlier_one():
+    tasks.nothing.enqueue()
+    [earlier] = depths("default")
+    wanted = {"READY": 5, "BLOCKED": 4, "SCHEDULED": 3, "RUNNING": 2, "FAILED": 1}
+    for status, count in wanted.items():
+        for _ in range(count - (status == "READY")):
+            make(status, queue="default")
+    Queue.objects.pause("default")
+    make_due()
+    [later] = depths("default")
+    assert later.counts == wanted
+    assert later.paused_at is not None
+    assert later.oldest_ready >= earlier.oldest_ready
+    Task.objects.update(queue="new")
+    Queue.objects.resume("default")
+    make_due()
+    assert [(each.queue, each.counts) for each in depths("default")] == [("new", wanted)]
+
+
+def test_a_depth_that_reached_the_limit_may_be_more(monkeypatch):
+    monkeypatch.setattr("django_pglock.store.count.MOST_COUNTED", 2)
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    [found] = depths("default")
+    assert found.at_least == {"READY"}
+
+
+def test_known_queues_are_those_of_depths_and_attempts_without_those_that_have_a_row():
+    for queue in ("mail", "paused"):
+        make("READY", queue=queue)
+    Queue.objects.pause("paused")
+    add_numbers("default", {(MINUTE, name, "app.send"): counts(succeeded=1) for name in ("done", "mail", "zip")})
+    assert queues_without_row("default", also=["default", "mail", "paused"]) == ["default", "done", "mail", "zip"]

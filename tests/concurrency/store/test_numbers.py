@@ -1,4 +1,4 @@
-"""Workers that add to the same rows of the history, while others delete old ones."""
+"""Workers that add to the same rows of numbers, while others delete old ones, and that are asked for depths at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from django.db import connection, transaction
 
-from django_pglock.models import TaskHistory
-from django_pglock.store.history import KEPT, Counts, add_history, prune_history, series
+from django_pglock.models import Number, Task
+from django_pglock.store import numbers
+from django_pglock.store.counts import Counts
+from django_pglock.store.numbers import KEPT, add_numbers, depths, prune_numbers, series
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -17,7 +20,7 @@ WORKERS, ROUNDS, FUNCTIONS = 4, 15, 40
 
 def test_workers_that_write_the_same_rows_lose_nothing_and_never_deadlock(in_threads, monkeypatch):
     """Each worker has run the functions in a different order, and locks the rows that it writes until its commit."""
-    monkeypatch.setattr("django_pglock.store.history.LONGEST_WAIT", "0")
+    monkeypatch.setattr("django_pglock.store.numbers.LONGEST_WAIT", "0")
     now = datetime.now(timezone.utc)
     minute = int(now.timestamp() // 60 * 60)
 
@@ -25,38 +28,53 @@ def test_workers_that_write_the_same_rows_lose_nothing_and_never_deadlock(in_thr
         for _ in range(ROUNDS):
             functions = range(FUNCTIONS) if worker % 2 else reversed(range(FUNCTIONS))
             counts = {(minute, "mail", f"app.task_{number}"): Counts(succeeded=1) for number in functions}
-            add_history("default", counts)
+            add_numbers("default", counts)
 
     in_threads(write, WORKERS)
     [point, *_] = series("default", now, now + timedelta(minutes=1), 60)
     assert point.counts.succeeded == WORKERS * ROUNDS * FUNCTIONS
-    rows = TaskHistory.objects.exclude(task_path="").values_list("succeeded", flat=True)
+    rows = Number.objects.exclude(task_path="").values_list("count", flat=True)
     assert set(rows) == {WORKERS * ROUNDS}
 
 
 def test_workers_that_delete_old_rows_at_the_same_time_delete_each_once(in_threads):
     now = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600)
     old = [now - KEPT[3600] - 3600 * number for number in range(1, 101)]
-    add_history("default", {(started, "mail", "app.send"): Counts(succeeded=1) for started in [now, *old]})
+    add_numbers("default", {(started, "mail", "app.send"): Counts(succeeded=1) for started in [now, *old]})
 
     def prune(_worker):
         deleted = 0
-        while count := prune_history("default", batch=20):
+        while count := prune_numbers("default", batch=20):
             deleted += count
         return deleted
 
     # A round may end early if other workers have locked the remaining rows, so another worker runs one more round.
     assert sum(in_threads(prune, WORKERS)) + prune(0) == 2 * 3 * len(old)
-    assert TaskHistory.objects.count() == 2 * 3
+    assert Number.objects.exclude(seconds=0).count() == 2 * 3
 
 
 def test_a_row_that_is_locked_does_not_delay_the_deletion_of_others(somebody):
     old = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600 - 2 * KEPT[3600])
-    add_history("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
+    add_numbers("default", {(old, "mail", "app.send"): Counts(succeeded=1)})
     somebody.connection.set_autocommit(False)
-    somebody.ask("SELECT id FROM django_pglock_taskhistory LIMIT 1 FOR UPDATE")
+    somebody.ask("SELECT id FROM django_pglock_number WHERE seconds > 0 LIMIT 1 FOR UPDATE")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL lock_timeout = '10s'")
-        assert prune_history("default") == 2 * 3 - 1
+        assert prune_numbers("default") == 2 * 3 - 1
     somebody.connection.rollback()
-    assert prune_history("default") == 1
+    assert prune_numbers("default") == 1
+
+
+def test_of_several_processes_that_ask_for_depths_one_counts(in_threads, monkeypatch):
+    counted = []
+    count = numbers.queue_counts
+    monkeypatch.setattr(numbers, "queue_counts", lambda using: counted.append(1) or count(using))
+    for _ in range(3):
+        tasks.nothing.using(queue_name="mail").enqueue()
+    found = in_threads(lambda _: [(each.queue, each.counts["READY"]) for each in depths("default")], 6)
+    assert found == [[("mail", 3)]] * 6
+    assert len(counted) == 1
+    Task.objects.all().delete()
+    Number.objects.filter(kind="counted").update(total=0)
+    assert in_threads(lambda _: depths("default"), 6) == [[]] * 6
+    assert len(counted) == 2

@@ -1,0 +1,399 @@
+"""The numbers: all that is counted of tasks, in one table. Every page, chart, metric and command reads only this.
+
+A row has a period, a kind, a queue, a function, and what was counted: a number, a sum of seconds, and a histogram.
+
+- **Attempts.** Workers count the attempts that they have settled. Once a minute they add the numbers to the rows of the
+  minute, of the hour, and of all time. So a series in hours need not sum up minutes, and metrics have counters that
+  only grow. Rows of minutes are deleted after two days, rows of hours after ninety. If a worker is killed, the numbers
+  that it has not written yet are lost. Each minute and hour has one row for each queue and function, one for each
+  queue, and one for all tasks, so a point of a series is one row of each kind. In the row of a queue the function is
+  empty, and in the row of all tasks the queue is empty, too.
+- **Depths.** How many tasks of each status a queue has, and the age of its oldest ready task, as last counted. One
+  worker counts for all. Whoever reads, and finds that nobody has counted lately, counts by itself: then no worker runs,
+  and an autoscaler may want to know it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, cast
+
+from django.db import transaction
+from django.db.models import Sum
+from django.utils.timezone import now
+
+from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
+from django_pglock.store.counts import ATTEMPT_KINDS, Counts
+from django_pglock.store.pause import paused_queues
+from django_pglock.store.statements import LIMIT_WAITS, rows_of, run, run_together
+from django_pglock.store.windows import WINDOW
+from django_pglock.tasks.claim import date_of
+
+#: Seconds of the three kinds of periods. The last one has no end: it began with the first task.
+MINUTE, HOUR, EVER = 60, 3600, 0
+#: For how many seconds the rows of a period are kept.
+KEPT = {MINUTE: 2 * 86_400, HOUR: 90 * 86_400}
+#: The value of queue or function in rows that sum up. No queue and no function has an empty name.
+ALL = ""
+#: The longest wait for a lock. It is short, because the settler also has outcomes to write.
+LONGEST_WAIT = "1s"
+#: The most steps of a series.
+MOST_POINTS = 10_000
+#: A worker writes a minute when it is over, or up to a minute later. So this long ago all workers have written it.
+WRITTEN_AFTER = timedelta(minutes=2)
+#: The number of minutes of which ``finished_per_minute`` returns the average.
+RATE_MINUTES = 5
+#: Seconds between two counts of depths by the upkeep. A count that takes long is repeated more rarely: the pause is its
+#: duration times the second number.
+BETWEEN_DEPTHS, PAUSE_FACTOR = 15.0, 20
+#: Seconds after which depths are too old for a reader, so that it counts by itself.
+MAX_AGE = 60.0
+
+# Adds to the rows of periods, element by element. All workers write the same rows, so the rows are passed in a fixed
+# order. An array ends at its last bucket that is not empty, so the two arrays may differ in length.
+ADD_NUMBERS = """
+INSERT INTO {number} AS number (seconds, started_at, kind, queue, task_path, count, total, buckets)
+SELECT each.seconds, to_timestamp(each.started), each.kind, each.queue, each.path, each.count, each.total,
+       each.buckets::bigint[]
+FROM unnest(%s::int[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::bigint[], %s::float8[], %s::text[])
+    AS each (seconds, path, queue, started, kind, count, total, buckets)
+ON CONFLICT (seconds, task_path, queue, started_at, kind) DO UPDATE SET
+    count = number.count + EXCLUDED.count,
+    total = number.total + EXCLUDED.total,
+    buckets = ARRAY(SELECT COALESCE(mine, 0) + COALESCE(other, 0)
+                    FROM unnest(number.buckets, EXCLUDED.buckets) WITH ORDINALITY AS pair (mine, other, place)
+                    ORDER BY place)
+"""
+
+CLOCK = "SELECT date_part('epoch', clock_timestamp())"
+
+# The rows of some periods of one length, for one queue and one function. Each of these names may be empty.
+SERIES = """
+SELECT date_part('epoch', started_at), kind, count, total, buckets FROM {number}
+WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND started_at < %s AND kind = ANY (%s)
+"""
+
+# The same for one function in all queues.
+SERIES_OF_FUNCTION = """
+SELECT date_part('epoch', started_at), kind, count, total, buckets FROM {number}
+WHERE seconds = %s AND task_path = %s AND queue <> '' AND started_at >= %s AND started_at < %s AND kind = ANY (%s)
+"""
+
+# All rows of some periods, for queues or for functions, summed up, the histograms bucket by bucket.
+TOTALS = """
+WITH found AS MATERIALIZED (
+    SELECT queue, task_path, kind, count, total, buckets FROM {number}
+    WHERE seconds = %s AND started_at >= %s AND started_at < %s AND (task_path <> '') = %s AND queue <> ''
+      AND queue = COALESCE(%s::text, queue) AND task_path = COALESCE(%s::text, task_path) AND kind = ANY (%s)
+), histogram AS (
+    SELECT queue, task_path, kind, array_agg(count ORDER BY bucket) AS buckets FROM (
+        SELECT queue, task_path, kind, bucket, sum(each.count)::bigint AS count
+        FROM found CROSS JOIN LATERAL unnest(found.buckets) WITH ORDINALITY AS each (count, bucket)
+        GROUP BY queue, task_path, kind, bucket) AS summed
+    GROUP BY queue, task_path, kind
+), summed AS (
+    SELECT queue, task_path, kind, sum(count)::bigint AS count, sum(total) AS total
+    FROM found GROUP BY queue, task_path, kind
+)
+SELECT queue, task_path, kind, count, total, COALESCE(buckets, '{{}}')
+FROM summed LEFT JOIN histogram USING (queue, task_path, kind)
+"""
+
+# The counters: attempts of all time, by queue and function.
+COUNTERS = """
+SELECT queue, task_path, kind, count, total, buckets FROM {number}
+WHERE seconds = 0 AND task_path <> '' AND kind = ANY (%s) ORDER BY task_path, queue
+"""
+
+# Deletes some of the rows that are too old. Two workers may do so at once: each skips the rows that the other has
+# locked.
+PRUNE_NUMBERS = """
+WITH old AS MATERIALIZED (
+    SELECT id FROM {number}
+    WHERE seconds = %s AND started_at < clock_timestamp() - make_interval(secs => %s)
+    ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {number} WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING id
+"""
+
+# Begins a count of the depths if the last one is older than some seconds, or of a time to come, after a step of the
+# clock. Of several sessions one gets a row. The others wait for it until it has written the depths.
+BEGIN_DEPTHS = """
+INSERT INTO {number} AS last (seconds, started_at, kind, queue, task_path, count, total, buckets)
+VALUES (0, to_timestamp(0), 'counted', '', '', 0, date_part('epoch', clock_timestamp()), '{{}}')
+ON CONFLICT (seconds, task_path, queue, started_at, kind) DO UPDATE SET total = EXCLUDED.total
+WHERE last.total NOT BETWEEN EXCLUDED.total - %s AND EXCLUDED.total
+RETURNING total
+"""
+
+# Replaces the depths of this minute.
+WRITE_DEPTHS = """
+WITH found AS MATERIALIZED (
+    SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::float8[]) AS each (kind, queue, count, total)
+), minute AS MATERIALIZED (SELECT to_timestamp(%s) AS started_at), gone AS (
+    DELETE FROM {number} AS number USING minute
+    WHERE number.seconds = 60 AND number.started_at = minute.started_at AND number.kind = ANY (%s)
+      AND NOT EXISTS (SELECT FROM found WHERE found.kind = number.kind AND found.queue = number.queue)
+)
+INSERT INTO {number} AS number (seconds, started_at, kind, queue, task_path, count, total, buckets)
+SELECT 60, minute.started_at, found.kind, found.queue, '', found.count, found.total, '{{}}' FROM found, minute
+ON CONFLICT (seconds, task_path, queue, started_at, kind) DO UPDATE SET count = EXCLUDED.count, total = EXCLUDED.total
+"""
+
+# The depths of the last count.
+READ_DEPTHS = """
+SELECT number.queue, number.kind, number.count, number.total FROM {number} AS number
+WHERE number.seconds = 60 AND number.kind = ANY (%s) AND number.started_at = (
+    SELECT to_timestamp(floor(last.total / 60) * 60) FROM {number} AS last
+    WHERE last.seconds = 0 AND last.task_path = '' AND last.queue = '' AND last.started_at = to_timestamp(0)
+      AND last.kind = 'counted')
+ORDER BY number.queue
+"""
+
+# The queues of which attempts are counted: one index probe for each.
+QUEUES_OF_ATTEMPTS = """
+WITH RECURSIVE found AS (
+    (SELECT queue FROM {number} WHERE seconds = 3600 AND task_path = '' AND queue > '' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT queue FROM {number} WHERE seconds = 3600 AND task_path = '' AND queue > found.queue
+            ORDER BY queue LIMIT 1)
+    FROM found WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of a series: its start, and the attempts that ended in it."""
+
+    started_at: datetime
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The attempts that ended in one queue. If ``task_path`` is not empty: only those of this function."""
+
+    queue: str
+    task_path: str
+    counts: Counts
+
+
+#: Counted attempts by the start of their minute (in seconds since the epoch), queue and function.
+Counted = Mapping[tuple[int, str, str], Counts]
+
+# Attempts
+
+
+def add_numbers(using: str, counted: Counted) -> float:
+    """Add the counts of some minutes to the rows of these minutes, of their hours, of all time, and of the sums.
+
+    Returns the database's time in seconds since the epoch. Sends one message. Raises ``OperationalError`` if the table
+    or a row stays locked for longer than a second.
+    """
+    # Every worker writes the rows in this order, so two workers cannot deadlock. The rows that all workers share are
+    # the last ones.
+    rows = sorted(_rows(counted), reverse=True)
+    columns = list(map(list, zip(*rows, strict=True)))
+    # A statement takes the lock of the table before it can set a limit. So a statement before it sets the limit.
+    [(seconds,)] = run_together(using, (LIMIT_WAITS, [LONGEST_WAIT]), (ADD_NUMBERS, columns), (CLOCK, []))
+    return float(seconds)
+
+
+def add_rescued(using: str, rescued: Iterable[tuple[str, str, str]]) -> None:
+    """Count the attempts of rescued tasks. ``rescued`` has queue, function and new status of each task.
+
+    If the status is FAILED or CANCELLED, the attempt was the last of its task. Otherwise it counts as ``lost``.
+    """
+    names = {"FAILED": "failed", "CANCELLED": "cancelled"}
+    by_outcome = Counter((queue, path, names.get(status, "lost")) for queue, path, status in rescued)
+    if by_outcome:
+        minute = int(clock(using) // MINUTE * MINUTE)
+        counted: dict[tuple[int, str, str], Counts] = {}
+        for (queue, path, name), number in by_outcome.items():
+            setattr(counted.setdefault((minute, queue, path), Counts()), name, number)
+        add_numbers(using, counted)
+
+
+def series(
+    using: str,
+    since: datetime,
+    until: datetime,
+    step: timedelta | float,
+    queue: str | None = None,
+    task_path: str | None = None,
+) -> list[Point]:
+    """Return the attempts that ended between two moments, in steps of ``step`` seconds. Each step has a point.
+
+    ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue. Without them all attempts
+    are counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first one at or before
+    ``since``. Minutes are stored for two days, hours for ninety. If ``step`` is a whole number of hours, hours are
+    read. Attempts of the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number of
+    minutes, and for more than ``MOST_POINTS`` steps.
+    """
+    seconds = int(step.total_seconds() if isinstance(step, timedelta) else step)
+    if seconds < MINUTE or seconds % MINUTE:
+        raise ValueError(f"step is {step!r}; give a whole number of minutes, in seconds.")
+    first, end = _floor(since, seconds), until.timestamp()
+    starts = range(first, math.ceil(end), seconds)
+    if len(starts) > MOST_POINTS:
+        raise ValueError(f"There are {len(starts):,} steps; give a step with which there are {MOST_POINTS:,} at most.")
+    points = {start: Counts() for start in starts}
+    period = MINUTE if seconds % HOUR else HOUR
+    for started, *row in _rows_of(using, period, queue, task_path, (first, end)):
+        points[int(started) // seconds * seconds].add_row(*row)
+    return [Point(cast("datetime", date_of(started)), counts) for started, counts in points.items()]
+
+
+def totals(
+    using: str,
+    since: datetime,
+    until: datetime,
+    *,
+    by_function: bool = True,
+    queue: str | None = None,
+    task_path: str | None = None,
+) -> list[Total]:
+    """Return the attempts that ended between two moments, by queue and function, or only by queue; most attempts first.
+
+    ``queue`` and ``task_path`` choose one queue or function. Up to three hours are read from the minutes, longer times
+    from the hours. The minutes or hours that contain ``since`` and ``until`` are counted as a whole.
+    """
+    period = MINUTE if (until - since).total_seconds() <= 3 * HOUR else HOUR
+    span = (_date(_floor(since, period)), _date(until.timestamp()))
+    is_by_function = by_function or task_path is not None
+    found = _by_function(run(using, TOTALS, period, *span, is_by_function, queue, task_path, [*ATTEMPT_KINDS]))
+    return sorted(found, key=lambda total: (-total.counts.attempts, total.queue, total.task_path))
+
+
+def counters(using: str) -> list[Total]:
+    """Return all attempts since the tables were made, by queue and function. These numbers only grow."""
+    return _by_function(run(using, COUNTERS, [*ATTEMPT_KINDS]))
+
+
+def finished_per_minute(using: str, queues: Collection[str]) -> dict[str, float]:
+    """Return how many tasks of these queues finished in a minute: the average of the last minutes that are written.
+
+    A queue without attempts in these minutes is left out.
+    """
+    last = now() - WRITTEN_AFTER
+    rows = rows_of("Number", using).filter(seconds=MINUTE, task_path=ALL, queue__in=queues)
+    rows = rows.filter(started_at__gt=last - timedelta(minutes=RATE_MINUTES), started_at__lte=last)
+    # As ``Counts.finished``.
+    rows = rows.filter(kind__in=("succeeded", "failed", "cancelled"))
+    return {queue: count / RATE_MINUTES for queue, count in rows.values_list("queue").annotate(finished=Sum("count"))}
+
+
+def clock(using: str) -> float:
+    """Return the database's time in seconds since the epoch."""
+    [(seconds,)] = run(using, CLOCK)
+    return float(seconds)
+
+
+def prune_numbers(using: str, *, batch: int = WINDOW) -> int:
+    """Delete old rows, at most ``batch`` rows of minutes and ``batch`` rows of hours. Returns how many."""
+    return sum(len(run(using, PRUNE_NUMBERS, seconds, float(age), batch)) for seconds, age in KEPT.items())
+
+
+# Depths
+
+
+def depths(using: str, *, max_age: float = MAX_AGE) -> list[QueueCounts]:
+    """Return the counts of each queue that has unfinished or failed tasks or is paused; ``max_age`` is in seconds.
+
+    If nobody has counted for so long, count now. The counts stop at the limits of ``queue_counts``.
+    """
+    count_depths(using, max_age)
+    found: dict[str, dict[str, int]] = {}
+    oldest: dict[str, float] = {}
+    for queue, status, count, age in run(using, READ_DEPTHS, [*COUNTED]):
+        found.setdefault(queue, dict.fromkeys(COUNTED, 0))[status] = count
+        if status == "READY":
+            oldest[queue] = age
+    paused = paused_queues(using)
+    for queue in paused:
+        found.setdefault(queue, dict.fromkeys(COUNTED, 0))
+    return [QueueCounts.of(queue, found[queue], oldest.get(queue), paused.get(queue)) for queue in sorted(found)]
+
+
+def queues_without_row(using: str, *, also: Iterable[str] = ()) -> list[str]:
+    """Return the queues that have or had tasks, and those of ``also``, without the queues that have a row.
+
+    A queue has a row once it has been paused. A queue is missing if it is newer than the last count.
+    """
+    attempted = {queue for (queue,) in run(using, QUEUES_OF_ATTEMPTS)}
+    known = {each.queue for each in depths(using)} | attempted | {*also}
+    return sorted(known - {*rows_of("Queue", using).values_list("pk", flat=True)})
+
+
+def count_depths(using: str, max_age: float = BETWEEN_DEPTHS) -> float:
+    """Count the depths of all queues and write them, unless this was done within ``max_age`` seconds.
+
+    Returns the seconds that it took.
+    """
+    began = time.monotonic()
+    # To the end of the transaction no other session counts.
+    with transaction.atomic(using=using):
+        for (moment,) in run(using, BEGIN_DEPTHS, max_age):
+            minute = moment // MINUTE * MINUTE
+            rows = [
+                (status, each.queue, count, (each.oldest_ready or 0.0) if status == "READY" else 0.0)
+                for each in queue_counts(using)
+                for status, count in each.counts.items()
+                if count
+            ]
+            columns = map(list, zip(*rows, strict=True)) if rows else [[], [], [], []]
+            run(using, WRITE_DEPTHS, *columns, minute, [*COUNTED])
+    return time.monotonic() - began
+
+
+def _rows(counted: Counted) -> Iterator[tuple[int, str, str, float, str, int, float, str]]:
+    """Yield the rows to add to: period, function, queue, start, kind, count, sum and buckets."""
+    summed: dict[tuple[int, str, str, float], Counts] = {}
+    for (minute, queue, path), counts in counted.items():
+        for seconds in KEPT:
+            for names in ((path, queue), (ALL, queue), (ALL, ALL)):
+                summed.setdefault((seconds, *names, minute // seconds * seconds), Counts()).add(counts)
+        summed.setdefault((EVER, path, queue, 0), Counts()).add(counts)
+    for key, counts in summed.items():
+        yield from ((*key, kind, count, total, _array(buckets)) for kind, count, total, buckets in counts.rows())
+
+
+def _rows_of(
+    using: str, period: int, queue: str | None, task_path: str | None, span: tuple[float, float]
+) -> list[tuple[Any, ...]]:
+    dates = map(_date, span)
+    if task_path is not None and queue is None:
+        return run(using, SERIES_OF_FUNCTION, period, task_path, *dates, [*ATTEMPT_KINDS])
+    return run(using, SERIES, period, task_path or ALL, queue or ALL, *dates, [*ATTEMPT_KINDS])
+
+
+def _by_function(rows: Iterable[tuple[Any, ...]]) -> list[Total]:
+    """Return the totals of rows that begin with a queue and a function, each row with one kind."""
+    found: dict[tuple[str, str], Counts] = {}
+    for queue, path, *row in rows:
+        found.setdefault((queue, path), Counts()).add_row(*row)
+    return [Total(queue, path, counts) for (queue, path), counts in found.items()]
+
+
+def _array(counts: list[int]) -> str:
+    """Return the counts as PostgreSQL writes an array, without the empty buckets at the end."""
+    filled = len(counts)
+    while filled and not counts[filled - 1]:
+        filled -= 1
+    return "{" + ",".join(map(str, counts[:filled])) + "}"
+
+
+def _floor(moment: datetime, seconds: int) -> int:
+    return int(moment.timestamp() // seconds * seconds)
+
+
+def _date(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)
