@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #: The errors that a statement, or an attempt to connect, may raise without a defect of the code.
 CONNECTION_ERRORS = (DatabaseError, InterfaceError, PsycopgError, OSError)
 
-# RDHUP (Linux) reports that the peer has closed the connection, also while its last message is still unread.
-_CLOSED_EVENTS = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
+# RDHUP (Linux) reports that the peer has closed the connection, also while its last message is still unread. NVAL
+# reports that somebody in this process has closed the file descriptor.
+_CLOSED_EVENTS = sum(getattr(select, each, 0) for each in ("POLLHUP", "POLLERR", "POLLRDHUP", "POLLNVAL"))
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 

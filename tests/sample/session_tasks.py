@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import psycopg
 from asgiref.sync import sync_to_async
@@ -15,6 +15,8 @@ from django.db import DatabaseError, connection, connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock import TaskContext, task
+from django_pglock.postgres.connections import has_ended
+from django_pglock.postgres.sessions import dedicated_connection
 from tests.sample.models import Effect
 
 HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
@@ -23,6 +25,39 @@ HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
 def select(statement="SELECT 1", using="default"):
     with connections[using].cursor() as cursor:
         cursor.execute(statement)
+
+
+def lose_session(how):
+    """End the session of this thread behind Django's back."""
+    select()
+    raw = connection.connection
+    if how == "descriptor":
+        os.close(raw.fileno())
+        return
+    with closing(dedicated_connection("default")) as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [raw.info.backend_pid])
+    while not has_ended(raw):
+        time.sleep(0.001)
+
+
+@task
+def lose_session_at_the_end(how):
+    lose_session(how)
+
+
+@task
+def read():
+    select()
+
+
+@task
+async def read_in_coroutine():
+    await sync_to_async(select)()
+
+
+@task
+async def lose_session_of_coroutines_at_the_end(how):
+    await sync_to_async(lose_session)(how)
 
 
 def pause():

@@ -22,7 +22,12 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import in_manual_transaction, is_closed, is_reusable
+from django_pglock.worker.running.task_connections import (
+    expect_next_task,
+    in_manual_transaction,
+    is_closed,
+    is_reusable,
+)
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -47,6 +52,8 @@ class OrmThread(ThreadPoolExecutor):
         self.attempt: Attempt | None = None
         self.since = 0.0
         self._connections: Sequence[Any] = ()
+        #: The attempt of the last call.
+        self._last: Attempt | None = None
         self._closing: Future[None] | None = None
         self._cancelling = threading.Lock()
         # Counted up in the loop's thread and down in this one.
@@ -87,6 +94,9 @@ class OrmThread(ThreadPoolExecutor):
 
     def _run(self, attempt: Attempt | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.attempt, self.since = attempt, time.monotonic()
+        if attempt is not self._last:
+            self._last = attempt
+            expect_next_task(self._connections)
         try:
             return function(*args, **kwargs)
         finally:

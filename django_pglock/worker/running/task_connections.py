@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 from django.db.backends.signals import connection_created
+from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
@@ -33,11 +36,17 @@ IDLE_TIMEOUT, LEAST_IDLE_TIMEOUT = 60.0, 1.0
 #: Seconds for which a busy thread keeps a connection, also if CONN_MAX_AGE is less. With 0, Django's default, each
 #: check would close the connection. To open the next one takes as long as a small task.
 LEAST_AGE = 10.0
+#: The attribute of a session that no statement has used since the end of the last task.
+_OF_EARLIER_TASK = "_django_pglock_of_earlier_task"
+#: The attribute of psycopg's connection with the number of its socket, and the connections that have lost theirs.
+_SOCKET = "_django_pglock_socket"
+_without_socket: list[Any] = []
 
 
 def prepare_connections() -> None:
     """Let tasks be stopped at the statements of this thread's connections. Limit and watch the waits for the server."""
     connection_created.connect(install_if_in_task, dispatch_uid="django_pglock.stopping")
+    connection_created.connect(_note_socket, dispatch_uid="django_pglock.socket")
     for alias in connections:
         # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
@@ -46,6 +55,53 @@ def prepare_connections() -> None:
             if connection.vendor == "postgresql":
                 limit_waiting(connection)
                 register_connection(connection)
+                # Django calls this before each statement, with CONN_HEALTH_CHECKS or without.
+                connection.close_if_health_check_failed = partial(_close_if_ended, connection)
+
+
+def expect_next_task(sessions: Iterable[Any]) -> None:
+    """Note that the next statement on these Django connections is the first one of another task."""
+    for session in sessions:
+        session.__dict__[_OF_EARLIER_TASK] = True
+
+
+def _note_socket(connection: Any, **kwargs: Any) -> None:
+    """Note which socket a new session has. A receiver of ``connection_created``."""
+    if connection.vendor == "postgresql":
+        # The pool of another package may lend an object without attributes of ours.
+        with contextlib.suppress(AttributeError):
+            setattr(connection.connection, _SOCKET, _socket_of(connection.connection))
+
+
+def _socket_of(raw: Any) -> int | None:
+    with contextlib.suppress(OSError, PsycopgError):
+        return os.fstat(raw.fileno()).st_ino
+    return None
+
+
+def _forget_without_socket(session: Any) -> None:
+    """Forget the connection of a session whose file descriptor a task has closed.
+
+    It is never deleted: libpq would close the descriptor of this number, which may be another's by now.
+    """
+    raw = session.connection
+    noted = getattr(raw, _SOCKET, None)
+    if noted is not None and not raw.closed and noted != _socket_of(raw):
+        _without_socket.append(raw)
+        session.connection = None
+
+
+def _close_if_ended(session: Any) -> None:
+    """Close a session of an earlier task that has ended, before the first statement of the next task.
+
+    An earlier task may have ended it, or the server, in the moment since the last ``renew_connections``. That is not
+    the failure of the next task, which gets another session. Only the socket is read.
+    """
+    if session.__dict__.pop(_OF_EARLIER_TASK, False) and not session.in_atomic_block:
+        _forget_without_socket(session)
+        if session.connection is not None and has_session_ended(session):
+            session.close()
+    type(session).close_if_health_check_failed(session)
 
 
 def renew_connections(using: str) -> None:
@@ -56,6 +112,8 @@ def renew_connections(using: str) -> None:
     """
     connection: Any
     for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            _forget_without_socket(connection)
         if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
         elif connection.alias == using and is_reusable(connection) and is_on_standby(connection):

@@ -25,7 +25,7 @@ from django_pglock.postgres.stopping import current_attempt
 from django_pglock.worker.logs import log_claim
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_connections import is_closed, is_reusable
+from django_pglock.worker.running.task_connections import expect_next_task, is_closed, is_reusable
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -138,8 +138,11 @@ class TaskThread:
         """
         for each in self._sessions:
             session = each()
-            if session is not None and not is_reusable(session):
+            if session is None:
+                continue
+            if not is_reusable(session):
                 self._close(session, claim)
+            expect_next_task([session])
 
     def _close(self, session: DatabaseWrapper, claim: Claim) -> None:
         if connections[session.alias] is not session:

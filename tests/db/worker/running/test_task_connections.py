@@ -8,8 +8,8 @@ import pytest
 from django.db import close_old_connections, connection, connections
 
 from django_pglock import enqueue_many, lock
-from django_pglock.models import Task
-from django_pglock.worker.running import executor, task_connections
+from django_pglock.models import Task, Worker
+from django_pglock.worker.running import event_loop, executor, task_connections
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -38,6 +38,32 @@ def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventuall
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
     assert Effect.objects.count() == 2
     assert ("has left a transaction open" in caplog.text) == (what != "a closed connection")
+
+
+@pytest.mark.parametrize("how", ["descriptor", "server"])
+@pytest.mark.parametrize(
+    ("lose", "use"),
+    [
+        (tasks.lose_session_at_the_end, tasks.read),
+        (tasks.lose_session_at_the_end, tasks.write),
+        (tasks.lose_session_of_coroutines_at_the_end, tasks.read_in_coroutine),
+    ],
+    ids=["plain", "atomic", "coroutine"],
+)
+def test_a_session_that_an_earlier_task_has_lost_is_not_the_next_ones_failure(
+    worker, eventually, monkeypatch, how, lose, use
+):
+    """Its first statement has another session, although the last check was before the loss."""
+    monkeypatch.setattr(event_loop, "CHECK_INTERVAL", 1e9)
+    worker(threads=1)
+    use.enqueue()
+    # No other thread opens a session now, which would get the number of the descriptor.
+    eventually(lambda: is_over() and Worker.objects.filter(is_sleeping=True).exists())
+    enqueue_many(lose, [(how,)])
+    eventually(is_over)
+    use.enqueue()
+    eventually(is_over)
+    assert list(Task.objects.order_by("id").values_list("status", "attempts")) == [("SUCCESSFUL", 1)] * 3
 
 
 def test_a_connection_without_a_transaction_is_reused_by_the_next_task(worker, eventually):
