@@ -96,6 +96,16 @@ def test_tasks_that_outlast_the_grace_of_another_lose_no_attempt(worker_process,
     Effect.objects.create(name="never")
 
 
+def test_a_reloading_worker_starts_again_after_a_function_that_does_not_leave(worker_process, eventually):
+    process = worker_process("--reload", "--grace", "1", "--threads", "2")
+    result = running.overrun.enqueue()
+    eventually(lambda: process.output.count("is ready") == 2, why=process.output)
+    assert failed_by_timeout([result])
+    assert tasks.echo.enqueue("alive").wait(60).status == "SUCCESSFUL"
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+
+
 #: A worker that gives a hanging thread one second instead of a minute.
 HANGING = """
 import django
