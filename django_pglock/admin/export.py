@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.task_list import TaskChangeList
+from django_pglock.admin.task_list import IndexedList
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task
 from django_pglock.tasks.redaction import shown
@@ -48,7 +48,7 @@ def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpRespon
         raise Http404
     there = f"{model_admin.address_of_list()}?{request.GET.urlencode()}"
     try:
-        found: TaskChangeList = model_admin.get_changelist_instance(request)
+        found: IndexedList = model_admin.get_changelist_instance(request)
     except IncorrectLookupParameters:
         return HttpResponseRedirect(there)
     rows = found.rows_for_export(request, most=MOST_EXPORTED)

@@ -134,10 +134,13 @@ class CappedChangeList(ChangeList):
         return isinstance(self.paginator.count, AtLeast)
 
     def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
-        """Refuse a NUL character, which PostgreSQL cannot store in text, as Django refuses other invalid values."""
+        """Refuse values that cannot be read, also a NUL character, which PostgreSQL cannot store in text."""
         if any("\x00" in text for name, texts in request.GET.lists() if name != SEARCH_VAR for text in texts):
             raise IncorrectLookupParameters
-        return super().get_queryset(request, *arguments, **options)
+        try:
+            return super().get_queryset(request, *arguments, **options)
+        except (ValueError, OverflowError) as error:  # also for a moment at the end of the calendar
+            raise IncorrectLookupParameters from error
 
     def get_ordering_field(self, field_name: Any) -> Any:
         """Return None for a column that ``sortable_by`` does not list, although the query string names it: no index."""

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
-from django_pglock.admin.task_filters import queues_of_the_code
+from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row
 from django_pglock.store.pause import check_pausable

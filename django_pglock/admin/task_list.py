@@ -1,39 +1,377 @@
-"""The list of tasks, for tables of ten million rows: each query reads along an index or stops early."""
+"""The list of tasks, for tables of ten million rows. Each filter names the index that serves it; the rest follows.
+
+``Reading`` chooses the index by the filters of a request. If the index serves all of them, the list counts its rows, up
+to a limit. Otherwise the list counts nothing: it searches only the newest tasks of that index, in its order. So no
+filter reads the whole table, neither for its choices nor for its matches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from datetime import timezone as zones
+from functools import partial, reduce
+from operator import or_
 from typing import Any
+from uuid import UUID
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.postgres.expressions import ArraySubquery
 from django.core.paginator import Paginator
-from django.db.models import Exists
+from django.db.models import BooleanField, Exists, F, Func, Q
 from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
-from django_pglock.admin.task_filters import (
-    candidates,
-    first_searched,
-    is_by_key,
-    is_indexed,
-    searched_status,
-    status_of,
-    time_range,
-)
+from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, elapsed, mark
 from django_pglock.admin.task_summary import last_failures
+from django_pglock.conf import redact_hook
+from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Task, Worker
-from django_pglock.store.count import MOST_SEARCHED, search_end
-from django_pglock.store.id_range import above_succeeded, id_in
+from django_pglock.store.attempts import last_ended_by
+from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status, search_end
+from django_pglock.store.id_range import IdRange, above_succeeded, id_in, ids_between
 from django_pglock.tasks import registry
-from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.arguments import to_json
+from django_pglock.tasks.call_keys import positional_names
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.redaction import redacting_paths
+from django_pglock.tasks.states import FINISHED, TaskStatus
+
+#: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
+ORDER_TOLERANCE = timedelta(minutes=1)
+#: Parameters that choose no tasks: Django's own, which change the page or the order.
+_NO_FILTERS = {"p", "o", "e", "all"}
+#: The orders of lists. An index of failed tasks has no column for the status: with it, a count would read each row.
+BY_ID, BY_STATUS = ("-pk",), ("-status", "-pk")
+_STATUSES = frozenset(TaskStatus.values)
 
 
-class TaskChangeList(CappedChangeList):
-    """Reads along the index that fits the filters. If no index fits, searches only the newest tasks.
+@dataclass(frozen=True)
+class Index:
+    """An index of the table of tasks, as far as a list has to know it."""
+
+    name: str
+    #: The statuses whose tasks it has. An empty text: it has those of a list that no status is chosen for.
+    statuses: frozenset[str]
+    order: tuple[str, ...] = BY_ID
+    #: It serves no second filter, because a search in it could not stop at an id.
+    is_alone: bool = False
+
+
+_FAILED = frozenset([TaskStatus.FAILED.value])
+#: The indexes of lists that are filtered by nothing that has an index of its own.
+PRIMARY_KEY = Index("django_pglock_task_pkey", frozenset([""]))
+ATTENTION = Index("pglock_task_attention", _STATUSES - {TaskStatus.SUCCESSFUL}, BY_STATUS)
+
+
+class Reading:
+    """How the tasks of a request are read: along which index, and whether this index serves all filters."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        given = {name: text.strip() for name, text in request.GET.items() if not name.startswith(("_", "id__"))}
+        self.chosen = {name: text for name, text in given.items() if text and name not in _NO_FILTERS}
+        if self.chosen.get("q", "x").isdigit():
+            # An id, which the primary key finds among whatever else was chosen.
+            del self.chosen["q"]
+        self.below = id_in(request.GET.get("id__lt", ""))
+        #: The chosen status, or the one that all tasks of a filter have; an empty text for any.
+        self.status = self.chosen.get("status__exact") or next(
+            (each.status for each in FILTERS if each.status and each.parameter_name in self.chosen), ""
+        )
+        self.column, self.index = self._choose()
+        #: Whether only the newest tasks of the index are searched, because it does not serve all filters.
+        self.is_search = self.status not in self.index.statuses or not self._others <= {self.column}
+        self._range: IdRange | None = None
+
+    @classmethod
+    def of(cls, request: Any) -> Reading:
+        """Return the reading of a request. It is kept there, because the list and its filters ask for it."""
+        if not hasattr(request, "pglock_reading"):
+            request.pglock_reading = cls(request)
+        found: Reading = request.pglock_reading
+        return found
+
+    @property
+    def _others(self) -> set[str]:
+        return self.chosen.keys() - {"status__exact"}
+
+    def _choose(self) -> tuple[str, Index]:
+        """Return the parameter of a filter with an index that has the tasks of the status, and the index."""
+        for name, index in INDEXES.items():
+            if name in self.chosen and self.status in index.statuses and not (index.is_alone and len(self._others) > 1):
+                return name, index
+        # Most tasks have succeeded, so they are soon found along the primary key.
+        return "", PRIMARY_KEY if self.status in ("", TaskStatus.SUCCESSFUL) else ATTENTION
+
+    def in_status(self, tasks: Any, status: str) -> Any:
+        """Return those of the tasks that have a status, by a condition that fits the index."""
+        return tasks.filter(status=status) if self.index.order == BY_ID else in_status(tasks, status)
+
+    def candidates(self, using: str) -> Any:
+        """Return the tasks among which to search, in the order of the index; of any time."""
+        rows = Task.objects.using(using).order_by(*self.index.order)
+        if self.below is not None:
+            rows = rows.filter(pk__lt=self.below)
+        if self.column:
+            rows = rows.filter(**{self.column: self.chosen[self.column]})
+        return rows if self.index is PRIMARY_KEY else self.in_status(rows, self.status)
+
+    @property
+    def first_searched(self) -> int:
+        """How many tasks are searched first. It is more for a user who follows the link to older tasks."""
+        return FIRST_SEARCHED if self.below is None else MOST_SEARCHED
+
+    def range(self, using: str) -> IdRange:
+        """Return the ids of the chosen time, and the id at which the first search stops. Asks once."""
+        if self._range is None:
+            tasks, most = self.candidates(using), self.first_searched
+            since, before = self._moment("since", -ORDER_TOLERANCE), self._moment("before", ORDER_TOLERANCE)
+            status = self.status if self.index.order == BY_STATUS else ""
+            self._range = (
+                ids_between(tasks, since, before, most=most, status=status)
+                if since or before
+                else IdRange({}, search_end(tasks, most=most))
+            )
+        return self._range
+
+    def _moment(self, name: str, shift: timedelta) -> datetime | None:
+        return moment_in(self.chosen[name], shift) if name in self.chosen else None
+
+
+class TypedFilter(admin.SimpleListFilter):
+    """A filter by one typed value: a small form with suggestions, instead of a link for each of hundreds of values.
+
+    The form sends a GET request and needs no script; the suggestions are a ``datalist``.
+    """
+
+    template = "admin/django_pglock/filter_form.html"
+    #: The type of the input, and what to type, shown in the empty input.
+    input_type = "search"
+    placeholder: Any = ""
+    #: The index that serves the filter. Without one, the filter is searched for among the newest tasks.
+    index: Index | None = None
+    #: The status that all tasks of the filter have.
+    status = ""
+
+    def suggestions(self) -> Iterable[str]:
+        """Return the values that the browser suggests. They are not queried: a query would read the whole table."""
+        return ()
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return none: the form takes any value."""
+        return []
+
+    def has_output(self) -> bool:
+        """Return True: the form is always shown."""
+        return True
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Yield what the template shows: the value, the suggestions, and the parameters of the other filters."""
+        own = {str(self.parameter_name), "p", "e"}
+        yield {
+            "value": self.value() or "",
+            "suggestions": sorted(self.suggestions()),
+            # ``filter_params`` has one list of values for each parameter.
+            "others": [(name, each) for name, values in changelist.filter_params.items() if name not in own
+                       for each in (values if isinstance(values, list) else [values])],
+            "query": changelist.query,
+            "query_string": changelist.get_query_string(remove=sorted(own)),
+        }  # fmt: skip
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the rows with the value, if one was typed."""
+        value = (self.value() or "").strip()
+        return self.matching(request, queryset, value) if value else queryset
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows with the value."""
+        return queryset.filter(**{str(self.parameter_name): value})
+
+
+class StatusFilter(admin.ChoicesFieldListFilter):
+    """Filter by status, with the condition of the index that serves it."""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the rows with the selected status."""
+        status = request.GET.get("status__exact")
+        return Reading.of(request).in_status(queryset, status) if status else super().queryset(request, queryset)
+
+
+class StuckFilter(OneChoiceFilter):
+    """Filter for tasks that need attention: running tasks whose worker is dead."""
+
+    title = _("attention")
+    parameter_name = "attention"
+    choice = ("stuck", _("Stuck: worker is dead"))
+    method = "stuck"
+    index = None
+    status = TaskStatus.RUNNING.value
+
+
+class QueueFilter(TypedFilter):
+    """Filter by queue; suggests the queues of the settings and of the functions. The page of queues lists all."""
+
+    title = _("queue")
+    parameter_name = "queue"
+    index = Index("pglock_task_failed_queue", _FAILED)
+
+    def suggestions(self) -> Iterable[str]:
+        """Return the queues that this process knows."""
+        return queues_of_the_code()
+
+
+class TaskPathFilter(TypedFilter):
+    """Filter by task function; suggests the functions that are registered in this process, and imports nothing."""
+
+    title = _("task function")
+    parameter_name = "task_path"
+    index = Index("pglock_task_failed_path", _FAILED)
+
+    def suggestions(self) -> Iterable[str]:
+        """Return the functions that this process knows."""
+        return registry.known_paths()
+
+
+class ExceptionFilter(TypedFilter):
+    """Filter: failed tasks by the exception of their last attempt."""
+
+    title = _("exception")
+    parameter_name = "exception"
+    placeholder = "builtins.ValueError"
+    status = TaskStatus.FAILED.value
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the failed tasks with the exception."""
+        return last_ended_by(Reading.of(request).in_status(queryset, self.status), value)
+
+
+class SinceFilter(TypedFilter):
+    """Filter: tasks enqueued at a moment or later. Ids grow with that time, so it limits ids, which have an index."""
+
+    title = _("time: enqueued since")
+    parameter_name = "since"
+    input_type = "datetime-local"
+    #: The lookups of the time and of the id.
+    by = ("enqueued_at__gte", "pk__gt")
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows on one side of the moment."""
+        time, id_ = self.by
+        ids = Reading.of(request).range(queryset.db).ids
+        return queryset.filter(**{time: moment_in(value), id_: ids[id_]})
+
+
+class BeforeFilter(SinceFilter):
+    """Filter: tasks enqueued before a moment."""
+
+    title = _("time: enqueued before")
+    parameter_name = "before"
+    by = ("enqueued_at__lt", "pk__lt")
+
+
+class WorkerFilter(TypedFilter):
+    """Filter by worker: its name, while its row exists, or its id."""
+
+    title = _("worker")
+    parameter_name = "worker"
+    index = Index("pglock_task_running", frozenset([TaskStatus.RUNNING.value]), is_alone=True)
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows of the worker."""
+        try:
+            return queryset.filter(worker=UUID(value))
+        except ValueError:
+            known = Worker.objects.using(queryset.db).filter(name=value).values("pk")
+            # The server reads the array first. With a join it might read all tasks.
+            is_one = partial(Func, template="%(expressions)s)", arg_joiner=" = ANY (", output_field=BooleanField())
+            return queryset.filter(is_one(F("worker"), ArraySubquery(known)))
+
+
+class GuardedFilter(TypedFilter):
+    """A filter by values that may be redacted.
+
+    With a filter a user could guess a hidden value. So the filter never finds tasks of which anything is redacted. The
+    filter is refused if ``REDACT`` is set, because ``REDACT`` decides only when a value is shown.
+    """
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows that match and of which nothing is redacted."""
+        if redact_hook() is not None:
+            text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
+            messages.warning(request, text % {"what": self.title})
+            return queryset.none()
+        open_rows = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
+        return open_rows.filter(self.condition(Reading.of(request), value))
+
+    def condition(self, reading: Reading, value: str) -> Q:
+        """Return the condition of the rows that match."""
+        raise NotImplementedError
+
+
+class KeyFilter(GuardedFilter):
+    """Filter by lock key: unfinished tasks, for which there is an index; finished ones if their status is chosen."""
+
+    title = _("lock key")
+    parameter_name = "key"
+    index = Index("pglock_task_lock", _STATUSES - FINISHED | {""}, BY_STATUS, is_alone=True)
+
+    def condition(self, reading: Reading, value: str) -> Q:
+        """Return the condition of the rows with the key."""
+        has_key = Q(lock_key=value)
+        return has_key if reading.status in FINISHED else has_key & Q(finished_at__isnull=True)
+
+
+class ArgumentFilter(GuardedFilter):
+    """Filter by one argument, such as ``order_id=7``."""
+
+    title = _("arguments")
+    parameter_name = "argument"
+    placeholder = "order_id=7"
+
+    def condition(self, reading: Reading, value: str) -> Q:
+        """Return the condition of the keyword argument or, if a function is chosen, of the positional argument."""
+        name, values = _pair(value)
+        definition = registry.find(reading.chosen.get("task_path", ""))
+        names = positional_names(definition, 1) if definition is not None else []
+        matches = _has("kwargs__contains", [{name: each} for each in values])
+        return matches | _has(f"args__{names.index(name)}", values) if name in names else matches
+
+
+class MetadataFilter(GuardedFilter):
+    """Filter by one item of the metadata, such as ``tenant=acme``."""
+
+    title = _("metadata")
+    parameter_name = "metadata"
+    placeholder = "tenant=acme"
+
+    def condition(self, reading: Reading, value: str) -> Q:
+        """Return the condition of the rows whose metadata contain the item."""
+        name, values = _pair(value)
+        return _has("meta__contains", [{name: each} for each in values])
+
+
+#: The filters of the list, in the order of the page. The page begins with that of the status.
+FILTERS: tuple[Any, ...] = (
+    *(StuckFilter, QueueFilter, TaskPathFilter, ExceptionFilter, SinceFilter, BeforeFilter),
+    *(WorkerFilter, KeyFilter, ArgumentFilter, MetadataFilter),
+)
+#: The indexes of filters by parameter, those that leave the fewest tasks first. Groups of failures have links only.
+INDEXES: dict[str, Index] = {
+    "fingerprint__exact": Index("pglock_task_fingerprint", _FAILED),
+    **{each.parameter_name: each.index for each in reversed(FILTERS) if each.index},
+}
+
+
+class IndexedList(CappedChangeList):
+    """Reads along the index that its filters name. If it does not serve all of them, searches only the newest tasks.
 
     A search counts nothing: it stops behind the last task that the page shows. If it has found none among a few
     thousand tasks, it reads on, once.
@@ -54,8 +392,8 @@ class TaskChangeList(CappedChangeList):
         self.queryset = self.queryset.annotate(
             lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready()),
         )
-        if is_search(request, self.query):
-            self._search(request)
+        if Reading.of(request).is_search:
+            self._search(Reading.of(request))
         else:
             super().get_results(request)
             self.has_more = self.is_capped or self.page_num < self.paginator.num_pages
@@ -64,9 +402,9 @@ class TaskChangeList(CappedChangeList):
         for task in self.result_list:
             task.last_failure = failures.get(task.pk)
 
-    def _search(self, request: HttpRequest) -> None:
+    def _search(self, reading: Reading) -> None:
         rows: list[Any] = []
-        for most, below, end in self._searches(request):
+        for most, below, end in self._searches(reading):
             self.searched, self.skipped_above, self.search_end = most, below, end
             limits = {lookup: id_ for lookup, id_ in (("pk__lt", below), ("pk__gt", end)) if id_}
             rows = list(self.queryset.filter(**limits)[: self.list_per_page + 1])
@@ -79,30 +417,27 @@ class TaskChangeList(CappedChangeList):
         self.show_admin_actions, self.full_result_count = True, None
         self.show_full_result_count = self.can_show_all = self.multi_page = False
 
-    def _searches(self, request: HttpRequest) -> Iterator[tuple[int, int | None, int | None]]:
+    def _searches(self, reading: Reading) -> Iterator[tuple[int, int | None, int | None]]:
         """Yield one search after the other, as (number of tasks, id above them, id below them). None: no limit."""
-        using, most, below = self.root_queryset.db, first_searched(request), None
-        found = time_range(request, using)
-        tasks, end = candidates(request, using).filter(**found.ids), found.end
-        if found.ids:
-            yield most, None, end
-            if end is None:
-                return
-        if status_of(request) == TaskStatus.SUCCESSFUL and not request.GET.get("id__lt"):
+        using, most, below = self.root_queryset.db, reading.first_searched, None
+        ids, end = reading.range(using)
+        yield most, None, end
+        tasks = reading.candidates(using).filter(**ids)
+        if end is not None and reading.status == TaskStatus.SUCCESSFUL and reading.below is None:
             below = above_succeeded(using)
-            tasks = tasks.filter(pk__lt=below) if below is not None else tasks
-        for each in (most, MOST_SEARCHED) if below is not None or not found.ids else (MOST_SEARCHED,):
-            end = search_end(tasks, most=each)
-            yield each, below, end
-            if end is None or each == MOST_SEARCHED:
-                return
+            if below is not None:
+                tasks = tasks.filter(pk__lt=below)
+                end = search_end(tasks, most=most)
+                yield most, below, end
+        if end is not None and most < MOST_SEARCHED:
+            yield MOST_SEARCHED, below, search_end(tasks, most=MOST_SEARCHED)
 
     def rows_for_export(self, request: HttpRequest, *, most: int) -> Any:
         """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
-        if not is_search(request, self.query):
+        reading, using = Reading.of(request), self.root_queryset.db
+        if not reading.is_search:
             return self.matching
-        using = self.root_queryset.db
-        end = search_end(candidates(request, using).filter(**time_range(request, using).ids), most=most)
+        end = search_end(reading.candidates(using).filter(**reading.range(using).ids), most=most)
         return self.matching.filter(pk__gt=end) if end else self.matching
 
     @property
@@ -121,18 +456,12 @@ class TaskChangeList(CappedChangeList):
         return ""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
-        """Sort by id; if an index on statuses and ids serves the list, in the order of this index."""
+        """Sort in the order of the index: by id, or by status and id."""
         ordering: list[Any] = super().get_ordering(request, queryset)
-        # The indexes of failed tasks by queue and by function have no status: with it, the count would read each row.
-        if not (searched_status(request) or is_by_key(request)):
+        if Reading.of(request).index.order == BY_ID:
             return ordering
         direction = "-" if ordering[0].startswith("-") else ""
         return [f"{direction}status", *ordering]
-
-
-def is_search(request: HttpRequest, query: str) -> bool:
-    """Return whether no index serves the list, so that only the newest tasks are searched."""
-    return not is_indexed(request) or bool(query and not query.strip().isdigit())
 
 
 def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
@@ -150,6 +479,48 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     if newest_only and (end := search_end(newest, most=MOST_SEARCHED)):
         found = found.filter(pk__gt=end)
     return found
+
+
+def queues_of_the_code() -> set[str]:
+    """Return the queues of the settings and of the functions that this process knows."""
+    configured = {queue for backend in task_backends.all() for queue in backend.queues}
+    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
+
+
+def moment_in(text: str, shift: timedelta = timedelta(0)) -> datetime:
+    """Return the moment that a text is, shifted. Raises ``ValueError`` or ``OverflowError``."""
+    moment = parse_datetime(text)
+    if moment is None:
+        raise ValueError(text)
+    if timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
+        moment = timezone.make_aware(moment)
+    # PostgreSQL reads no offset from UTC of 16 hours or more.
+    return (moment.astimezone(zones.utc) if timezone.is_aware(moment) else moment) + shift
+
+
+def _has(lookup: str, values: Iterable[Any]) -> Q:
+    return reduce(or_, (Q(**{lookup: each}) for each in values))
+
+
+def _pair(text: str) -> tuple[str, list[Any]]:
+    """Return the name and the possible values of ``name=value``: as text and as JSON, for 7 may be "7" in the row.
+
+    Raises ``IncorrectLookupParameters``.
+    """
+    name, equals, value = text.partition("=")
+    # PostgreSQL cannot store a NUL character in JSON.
+    if not equals or not name.strip() or "\\u0000" in text:
+        raise IncorrectLookupParameters
+    try:
+        read = json.loads(value, parse_constant=lambda name: name)
+        to_json(read, what="The value")
+    except TaskArgumentsError:
+        # PostgreSQL cannot store this value, so no row has it. Examples: 1e999, which is infinity in Python, and a lone
+        # surrogate.
+        raise IncorrectLookupParameters from None
+    except (ValueError, RecursionError):
+        return name.strip(), [value.strip()]
+    return name.strip(), [value.strip(), read]
 
 
 # Columns. The page of a task shows them, too.

@@ -22,14 +22,16 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin import attempts, task_filters, task_page, task_summary
+from django_pglock.admin import attempts, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.attempts import stack_page
 from django_pglock.admin.enqueue import again_page, enqueue_page
 from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin, filled_fieldsets
 from django_pglock.admin.task_list import (
-    TaskChangeList,
+    FILTERS,
+    IndexedList,
+    StatusFilter,
     attempts_made,
     find,
     last_failure,
@@ -69,12 +71,7 @@ class TaskAdmin(ReadOnlyAdmin):
         wait_or_run_time,
         "enqueued_at",
     ]
-    list_filter = [
-        ("status", task_filters.StatusFilter),
-        *(task_filters.StuckFilter, task_filters.QueueFilter, task_filters.TaskPathFilter),
-        *(task_filters.ExceptionFilter, task_filters.SinceFilter, task_filters.BeforeFilter),
-        *(task_filters.WorkerFilter, task_filters.KeyFilter, task_filters.ArgumentFilter, task_filters.MetadataFilter),
-    ]
+    list_filter = [("status", StatusFilter), *FILTERS]
     #: The link "Older tasks", and the links from groups of failures.
     linked_lookups = ("id__lt", "fingerprint__exact")
     search_fields = ["task_path"]
@@ -132,9 +129,9 @@ class TaskAdmin(ReadOnlyAdmin):
 
     # The list
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[TaskChangeList]:
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[IndexedList]:
         """Return our change list."""
-        return TaskChangeList
+        return IndexedList
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Do not load the columns that a list does not show: arguments may have megabytes."""
@@ -145,7 +142,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""
         term = search_term.strip()
-        # TaskChangeList limits the search of the list page.
+        # IndexedList limits the search of the list page.
         return (find(queryset, term, newest_only=_is_choice(request)) if term else queryset), False
 
     # The page of one task

@@ -1,20 +1,25 @@
-"""The list of tasks: its columns, searches, and links to older tasks."""
+"""The list of tasks: its indexes, filters, columns, searches, and links to older tasks."""
 
 from __future__ import annotations
 
 import contextlib
+from inspect import signature
 from uuid import uuid4
 
 import pytest
+from django.contrib import admin
 from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.admin import pages
-from django_pglock.models import Attempt
+from django_pglock.admin import pages, task_list
+from django_pglock.admin.task_list import Reading
+from django_pglock.admin.tasks import TaskAdmin
+from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
 from tests.db.admin.visits import LIST, ids, make, person
+from tests.sample.tasks import echo
 
 pytestmark = pytest.mark.django_db
 
@@ -28,7 +33,8 @@ QUERIES = (
     "?argument=a=1e999", "?metadata=a=1e999", "?argument=a=%22%5Cud800%22",
     "?q=" + "9" * 5000, "?id__lt=" + "9" * 5000, "?q=x&id__lt=" + "9" * 5000, "?argument=a=" + "9" * 5000,
     "?metadata=a=" + "9" * 5000, "?p=" + "9" * 5000, "?o=" + "9" * 5000,
-    "?since=2026-01-01T00:00-23:59", "?before=0001-01-01T00:00%2B23:59",
+    "?since=2026-01-01&status__exact=FAILED&fingerprint__exact=x", "?key=a&q=x", "?worker=a&q=x&status__exact=RUNNING",
+    "?key=a&queue=b&since=2026-01-01", "?since=2026-01-01T00:00-23:59", "?before=0001-01-01T00:00%2B23:59",
     "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5",
 )  # fmt: skip
 
@@ -52,6 +58,60 @@ def test_no_date_that_another_program_can_write_breaks_the_pages(client, zone):
         assert len(ids(client)) == len(tasks)
         for date, task in tasks.items():
             assert client.get(f"{LIST}{task.pk}/change/").status_code == 200, date
+
+
+@pytest.mark.parametrize(
+    ("query", "index", "is_search"),
+    [
+        ("", "django_pglock_task_pkey", False),
+        ("p=2&o=-1&q=17&id__lt=9", "django_pglock_task_pkey", False),
+        ("q=mail", "django_pglock_task_pkey", True),
+        ("queue=mail", "django_pglock_task_pkey", True),
+        ("since=2026-01-01", "django_pglock_task_pkey", True),
+        ("status__exact=SUCCESSFUL", "django_pglock_task_pkey", True),
+        ("status__exact=READY", "pglock_task_attention", False),
+        ("status__exact=READY&queue=mail", "pglock_task_attention", True),
+        ("attention=stuck", "pglock_task_attention", True),
+        ("exception=a.B", "pglock_task_attention", True),
+        ("status__exact=FAILED", "pglock_task_attention", False),
+        ("status__exact=FAILED&queue=mail", "pglock_task_failed_queue", False),
+        ("exception=a.B&queue=mail", "pglock_task_failed_queue", True),
+        ("status__exact=FAILED&task_path=a.b", "pglock_task_failed_path", False),
+        ("status__exact=FAILED&task_path=a.b&queue=mail", "pglock_task_failed_path", True),
+        ("status__exact=FAILED&task_path=a.b&since=2026-01-01", "pglock_task_failed_path", True),
+        ("status__exact=FAILED&fingerprint__exact=7&id__lt=9", "pglock_task_fingerprint", False),
+        ("status__exact=FAILED&fingerprint__exact=7&of_a_project=1", "pglock_task_fingerprint", True),
+        ("key=a", "pglock_task_lock", False),
+        ("key=a&status__exact=BLOCKED", "pglock_task_lock", False),
+        ("key=a&queue=mail", "django_pglock_task_pkey", True),
+        ("key=a&status__exact=SUCCESSFUL", "django_pglock_task_pkey", True),
+        ("key=a&status__exact=FAILED", "pglock_task_attention", True),
+        ("worker=w", "django_pglock_task_pkey", True),
+        ("worker=w&status__exact=RUNNING", "pglock_task_running", False),
+        ("worker=w&status__exact=RUNNING&queue=mail", "pglock_task_attention", True),
+        ("worker=w&q=mail&status__exact=RUNNING", "pglock_task_attention", True),
+    ],
+)
+def test_the_filters_choose_the_index_and_whether_it_serves_all_of_them(rf, query, index, is_search):
+    reading = Reading(rf.get(f"/?{query}"))
+    assert (reading.index.name, reading.is_search) == (index, is_search)
+
+
+def test_a_filter_of_a_project_is_searched_for_among_the_newest_tasks(rf, admin_user, monkeypatch):
+    class Own(TaskAdmin):
+        list_filter = (*TaskAdmin.list_filter, "priority")
+
+    monkeypatch.setattr(task_list, "FIRST_SEARCHED", 2)
+    monkeypatch.setattr(task_list, "MOST_SEARCHED", 4)
+    rows = [make(priority=5 - number) for number in range(6)]
+    request = rf.get("/", {"priority": "3"})
+    request.user = admin_user
+    found = Own(Task, admin.site).get_changelist_instance(request)
+    assert ([row.pk for row in found.result_list], found.searched) == ([rows[2].pk], 4)
+    request = rf.get("/", {"priority": "5"})
+    request.user = admin_user
+    found = Own(Task, admin.site).get_changelist_instance(request)
+    assert (found.result_list, found.search_end) == ([], rows[1].pk)
 
 
 def test_search_finds_by_id_and_by_function(client):
@@ -125,3 +185,105 @@ def test_failed_tasks_are_listed_with_exception_and_message(client):
     assert len([each for each in queries if "django_pglock_attempt" in each["sql"]]) == 1
     assert ids(client, exception="builtins.ValueError") == [failed.pk]
     assert ids(client, exception="shop.errors.Declined") == [], "it has not failed for good"
+
+
+# Filters: what they find, what they refuse, and what they never find
+
+
+def test_the_time_of_enqueueing_limits_the_list(client):
+    person(client, "view_task")
+    early, late = make(enqueued_at="2026-01-01T10:00Z"), make(enqueued_at="2026-01-02T10:00Z")
+    assert ids(client, since="2026-01-01T10:00:01") == [late.pk]
+    assert ids(client, since="2026-01-01T10:00") == [late.pk, early.pk]
+    assert ids(client, before="2026-01-02T10:00") == [early.pk]
+    assert ids(client, since="2026-01-01T11:00", before="2026-01-02T09:00") == []
+    assert ids(client, since="2026-01-01", queue="default", status__exact="READY") == [late.pk, early.pk]
+
+
+def test_the_task_list_shows_a_message_if_a_filter_value_is_invalid(client):
+    """Otherwise an action on the whole list would change tasks that the filter should exclude."""
+    person(client, "view_task")
+    page = client.get(LIST, {"argument": "order_id 7"}, follow=True).content.decode()
+    assert "A filter could not be read, so the list is not filtered." in page
+    assert "could not be read" not in client.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("name", ["since", "before"])
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00", "9999-12-31T23:59", "0001-01-01T00:00+14:00"])
+def test_a_moment_at_the_end_of_the_calendar_is_refused_like_other_invalid_values(client, name, moment):
+    person(client, "view_task")
+    make()
+    assert client.get(LIST, {name: moment}).status_code in (200, 302)
+
+
+def test_tasks_whose_ids_are_not_in_order_of_time_are_found_by_time(client):
+    """A transaction may get its ids first and commit last."""
+    person(client, "view_task")
+    late, early = make(enqueued_at="2026-01-01T10:00:30Z"), make(enqueued_at="2026-01-01T10:00:00Z")
+    assert ids(client, since="2026-01-01T10:00:10") == [late.pk]
+    assert ids(client, before="2026-01-01T10:00:10") == [early.pk]
+
+
+def test_the_tasks_of_a_worker_are_found_by_its_name_and_by_its_id(client):
+    person(client, "view_task")
+    worker = uuid4()
+    beat("default", worker, name="mail-1", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    mine, done, _other = make("RUNNING", worker=worker), make("SUCCESSFUL", worker=worker), make("RUNNING")
+    assert ids(client, worker="mail-1") == ids(client, worker=str(worker)) == [done.pk, mine.pk]
+    assert ids(client, worker="mail-1", status__exact="RUNNING") == [mine.pk]
+    assert ids(client, worker="nobody") == []
+
+
+def test_keys_arguments_and_metadata_are_found_by_equality(client):
+    person(client, "view_task")
+    row = make(lock_key="order:7", kwargs={"order": 7, "name": "x"}, meta={"tenant": "acme"})
+    done = make("SUCCESSFUL", lock_key="order:7", kwargs={"order": 7})
+    make(lock_key="order:8", kwargs={"order": 70}, meta={"tenant": "acme2"})
+    assert ids(client, key="order:7") == [row.pk], "by the index, which has unfinished tasks"
+    assert ids(client, key="order:7", status__exact="SUCCESSFUL") == [done.pk]
+    assert ids(client, argument="order=7") == [done.pk, row.pk]
+    assert ids(client, argument="name=x") == ids(client, metadata="tenant=acme") == [row.pk]
+
+
+def test_positional_arguments_are_found_by_name_if_a_function_is_chosen(client):
+    person(client, "view_task")
+    row = make(task_path="tests.sample.tasks.echo", args=["hello"])
+    [name, *_rest] = signature(echo.func).parameters
+    assert ids(client, argument=f"{name}=hello") == []
+    assert ids(client, argument=f"{name}=hello", task_path="tests.sample.tasks.echo") == [row.pk]
+
+
+SECRET = {"kwargs": {"card": "42"}, "meta": {"redact": ["card"], "card": "42"}, "lock_key": "card:42"}
+
+
+@pytest.mark.parametrize("query", [{"argument": "card=42"}, {"metadata": "card=42"}, {"key": "card:42"}])
+def test_no_filter_finds_redacted_values(client, settings, query):
+    """Otherwise a user could guess a hidden value, with one request for each guess."""
+    person(client, "view_task")
+    make(**SECRET)
+    assert ids(client, **query) == []
+    row = make(**{**SECRET, "meta": {"card": "42"}})
+    assert ids(client, **query) == [row.pk], "nothing of this one is redacted"
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": lambda path, name, value: value}
+    page = client.get(LIST, query)
+    assert page.context["cl"].result_list == []
+    assert "because REDACT may hide them" in page.content.decode()
+
+
+def test_no_filter_finds_tasks_of_a_function_that_redacts_now(client, monkeypatch):
+    person(client, "view_task")
+    row = make(kwargs={"card": "42"})
+    monkeypatch.setattr(task_list, "redacting_paths", lambda: [row.task_path])
+    assert ids(client, argument="card=42") == []
+
+
+def test_functions_and_queues_are_suggestions_and_not_links(client):
+    """Hundreds of links would fill the page."""
+    person(client, "view_task")
+    page = client.get(LIST, {"status__exact": "FAILED", "queue": "no-such", "q": "nothing"}).content.decode()
+    assert '<option value="tests.sample.tasks.nothing">' in page
+    assert "?task_path=" not in page
+    assert '<input type="hidden" name="status__exact" value="FAILED">' in page
+    assert '<input type="hidden" name="queue" value="no-such">' in page
+    assert '<input type="hidden" name="q" value="nothing">' in page
+    assert page.count('name="queue"') > page.count('type="hidden" name="queue"'), "and the input itself"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
@@ -11,7 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.admin import task_filters, task_list
+from django_pglock.admin import task_list
 from django_pglock.models import Task
 from tests.plans.admin.explained import most_read, plans
 from tests.plans.reading import analyze, executed, insert, reads, rows_read
@@ -58,9 +59,9 @@ def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(admin_clie
         ("queue=rare&status__exact=BLOCKED", 2000, [0, 1]),
         ("queue=rare&status__exact=BLOCKED", 3000, [1]),
     ):
-        monkeypatch.setattr(task_filters, "FIRST_SEARCHED", most)
+        monkeypatch.setattr(task_list, "FIRST_SEARCHED", most)
         monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
-        monkeypatch.setattr(task_filters, "MOST_SEARCHED", most)
+        monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
         found = []
         address = f"?{query}"
         while address:
@@ -75,9 +76,9 @@ def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(admin_clie
 
 def test_the_failures_of_a_queue_or_a_function_are_found_by_an_index(admin_client, old_ones, monkeypatch):
     """Among 150,000 failed tasks, a few of one function lie anywhere."""
-    monkeypatch.setattr(task_filters, "FIRST_SEARCHED", 100)
+    monkeypatch.setattr(task_list, "FIRST_SEARCHED", 100)
     monkeypatch.setattr(task_list, "MOST_SEARCHED", 100)
-    monkeypatch.setattr(task_filters, "MOST_SEARCHED", 100)
+    monkeypatch.setattr(task_list, "MOST_SEARCHED", 100)
     Task.objects.filter(pk=Task.objects.filter(status="FAILED").earliest("pk").pk).update(
         queue="rare", task_path="rare"
     )
@@ -89,13 +90,23 @@ def test_the_failures_of_a_queue_or_a_function_are_found_by_an_index(admin_clien
         assert most_read(queries) <= 1, query
 
 
-def test_the_failures_of_an_incident_are_listed_by_an_index(admin_client, old_ones):
+@pytest.mark.parametrize("name", task_list.INDEXES)
+def test_a_filter_is_read_along_the_index_that_it_names(admin_client, old_ones, name):
+    index = task_list.INDEXES[name]
+    [status] = index.statuses if len(index.statuses) == 1 else ["BLOCKED"]
+    field = {"key": "lock_key"}.get(name, name.partition("__")[0])
+    values = {"fingerprint": 7, "worker": uuid4(), "task_path": "rare", "queue": "rare", "lock_key": "rare"}
+    insert("RUNNING", 1, worker=uuid4())
+    few = Task.objects.filter(pk__in=list(Task.objects.filter(status=status).values_list("pk", flat=True)[:5]))
+    count = few.update(**{field: values[field]})
+    analyze()
     with CaptureQueriesContext(connection) as queries:
-        page = admin_client.get(f"{LIST}?status__exact=FAILED&queue=default")
-    assert page.context["cl"].result_count == 3000
-    assert most_read(queries) <= 3000
-    indexes = {index for _sql, plan in plans(queries) for _kind, index in reads(plan) if index != "pglock_task_ready"}
-    assert "pglock_task_failed_queue" in indexes
+        page = admin_client.get(LIST, {"status__exact": status, name: values[field]})
+    assert page.context["cl"].result_count == count
+    assert page.context["cl"].searched == 0, "so it has counted"
+    assert most_read(queries) <= 5
+    used = {index for _sql, plan in plans(queries) for _kind, index in reads(plan)}
+    assert index.name in used
 
 
 def test_autocomplete_searches_a_limited_number_of_tasks(admin_client, old_ones, monkeypatch):
@@ -105,7 +116,7 @@ def test_autocomplete_searches_a_limited_number_of_tasks(admin_client, old_ones,
     query = {"app_label": "django_pglock", "model_name": "attempt", "field_name": "task", "term": "rare"}
     for most, found in ((10_000, 0), (30_000, 1)):
         monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
-        monkeypatch.setattr(task_filters, "MOST_SEARCHED", most)
+        monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
         with CaptureQueriesContext(connection) as queries:
             answer = admin_client.get(reverse("admin:autocomplete"), query).json()
         assert [int(each["id"]) for each in answer["results"]] == [rare.pk][:found], most
