@@ -172,8 +172,10 @@ class PostgresBackend(BaseTaskBackend):
             if not task.is_own:
                 # QUEUES, and rules that a project has added in a backend of its own, are not for the package's tasks.
                 self.validate_task(task)
-            # Neither the task nor the backend changes after that, so one validation is enough.
-            object.__setattr__(task, "valid_for", self._number)
+            # Neither the task nor the backend changes after that, so one validation is enough. The rules of a project's
+            # own backend may change, and are asked each time, as in Django's backends.
+            if task.is_own or type(self).validate_task is PostgresBackend.validate_task:
+                object.__setattr__(task, "valid_for", self._number)
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the ``TaskResult`` of a task by its id.

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock import task as own_task
+from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
@@ -258,3 +259,24 @@ def test_a_call_before_migrate_says_what_to_run(enqueue):
         with pytest.raises(ProgrammingError, match=r"(?s)does not exist.*Run: manage.py migrate --database default"):
             enqueue()
         transaction.set_rollback(True)
+
+
+class StrictBackend(PostgresBackend):
+    """A project's own backend, whose rule may change."""
+
+    is_closed = False
+
+    def validate_task(self, task):
+        super().validate_task(task)
+        if self.is_closed:
+            raise InvalidTask("Closed.")
+
+
+def test_the_rules_of_a_projects_own_backend_are_asked_at_each_enqueue(settings, monkeypatch):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "BACKEND": f"{__name__}.StrictBackend"}}
+    own_tasks.echo.enqueue(1)
+    monkeypatch.setattr(StrictBackend, "is_closed", True)
+    for enqueue in (lambda: own_tasks.echo.enqueue(2), lambda: enqueue_many(own_tasks.echo, [(3,)])):
+        with pytest.raises(InvalidTask, match="Closed"):
+            enqueue()
+    assert Task.objects.count() == 1
