@@ -71,7 +71,9 @@ def _session_is_deleted(self: BaseConnection[Any]) -> None:
     def warn(message: str, category: type[Warning]) -> None:
         warnings.warn(f"{message}; {self._origin}", category, stacklevel=3)  # type: ignore[attr-defined]
 
-    _delete_session(self, warn)
+    # At the end of the interpreter, the names of this module are gone before some sessions are.
+    if callable(_delete_session):
+        _delete_session(self, warn)
 
 
 def _socket_is_opened(self: socket.socket, *arguments: Any, **options: Any) -> None:

@@ -173,6 +173,7 @@ def close_idle_connections(since: float) -> float | None:
     now, later = time.monotonic(), []
     connection: Any
     for connection in connections.all(initialized_only=True):
+        _forget_without_socket(connection)
         if connection.connection is None or (connection.vendor == "postgresql" and holds_locks(connection)):
             continue
         due = since + IDLE_TIMEOUT
