@@ -190,6 +190,31 @@ def take_all(server, clients):
             clients.enter_context(closing(connect(server, application_name="other client")))
 
 
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no space' USING ERRCODE = '53100'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON django_pglock_task FOR EACH ROW WHEN (NEW.status = 'SUCCESSFUL')
+EXECUTE FUNCTION refuse()
+"""
+
+
+@pytest.mark.short
+@pytest.mark.fault("no space left for the outcomes of tasks")
+def test_the_table_refuses_outcomes(experiment, keep_busy, show_that_work_continues, eventually, is_short):
+    """Their functions have returned, so none of them fails."""
+    workers = experiment.workers(2, "--threads", "2")
+    experiment.load(40)
+    eventually(lambda: experiment.running(2), why="the work did not begin")
+    ask(REFUSE)
+    try:
+        time.sleep(4 if is_short else 30)
+    finally:
+        ask("DROP FUNCTION refuse() CASCADE")
+    since = time.time()
+    keep_busy(workers, since)
+    show_that_work_continues(workers, since)
+    experiment.affirm("no task fails", is_kept=not Task.objects.filter(status="FAILED").exists())
+
+
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
 def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, eventually):
     """As by VACUUM FULL or REINDEX."""
