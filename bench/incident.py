@@ -54,8 +54,7 @@ SELECT %(status)s, COALESCE(%(queue)s, 'queue-' || n %% {queues}),
     CASE WHEN %(status)s = 'SUCCESSFUL' THEN '{{"sent": true}}'::jsonb END,
     CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'order ' || n END,
     CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'UNFINISHED' END,
-    -- One in fifty failed before there were fingerprints.
-    CASE WHEN %(status)s = 'FAILED' AND n %% 50 > 0
+    CASE WHEN %(status)s = 'FAILED'
          THEN CASE WHEN %(path)s::text IS NULL THEN n %% {functions} ELSE {functions} END END
 FROM (SELECT n, moment, CASE WHEN %(is_begun)s THEN moment + interval '1 s' END AS begun
       FROM (SELECT n, now() - interval '30 days'

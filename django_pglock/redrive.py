@@ -13,7 +13,6 @@ from typing import Any
 
 from django_pglock.bulk import PRIORITY, backend_of
 from django_pglock.errors import DuplicateTask
-from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
 from django_pglock.store.statements import rows_of
 from django_pglock.store.unique import HAS_UNIQUE_KEY
@@ -32,7 +31,7 @@ from django_pglock.tasks.queues import OWN_QUEUE
     # The statements may fail while a server restarts.
     max_attempts=10,
 )
-def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path: str, rate: float) -> int:
+def redrive_tasks(context: Any, fingerprint: int, rate: float) -> int:
     """Retry the failed tasks of a group, at most ``rate`` a second. Returns how many were retried."""
     context.check()
     began, result = time.monotonic(), context.task_result
@@ -40,7 +39,7 @@ def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path
     limit = max(1, math.floor(rate))
     redriven = redrive(
         backend.database,
-        FailureGroupId(fingerprint, task_path, exception_path),
+        fingerprint,
         before=result.enqueued_at,
         limit=limit,
         by=int(result.id),
@@ -52,7 +51,7 @@ def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path
     raise Snooze(max(0.0, redriven.wait - (time.monotonic() - began)))
 
 
-def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int, bool]:
+def enqueue_redrive(using: str, fingerprint: int, rate: float) -> tuple[int, bool]:
     """Enqueue the task that retries a group of failures, at most ``rate`` tasks a second.
 
     Returns its id, and whether it is new: a group has one redrive at a time. Raises ``ValueError`` for a rate that is
@@ -62,7 +61,7 @@ def enqueue_redrive(using: str, group: FailureGroupId, rate: float) -> tuple[int
         raise ValueError(f"The rate is {rate:g} tasks a second; use {LOWEST_RATE:g} to {HIGHEST_RATE:g}.")
     work = redrive_tasks.using(backend=backend_of(using))
     try:
-        return int(work.enqueue(*group, rate).id), True
+        return int(work.enqueue(fingerprint, rate).id), True
     except DuplicateTask as there:
         return int(there.result_id), False
 

@@ -16,7 +16,6 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -26,7 +25,7 @@ from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.redrive import enqueue_redrive, redrives
-from django_pglock.store.failures import FailureCounts, FailureGroupId, failures, find_failure_group, in_group
+from django_pglock.store.failures import FailureCounts, failures, in_group, newest_failure
 from django_pglock.store.windows import WINDOW
 from django_pglock.verbs import TASK_VERBS
 
@@ -118,15 +117,15 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         if number >= 2**63:
             raise Http404
         using = router.db_for_write(Task)
-        group = find_failure_group(using, number)
-        if group is None:
+        newest = newest_failure(using, number)
+        if newest is None:
             messages.warning(request, _("No task of this group is failed any more."))
         elif request.method != "POST":
-            return self._confirmation(request, group, verb)
+            return self._confirmation(request, number, verb, *newest)
         elif verb == "retry" and request.POST.get("rate"):
-            self._redrive(request, group)
+            self._redrive(request, number)
         else:
-            perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
+            perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), number))
         return HttpResponseRedirect(self._address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:
@@ -136,6 +135,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     # The page
 
     def _rows(self, groups: list[FailureCounts], now: datetime) -> Iterator[Row]:
+        tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name)
         running = redrives(Task.objects.db, [group.fingerprint for group in groups])
         for group in groups:
             redrive = running.get(group.fingerprint)
@@ -145,32 +145,26 @@ class FailureGroupAdmin(ReadOnlyAdmin):
                 first=elapsed(group.first_at, now),
                 last=elapsed(group.last_at, now),
                 chart=chart_of(group.by_hour),
-                tasks_url=self._tasks_url(group.group),
+                tasks_url=f"{tasks}?status__exact=FAILED&fingerprint__exact={group.fingerprint}",
                 newest_url=self._task_url(group.newest),
                 redrive=redrive,
                 redrive_url=self._task_url(redrive.pk) if redrive else "",
             )
-
-    def _tasks_url(self, group: FailureGroupId) -> str:
-        """Return the address of the list of the tasks of a group; without fingerprint, of all failed of a function."""
-        name: dict[str, str | int]
-        name = (
-            {"task_path": group.task_path} if group.may_lack_fingerprint else {"fingerprint__exact": group.fingerprint}
-        )
-        url = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name)
-        return f"{url}?{urlencode({'status__exact': 'FAILED', **name})}"
 
     def _task_url(self, id_: int) -> str:
         return reverse("admin:django_pglock_task_change", args=[id_], current_app=self.admin_site.name)
 
     # Verbs
 
-    def _confirmation(self, request: HttpRequest, group: FailureGroupId, verb: str) -> HttpResponse:
-        rows = in_group(Task.objects.using(router.db_for_write(Task)), group)
+    def _confirmation(
+        self, request: HttpRequest, number: int, verb: str, task_path: str, exception_path: str
+    ) -> HttpResponse:
+        rows = in_group(Task.objects.using(router.db_for_write(Task)), number)
         count = rows.count()
         context = {
             "title": TASK_VERBS[verb].button,
-            "group": group,
+            "task_path": task_path,
+            "exception_path": exception_path,
             "question": TASK_VERBS[verb].message(TASK_VERBS[verb].question, count),
             "remark": TASK_VERBS[verb].remark(rows),
             "exceeds_window": count > WINDOW,
@@ -179,13 +173,13 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         }
         return self._answer(request, "confirm", context)
 
-    def _redrive(self, request: HttpRequest, group: FailureGroupId) -> None:
+    def _redrive(self, request: HttpRequest, number: int) -> None:
         try:
             rate = float(request.POST["rate"])
             with transaction.atomic(using=router.db_for_write(Task)):
-                made, is_new = enqueue_redrive(router.db_for_write(Task), group, rate)
+                made, is_new = enqueue_redrive(router.db_for_write(Task), number, rate)
                 if is_new:
-                    text = f"redrive: group {group.fingerprint}, {rate:g} tasks a second, by #{made}"
+                    text = f"redrive: group {number}, {rate:g} tasks a second, by #{made}"
                     record(request, Task, text, object_id=str(made))
         except ValueError:
             messages.error(request, _("Enter a number of tasks a second, such as 10."))

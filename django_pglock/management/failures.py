@@ -14,7 +14,7 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.terminal import ago, aligned, printable
 from django_pglock.redrive import enqueue_redrive
-from django_pglock.store.failures import MOST_FOUND, FailureCounts, FailureGroupId, failures, in_group
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures, in_group
 from django_pglock.store.id_range import id_in
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
 from django_pglock.verbs import TASK_VERBS
@@ -73,7 +73,7 @@ def redrive(
     """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
         raise WrongArguments(_("No failures are selected. Give --fingerprint, --task or --exception."))
-    groups = [each.group for each in chosen_groups(rows, options)]
+    groups = [each.fingerprint for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)
     say(verb.message(verb.question, count))
@@ -89,7 +89,7 @@ def redrive(
         _enqueue(rows.db, groups, options["rate"], say)
 
 
-def _enqueue(using: str, groups: list[FailureGroupId], rate: float, say: Callable[[str], Any]) -> None:
+def _enqueue(using: str, groups: list[int], rate: float, say: Callable[[str], Any]) -> None:
     for group in groups:
         try:
             made, is_new = enqueue_redrive(using, group, rate)
@@ -98,7 +98,7 @@ def _enqueue(using: str, groups: list[FailureGroupId], rate: float, say: Callabl
         text = _("Task %(id)d retries the failures of group %(group)d. To stop it: manage.py locktasks cancel %(id)d")
         if not is_new:
             text = _("Task %(id)d retries the failures of group %(group)d already. Cancel it to change the rate.")
-        say(text % {"id": made, "group": group.fingerprint})
+        say(text % {"id": made, "group": group})
 
 
 def groups_as_table(groups: list[FailureCounts]) -> str:

@@ -199,8 +199,7 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
         """Return the failed tasks in groups of one function, exception and place: the latest failures first.
 
         - ``limit``: the largest number of groups that are returned. They are chosen from at most a thousand.
-        - ``most``: the largest number of tasks that are counted in a group. Of the tasks without a fingerprint, at most
-          500 are counted.
+        - ``most``: the largest number of tasks that are counted in a group.
         """
         return failures(self.db, limit=limit, most=most)
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models.functions import Extract, Now
 
 from django_pglock.errors import ClaimLost
-from django_pglock.store.failures import FailureGroupId, in_group, with_fingerprint, without_fingerprint
+from django_pglock.store.failures import in_group
 from django_pglock.store.retry import retry
 from django_pglock.store.statements import rows_of
 from django_pglock.store.windows import WINDOW, is_among
@@ -38,7 +38,7 @@ class Redriven(NamedTuple):
 
 def redrive(
     using: str,
-    group: FailureGroupId,
+    fingerprint: int,
     *,
     before: datetime,
     limit: int,
@@ -59,11 +59,11 @@ def redrive(
     failed = tasks.filter(finished_at__lte=before)
     with transaction.atomic(using=using):
         [(state, now)] = own.values_list("progress", Extract(Now(), "epoch")) or [(None, 0)]
-        state = state or {"done": 0, "total": in_group(failed, group).count(), "last_id": 0}
+        state = state or {"done": 0, "total": in_group(failed, fingerprint).count(), "last_id": 0}
         # Never longer than a batch takes, because the server's clock may have stepped back.
         if (wait := min(state.get("next_at", 0) - float(now), seconds)) > 0:
             return Redriven(state["done"], is_over=False, wait=wait)
-        ids = window(failed, group, after=state["last_id"], limit=limit)
+        ids = window(failed, fingerprint, after=state["last_id"], limit=limit)
         if ids:
             state["done"] += retry(failed.filter(is_among(ids), status=TaskStatus.FAILED))
             state["last_id"] = ids[-1]
@@ -73,12 +73,7 @@ def redrive(
     return Redriven(state["done"], is_over=len(ids) < limit, wait=seconds)
 
 
-def window(failed: Any, group: FailureGroupId, *, after: int, limit: int) -> list[int]:
+def window(failed: Any, fingerprint: int, *, after: int, limit: int) -> list[int]:
     """Return the ids of the first ``limit`` tasks of a group above the id ``after``."""
-    later = failed.filter(pk__gt=after)
-    known = with_fingerprint(later, group.fingerprint).order_by("fingerprint", "pk")
-    ids = list(known.values_list("pk", flat=True)[:limit])
-    if group.may_lack_fingerprint:
-        others = without_fingerprint(later, group).order_by("fingerprint", "pk")
-        ids += others.values_list("pk", flat=True)[:limit]
-    return sorted(ids)[:limit]
+    later = in_group(failed.filter(pk__gt=after), fingerprint).order_by("fingerprint", "pk")
+    return list(later.values_list("pk", flat=True)[:limit])

@@ -27,6 +27,9 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: The number of rows that one statement selects by an array and joins. The planner may compare each pair.
 RESCUED_AT_ONCE = 200
+# The same number as ``fingerprint_of`` without a place.
+_FINGERPRINT = r"""(('x' || encode(substring(sha256(convert_to(
+            task.task_path || E'\n' || %s || E'\n', 'UTF8')) FOR 8), 'hex'))::bit(64) >> 1)::bigint"""
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 #: Seconds before a task that was interrupted runs again. Doubled each time, up to the second number. So a pause is not
 #: much longer than the time for which the cause has lasted.
@@ -91,7 +94,8 @@ WITH RECURSIVE {WITNESS}, {_HELD}, alive AS MATERIALIZED (
         finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
         expires_at = CASE WHEN mine.status = 'FAILED' AND task.meta ? 'keeps_failures' THEN NULL
                           WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
-        worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
+        worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END,
+        fingerprint = CASE WHEN mine.status = 'FAILED' THEN {_FINGERPRINT} END
     FROM mine
     WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
     RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
@@ -199,7 +203,7 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
     silences = (*witness_values(), missing(), missing(), silent_after())
-    values = (*silences, limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    values = (*silences, limit, limit, settings.MAX_RESCUES, *(LOST_WITH_WORKER, LOST_WITH_WORKER, text))
     rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})

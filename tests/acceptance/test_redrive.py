@@ -9,7 +9,6 @@ import pytest
 from django_pglock.models import Task, Worker
 from django_pglock.redrive import enqueue_redrive, redrive_tasks
 from tests.db.store.test_failures import fail
-from tests.db.store.test_redrive import SEVEN
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
@@ -19,7 +18,7 @@ def test_a_redrive_whose_worker_is_killed_half_way_continues_elsewhere(worker_pr
     for _ in range(20):
         fail(fingerprint=7, queue="elsewhere")
     victim = worker_process("--threads", "1", "default")
-    made, _ = enqueue_redrive("default", SEVEN, 5)
+    made, _ = enqueue_redrive("default", 7, 5)
     eventually(lambda: Task.objects.filter(pk=made, progress__done__gt=0).exists(), why="it did not begin")
     victim.send(signal.SIGKILL)
     worker_process("--threads", "1", "default")

@@ -81,6 +81,7 @@ def a_failed_task():
         backend="default",
         task_path=LONG,
         status="FAILED",
+        fingerprint=7,
         attempts=1,
         started_at=Now(),
         finished_at=Now(),

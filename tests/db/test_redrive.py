@@ -6,15 +6,12 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
-from django_pglock.store.failures import FailureGroupId
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.flow import Snooze
 from django_pglock.tasks.queues import OWN_QUEUE
-from tests.db.store.test_failures import PATH, fail
+from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SEVEN = FailureGroupId(7, PATH, "bank.Refused")
 
 
 def retried():
@@ -27,13 +24,13 @@ def run_once(claim):
     context = TaskContext(
         task_result=redrive_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
     )
-    return redrive_tasks.func(context, *SEVEN, Task.objects.get(pk=mine.id).args[-1])
+    return redrive_tasks.func(context, 7, Task.objects.get(pk=mine.id).args[-1])
 
 
 def test_a_worker_retries_all_of_them_and_reports(worker, eventually):
     for _ in range(5):
         fail(fingerprint=7, queue="elsewhere")
-    made, is_new = enqueue_redrive("default", SEVEN, 20)
+    made, is_new = enqueue_redrive("default", 7, 20)
     assert is_new
     assert redrives("default", [6, 7])[7].pk == made
     worker(queues=["default"])
@@ -47,7 +44,7 @@ def test_a_worker_retries_all_of_them_and_reports(worker, eventually):
 def test_a_batch_takes_as_long_as_the_rate_wants(claim, rate, batch, longest):
     for _ in range(5):
         fail(fingerprint=7, queue="elsewhere")
-    enqueue_redrive("default", SEVEN, rate)
+    enqueue_redrive("default", 7, rate)
     with pytest.raises(Snooze) as snoozed:
         run_once(claim)
     assert retried() == batch
@@ -58,7 +55,7 @@ def test_a_redrive_whose_worker_died_after_a_batch_keeps_its_rate(claim):
     """The batch is committed and its snooze is lost, so the rescued task runs at once."""
     for _ in range(3):
         fail(fingerprint=7, queue="elsewhere")
-    made, _ = enqueue_redrive("default", SEVEN, 1 / 600)
+    made, _ = enqueue_redrive("default", 7, 1 / 600)
     for _ in range(3):
         with pytest.raises(Snooze) as snoozed:
             run_once(claim)
@@ -75,7 +72,7 @@ def test_a_redrive_whose_worker_died_after_a_batch_keeps_its_rate(claim):
 
 def test_a_redrive_that_is_cancelled_leaves_the_rest(claim):
     rows = [fail(fingerprint=7, queue="elsewhere") for _ in range(3)]
-    made, _ = enqueue_redrive("default", SEVEN, 1)
+    made, _ = enqueue_redrive("default", 7, 1)
     with pytest.raises(Snooze):
         run_once(claim)
     Task.objects.filter(pk=made).update(status="READY")
@@ -85,15 +82,15 @@ def test_a_redrive_that_is_cancelled_leaves_the_rest(claim):
 
 
 def test_a_group_has_one_redrive_at_a_time():
-    first, _ = enqueue_redrive("default", SEVEN, 1)
-    assert enqueue_redrive("default", SEVEN, 5) == (first, False)
-    assert enqueue_redrive("default", SEVEN._replace(fingerprint=8), 1)[1]
+    first, _ = enqueue_redrive("default", 7, 1)
+    assert enqueue_redrive("default", 7, 5) == (first, False)
+    assert enqueue_redrive("default", 8, 1)[1]
     Task.objects.all().cancel()
-    assert enqueue_redrive("default", SEVEN, 1)[1]
+    assert enqueue_redrive("default", 7, 1)[1]
 
 
 @pytest.mark.parametrize("rate", [0, -1, LOWEST_RATE / 2, HIGHEST_RATE + 1, float("nan"), float("inf")])
 def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ValueError, match="tasks a second"):
-        enqueue_redrive("default", SEVEN, rate)
+        enqueue_redrive("default", 7, rate)
     assert not Task.objects.exists()

@@ -13,7 +13,6 @@ from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
-from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.give_back import give_back
 from django_pglock.store.liveness import delete_dead, deregister
 from django_pglock.store.lock_keys import blocked_keys
@@ -230,10 +229,11 @@ def beat(world: World, results: Results) -> None:
 def redrive_failures(world: World, results: Results) -> None:
     """A running task retries all that has failed with one function."""
     own, path = world.claims[0], next(each.task_path for each in world.before.values() if each.status == "FAILED")
-    group = FailureGroupId(fingerprint_of(path, EXCEPTION), path, EXCEPTION)
     before = datetime.now(timezone.utc) + timedelta(hours=1)
     with suppress(ClaimLost):
-        found = redrive("default", group, before=before, limit=10, by=own.id, attempt=own.attempt)
+        found = redrive(
+            "default", fingerprint_of(path, EXCEPTION), before=before, limit=10, by=own.id, attempt=own.attempt
+        )
         results.redriven.append(found.done)
 
 

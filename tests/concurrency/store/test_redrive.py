@@ -10,13 +10,12 @@ from django_pglock.redrive import enqueue_redrive
 from django_pglock.store.redrive import redrive
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import fail
-from tests.db.store.test_redrive import SEVEN
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_concurrent_redrives_of_a_group_become_one_redrive(in_threads):
-    made = in_threads(lambda _: enqueue_redrive("default", SEVEN, 1), 4)
+    made = in_threads(lambda _: enqueue_redrive("default", 7, 1), 4)
     assert len({id_ for id_, _ in made}) == 1
     assert sorted(is_new for _, is_new in made) == [False, False, False, True]
 
@@ -30,7 +29,7 @@ def test_two_redrives_of_one_group_retry_each_task_once(in_threads):
     def run(number):
         done, is_over = 0, False
         while not is_over:
-            done, is_over, _ = redrive("default", SEVEN, before=before, limit=5, by=workers[number].pk, attempt=1)
+            done, is_over, _ = redrive("default", 7, before=before, limit=5, by=workers[number].pk, attempt=1)
         return done
 
     done = in_threads(run, 2)

@@ -24,7 +24,7 @@ TRACE = 'Traceback\n  File "/srv/shop/bank.py", line 88, in pay\n    post()\nban
 REFUSED = Failure("bank.Refused", TRACE, place="bank:pay")
 
 
-def fail(exception="bank.Refused", *, fingerprint=None, trace=TRACE, hours_ago=0.0, **fields):
+def fail(exception="bank.Refused", *, fingerprint=7, trace=TRACE, hours_ago=0.0, **fields):
     """Make a failed task with its attempt."""
     task = make("FAILED", fingerprint=fingerprint, **fields)
     Task.objects.filter(pk=task.pk).update(finished_at=Now() - timedelta(hours=hours_ago))
@@ -101,9 +101,8 @@ def test_a_count_that_stops_is_of_the_newest_whatever_the_plan():
     assert group.by_hour == (*[0] * 20, 1, 0, 1, 0)
 
 
-@pytest.mark.parametrize("fingerprint", [7, None])
-def test_the_message_is_that_of_the_last_attempt(fingerprint):
-    task = fail(fingerprint=fingerprint)
+def test_the_message_is_that_of_the_last_attempt():
+    task = fail()
     for number in (3, 2):
         trace = TRACE.replace("order 7", f"attempt {number}")
         dates = {"started_at": Now(), "finished_at": Now()}
@@ -114,72 +113,31 @@ def test_the_message_is_that_of_the_last_attempt(fingerprint):
     assert (group.message, group.count) == ("attempt 3", 1)
 
 
-def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):
-    """Their worker died."""
-    rows = [fail(), fail(hours_ago=1.5), fail("bank.Closed"), fail(task_path="other"), fail(exception=None)]
-    groups = {(each.task_path, each.exception_path): each for each in Task.objects.failures()}
-    assert {kind: each.count for kind, each in groups.items()} == {
-        (PATH, "bank.Refused"): 2, (PATH, "bank.Closed"): 1, ("other", "bank.Refused"): 1, (PATH, ""): 1,
-    }  # fmt: skip
-    group = groups[PATH, "bank.Refused"]
-    assert (group.newest, group.place, group.message, group.is_capped) == (rows[1].pk, "bank.py:88", "order 7", False)
-    assert group.by_hour == (*[0] * 22, 1, 1)
-    assert group.fingerprint == fingerprint_of(PATH, "bank.Refused")
-    assert len(Task.objects.failures(limit=2)) == 2
-    monkeypatch.setattr(store, "MOST_WITHOUT_FINGERPRINT", 2)
-    assert [each.is_capped for each in Task.objects.failures()] == [True, True]
-
-
-@pytest.mark.parametrize("fingerprint", [7, None])
-def test_the_place_and_the_message_are_found_before_a_message_of_any_length(fingerprint):
-    fail(fingerprint=fingerprint, trace=TRACE + " and more" * 10_000)
+def test_the_place_and_the_message_are_found_before_a_message_of_any_length():
+    fail(trace=TRACE + " and more" * 10_000)
     [group] = Task.objects.failures()
     assert (group.place, group.message[:17]) == ("bank.py:88", "order 7 and more ")
 
 
-def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprint():
-    number = fingerprint_of(PATH, "bank.Refused")
-    fail(hours_ago=2)
-    first, last = (fail(fingerprint=number, hours_ago=hours_ago) for hours_ago in (3, 0))
-    newest = fail(hours_ago=1, trace=TRACE.replace("order 7", "order 9"))
-    [group] = Task.objects.failures(most=2)
-    assert (group.fingerprint, group.count, sum(group.by_hour), group.is_capped) == (number, 4, 4, True)
-    assert (group.newest, group.message) == (newest.pk, "order 9")
-    first.refresh_from_db()
-    last.refresh_from_db()
-    assert (group.first_at, group.last_at) == (first.finished_at, last.finished_at)
-    assert store.in_group(Task.objects.all(), store.FailureGroupId(number, PATH, "bank.Refused")).count() == 4
-
-
 def test_only_failed_tasks_are_in_a_group():
-    mine = [fail(fingerprint=7), fail(fingerprint=7)]
+    mine = [fail(), fail()]
     fail(fingerprint=8)
-    old, other = fail(), fail("bank.Closed")
     make("SUCCESSFUL", fingerprint=7)
-    Task.objects.filter(pk=fail().pk).update(status="READY", finished_at=None)
-    found = store.in_group(Task.objects.order_by("pk"), store.FailureGroupId(7, PATH, "bank.Refused"))
-    assert list(found) == mine
-    refused = store.FailureGroupId(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
-    assert list(store.in_group(Task.objects.all(), refused)) == [old]
-    without = fail(exception=None)
-    unknown = store.FailureGroupId(fingerprint_of(PATH, ""), PATH, "")
-    assert list(store.in_group(Task.objects.all(), unknown)) == [without]
-    assert store.find_failure_group("default", 7) == store.FailureGroupId(7, PATH, "bank.Refused")
-    Attempt.objects.filter(task=mine[-1]).update(number=2)
-    Attempt.objects.filter(task=old).update(number=2)
-    Attempt.objects.filter(task=other).update(number=9)
+    assert list(store.in_group(Task.objects.order_by("pk"), 7)) == mine
+
+
+def test_the_newest_failure_of_a_group_names_its_function_and_its_last_exception():
+    fail("bank.Closed")
+    task = fail()
+    Attempt.objects.filter(task=task).update(number=2)
     again = {"number": 1, "outcome": "FAILED", "exception_path": "bank.Closed", "traceback": TRACE}
-    for task in (mine[-1], old):
-        Attempt.objects.create(task=task, started_at=Now(), finished_at=Now(), **again)
+    Attempt.objects.create(task=task, started_at=Now(), finished_at=Now(), **again)
     with CaptureQueriesContext(connection) as queries:
-        found_again = store.find_failure_group("default", 7)
-    assert found_again.exception_path == "bank.Refused", "that of the last attempt"
+        assert store.newest_failure("default", 7) == (PATH, "bank.Refused")
     assert all(query["sql"].endswith("LIMIT 1") for query in queries)
-    assert list(store.in_group(Task.objects.all(), refused)) == [old]
-    assert store.find_failure_group("default", refused.fingerprint) == refused
-    assert store.find_failure_group("default", unknown.fingerprint) == unknown
-    assert store.find_failure_group("default", 9) is None
-    assert other not in found
+    fail(exception=None, fingerprint=8)
+    assert store.newest_failure("default", 8) == (PATH, "")
+    assert store.newest_failure("default", 9) is None
 
 
 def test_failures_is_empty_without_failed_tasks():

@@ -5,23 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 from django.db.models.functions import Now
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Task
 from django_pglock.store import redrive as redrive_module
-from django_pglock.store.failures import FailureGroupId
 from django_pglock.store.redrive import redrive, window
-from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.db.admin.visits import make
-from tests.db.store.test_failures import PATH, fail
+from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db
 
-SEVEN = FailureGroupId(7, PATH, "bank.Refused")
 #: After the first failures of the tests, and before their second failures.
 LATER = timedelta(hours=1)
 
@@ -32,9 +27,9 @@ def step():
     # Not the first id of the table, which a test gives to a failed task.
     own = make("RUNNING", attempts=1, pk=10**9)
 
-    def step(group=SEVEN, limit=2, attempt=1):
+    def step(limit=2, attempt=1):
         before = timezone.now() + LATER
-        return redrive("default", group, before=before, limit=limit, by=own.pk, attempt=attempt)[:2]
+        return redrive("default", 7, before=before, limit=limit, by=own.pk, attempt=attempt)[:2]
 
     step.own = own
     return step
@@ -105,19 +100,6 @@ def test_tasks_that_cannot_be_retried_are_skipped(step):
     assert step() == (0, False)
     assert step() == (1, True)
     assert statuses(rows) == ["FAILED", "FAILED", "READY"]
-
-
-def test_tasks_without_a_fingerprint_are_retried_in_the_same_order(step):
-    number = fingerprint_of(PATH, "bank.Refused")
-    rows = [fail(fingerprint=number if n % 2 else None) for n in range(5)]
-    others = [fail("bank.Closed"), fail(task_path="other")]
-    group = FailureGroupId(number, PATH, "bank.Refused")
-    with CaptureQueriesContext(connection) as queries:
-        assert step(group) == (2, False)
-    assert sum(query["sql"].endswith("LIMIT 2") for query in queries) == 2, "each search is limited"
-    assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
-    assert step(group, 9) == (5, True)
-    assert statuses([*rows, *others]) == ["READY"] * 5 + ["FAILED"] * 2
 
 
 def test_a_redrive_of_an_empty_group_ends_at_the_first_step(step):

@@ -21,6 +21,7 @@ from django_pglock.store import rescue as rescue_module
 from django_pglock.store.liveness import WITNESS_AFTER, beat, silent_after, witness_values
 from django_pglock.store.outcome import Failed, Failure, GivenBack, Interrupted, Succeeded
 from django_pglock.store.rescue import (
+    LOST_WITH_WORKER,
     RESCUE,
     RESCUED_AT_ONCE,
     ServerTimes,
@@ -32,6 +33,7 @@ from django_pglock.store.rescue import (
 )
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import run_by_index
+from django_pglock.tasks.tracebacks import fingerprint_of
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -117,7 +119,7 @@ def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle
     claim(worker=worker)
     assert not rescue("default"), "its session has just worked"
     # As if that were long ago: a session works for as long as beats may be missing, and here this is a microsecond.
-    values = (*witness_values(), 1e-6, 110.0, silent_after(), 10, 10, 3, "x", "y")
+    values = (*witness_values(), 1e-6, 110.0, silent_after(), 10, 10, 3, "x", "x", "y")
     assert run_by_index("default", RESCUE, *values)
 
 
@@ -184,6 +186,23 @@ def test_a_task_with_the_largest_numbers_is_rescued_with_the_others(claim):
     claim(2)
     assert {each.id: each.status for each in rescue("default")} == {ids[0]: "FAILED", ids[1]: "READY"}
     assert Task.objects.get(pk=ids[0]).rescues == 2**15 - 1
+
+
+def test_the_failure_of_a_task_whose_workers_died_is_in_a_group(claim):
+    """The server computes the number that a worker computes for a failure without a place."""
+    path = "bücher.tasks.\\läuft"
+    tasks.nothing.enqueue()
+    Task.objects.update(task_path=path, rescues=9)
+    claim()
+    [rescued] = rescue("default")
+    assert rescued.status == "FAILED"
+    [group] = Task.objects.failures()
+    assert (group.fingerprint, group.exception) == (fingerprint_of(path, LOST_WITH_WORKER), "WorkerLost")
+    assert Task.objects.retry() == 1
+    claim()
+    Task.objects.update(rescues=0)
+    rescue("default")
+    assert Task.objects.get().fingerprint is None, "it has not failed"
 
 
 def test_the_attempt_of_a_worker_that_died_keeps_its_name(claim, settings):

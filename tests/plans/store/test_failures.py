@@ -10,11 +10,10 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.redrive import redrives
-from django_pglock.store.failures import FAILURE_GROUPS, FAILURES_WITHOUT_FINGERPRINT, LAST_TRACEBACKS, FailureGroupId
+from django_pglock.store.failures import FAILURE_GROUPS
 from django_pglock.store.redrive import window
 from django_pglock.store.statements import filled
-from django_pglock.tasks.tracebacks import fingerprint_of
-from tests.plans.reading import BATCH, PATH, analyze, executed, insert, nodes, reads, rows_read
+from tests.plans.reading import BATCH, analyze, executed, insert, nodes, reads, rows_read
 from tests.plans.store.backlog import Call
 
 pytestmark = pytest.mark.django_db
@@ -25,8 +24,6 @@ INDEX = "pglock_task_fingerprint"
 def calls(backlog):
     return {
         "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, BATCH, 24, BATCH, BATCH)),
-        "FAILURES_WITHOUT_FINGERPRINT": Call(filled(FAILURES_WITHOUT_FINGERPRINT), [BATCH]),
-        "LAST_TRACEBACKS": Call(filled(LAST_TRACEBACKS), (BATCH, backlog.ids)),
     }
 
 
@@ -41,7 +38,7 @@ def failed_tasks(fill):
 
 @pytest.fixture
 def incident(failed_tasks, db):
-    """Twelve thousand failed tasks: half of them in one group, a third in fifty others, the rest without fingerprint.
+    """Twelve thousand failed tasks: half of them in one group, a third in fifty others, the rest in none.
 
     Beside them is a history of others. The table has no statistics.
     """
@@ -74,19 +71,10 @@ def test_groups_are_counted_by_their_index_and_the_count_stops(incident, is_anal
     assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Actual Rows"] > 500]
 
 
-@pytest.mark.parametrize("is_analyzed", [True, False])
-def test_only_a_limited_number_of_failures_without_fingerprint_is_read(incident, is_analyzed):
-    if is_analyzed:
-        analyze()
-    plan = executed(filled(FAILURES_WITHOUT_FINGERPRINT), (500,))
-    assert reads(plan) == {("Index Scan", INDEX)}
-    assert rows_read(plan) == 500
-
-
-def test_the_groups_are_three_statements_at_most(incident):
+def test_the_groups_are_one_statement(incident):
     with CaptureQueriesContext(connection) as queries:
         Task.objects.failures()
-    assert len(queries) == 3
+    assert len(queries) == 1
 
 
 def statements_of(function):
@@ -102,21 +90,10 @@ def test_a_redrive_finds_the_next_tasks_by_the_index(incident, is_analyzed):
         analyze()
     middle = Task.objects.filter(fingerprint=7)[3000].pk
     failed = Task.objects.filter(finished_at__lte=Now())
-    [sql] = statements_of(lambda: window(failed, FailureGroupId(7, "x", "y"), after=middle, limit=20))
+    [sql] = statements_of(lambda: window(failed, 7, after=middle, limit=20))
     plan = executed(sql)
     assert reads(plan) <= {("Index Only Scan", INDEX), ("Index Scan", INDEX)}
     assert rows_read(plan) <= 21
-
-
-def test_a_redrive_reads_no_more_tasks_without_a_fingerprint_than_it_needs(incident):
-    analyze()
-    group = FailureGroupId(fingerprint_of(PATH, ""), PATH, "")
-    ids = list(Task.objects.filter(status="FAILED", fingerprint=None).order_by("pk").values_list("pk", flat=True))
-    known, others = statements_of(lambda: window(Task.objects.all(), group, after=ids[99], limit=20))
-    assert rows_read(executed(known)) == 0
-    plan = executed(others)
-    assert reads(plan) == {("Index Scan", INDEX)}
-    assert rows_read(plan) == 20
 
 
 def test_unfinished_redrives_are_found_by_their_unique_keys(incident):
@@ -132,4 +109,4 @@ def test_the_page_of_failures_has_few_statements(incident, admin_client):
         found = statements_of(lambda: admin_client.get(reverse("admin:django_pglock_failuregroup_changelist")))
         return [sql for sql in found if "django_pglock" in sql]
 
-    assert len(statements()) == 4, "groups; those without a fingerprint, with their tracebacks; redrives"
+    assert len(statements()) == 2, "groups; redrives"

@@ -13,7 +13,7 @@ from tests.plans.store.backlog import Call
 
 
 def values(limit):
-    return 4.5, 5.25, 6.6, 6.6, 30.0, limit, limit, 3, "x", "y"
+    return 4.5, 5.25, 6.6, 6.6, 30.0, limit, limit, 3, "x", "x", "y"
 
 
 def calls(_backlog):
