@@ -385,23 +385,17 @@ class Migration(migrations.Migration):
             """ALTER TABLE "django_pglock_task" SET (
                    fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.01,
                    autovacuum_analyze_scale_factor = 0.02)""",
-            """ALTER TABLE "django_pglock_task" RESET (
-                   fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_insert_scale_factor,
-                   autovacuum_analyze_scale_factor)""",
         ),
         # A few rows, each updated every few seconds.
         TableSQL(
             "worker",
             """ALTER TABLE "django_pglock_worker" SET (
                    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500)""",
-            """ALTER TABLE "django_pglock_worker" RESET (
-                   fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold)""",
         ),
         # Each worker updates the rows of the present hour every minute: in free space on their pages no index changes.
         TableSQL(
             "number",
             'ALTER TABLE "django_pglock_number" SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05)',
-            'ALTER TABLE "django_pglock_number" RESET (fillfactor, autovacuum_vacuum_scale_factor)',
         ),
         CreateView("advisorylock", VIEW, {"worker": ("worker", WORKER)}),
     ]
