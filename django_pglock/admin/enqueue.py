@@ -76,9 +76,9 @@ def _enqueued(
     except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError) as error:
         form.add_error(None, str(error))
         return None
-    address, link = model_admin.address_of_list(), f"#{result.id}"
+    address, link = model_admin.address("changelist"), f"#{result.id}"
     if _has_page(result):
-        address = model_admin.address_of(result.id)
+        address = model_admin.address("change", result.id)
         link = format_html('<a href="{}">{}</a>', address, link)
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
     return HttpResponseRedirect(address)

@@ -13,14 +13,14 @@ from django.contrib import messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
 from django.core.serializers.json import DjangoJSONEncoder
-from django.http import Http404, HttpRequest, HttpResponseBase, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.http.response import StreamingHttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.task_list import IndexedList
-from django_pglock.admin.task_summary import last_failures
+from django_pglock.admin.task_page import last_failures
 from django_pglock.models import Task
 from django_pglock.tasks.redaction import shown
 
@@ -40,13 +40,11 @@ _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpResponseBase:
     """Send the tasks that match the filters of the query string: only by POST, and with the permission to export."""
-    if request.method != "POST":
-        return HttpResponseNotAllowed(["POST"])
     if not (model_admin.has_view_permission(request) and model_admin.has_export_permission(request)):
         raise PermissionDenied
     if form not in FORMS:
         raise Http404
-    there = f"{model_admin.address_of_list()}?{request.GET.urlencode()}"
+    there = f"{model_admin.address('changelist')}?{request.GET.urlencode()}"
     try:
         found: IndexedList = model_admin.get_changelist_instance(request)
     except IncorrectLookupParameters:

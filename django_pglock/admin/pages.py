@@ -87,19 +87,6 @@ def mark(status: str, text: Any) -> str:
     return format_html('<span class="pglock-status pglock-{}">{}</span>', status, text)
 
 
-def filled_fieldsets(fieldsets: Any, row: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the fieldsets of a row's page without the fields that are empty, and without those that have none."""
-    filled = ((title, [each for each in about["fields"] if _has_value(row, each)]) for title, about in fieldsets)
-    return [(title, {"fields": fields}) for title, fields in filled if fields]
-
-
-def _has_value(row: Any, field: Any) -> bool:
-    """Return whether a field has something to show: the function ``shown_log`` shows the column ``log``."""
-    name = field if isinstance(field, str) else field.__name__
-    value = getattr(row, name.removeprefix("shown_"), True)
-    return value is True or value not in (None, "", 0, [], {})
-
-
 class AtLeast(int):
     """A count that stopped early. Compares and paginates as a number; Django's templates print it as "10000+"."""
 

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed, mark
-from django_pglock.admin.task_summary import last_failures, tick_of
+from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.models import Schedule, Task
 from django_pglock.store.schedules import last_runs, set_last_status
 from django_pglock.tasks.schedules import Timing

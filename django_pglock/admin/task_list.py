@@ -31,7 +31,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, elapsed, mark
-from django_pglock.admin.task_summary import last_failures
+from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Task, Worker

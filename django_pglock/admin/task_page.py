@@ -1,92 +1,236 @@
-"""The fields on the page of one task: call, keys and result."""
+"""The page of one task and those below it: its state, its fields, its failed and lost attempts, its stack."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
-from django.db.models import OuterRef, Subquery
+from django.contrib import admin, messages
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import router, transaction
+from django.db.models import F, OuterRef, Subquery
+from django.db.models.functions import Right
+from django.forms.models import BaseInlineFormSet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.actions import record
 from django_pglock.admin.pages import elapsed
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Attempt, Task, Waiter, Worker
+from django_pglock.store.id_range import id_in
 from django_pglock.store.lock_keys import holders
+from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown
-from django_pglock.why_it_waits import FEW
+from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.tracebacks import is_own, message_in
+
+if TYPE_CHECKING:
+    AnyInline = admin.TabularInline[Attempt, Task]
+    AnyFormSet = BaseInlineFormSet[Attempt, Task, Any]
+else:
+    AnyInline = admin.TabularInline
+    AnyFormSet = BaseInlineFormSet
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
+#: Characters of a traceback that are read, from its end: for the page, and for the message in a list.
+MOST_READ, FEW_READ = 20_000, 2_000
+#: Tasks before and after this one that are shown, and those that hold its key.
+FEW, FEW_HOLDERS = 10, 5
+#: The number of attempts on the page of a task, and on one page of the list of all its attempts.
+SHOWN_ATTEMPTS, PER_PAGE = 20, 100
+#: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
+STACK_TIMEOUT = 2.0
+_FRAME = re.compile(r'^ +File "', re.MULTILINE)
+
+# The state, the last failure, and the tasks before and after this one
+
+_STATES = {
+    "SUCCESSFUL": _("Succeeded %(ago)s ago, at attempt %(made)d of %(most)d."),
+    "FAILED": _("Failed %(ago)s ago, at attempt %(made)d of %(most)d."),
+    "CANCELLED": _("Was cancelled %(ago)s ago."),
+    "RUNNING": _("Has been running for %(ago)s: attempt %(made)d of %(most)d."),
+    "LATER": _("Will be ready in %(ago)s. Attempts so far: %(made)d of %(most)d."),
+    "READY": _("Has been ready for %(ago)s. Attempts so far: %(made)d of %(most)d."),
+    "WAITING": _("Has been waiting for %(ago)s. Attempts so far: %(made)d of %(most)d."),
+}
 
 
-@admin.display(description=_("arguments"))
-def shown_args(task: Task) -> str:
-    """Return the positional arguments."""
-    return _as_json(shown(task, "args"))
+@dataclass(frozen=True)
+class Frames:
+    """Lines of a traceback: frames of the project, or a number of frames of libraries, which are shown folded."""
+
+    text: str
+    #: How many frames of libraries these are; 0 for frames of the project.
+    folded: int
 
 
-@admin.display(description=_("keyword arguments"))
-def shown_kwargs(task: Task) -> str:
-    """Return the keyword arguments."""
-    return _as_json(shown(task, "kwargs"))
+@dataclass(frozen=True)
+class Failure:
+    """The last failed or lost attempt."""
+
+    number: int
+    exception: str
+    message: str
+    frames: list[Frames]
 
 
-@admin.display(description=_("lock key"), empty_value="-")
-def shown_lock_key(task: Task) -> str | None:
+def sentence(task: Task) -> str:
+    """Return the state of the task in one sentence."""
+    now = timezone.now()
+    is_running = task.status == TaskStatus.RUNNING
+    since = (
+        task.finished_at
+        or (is_running and task.last_attempted_at)
+        or max(each for each in (task.enqueued_at, not is_running and task.run_after) if each)
+    )
+    is_later = task.status == TaskStatus.SCHEDULED and since > now
+    # Not the number of claims: a rescue does not use up an attempt, and a retry by a person begins with the first one.
+    made = task.retries + bool(task.attempts_made and (task.finished_at or is_running))
+    values = {"ago": elapsed(*sorted((since, now))), "made": made, "most": task.max_retries + 1}
+    text = str(_STATES["LATER" if is_later else task.status if task.status in _STATES else "WAITING"] % values)
+    if task.status == TaskStatus.SUCCESSFUL and task.cancel_requested_at:
+        return f"{text} {gettext('A cancel was requested, but the function did not stop.')}"
+    return text
+
+
+def last_failure(task: Task) -> Failure | None:
+    """Return the last failed or lost attempt; None if there is none. One statement, which reads the end of one row."""
+    rows = task.failures.order_by("-number").annotate(end=Right("traceback", MOST_READ))
+    found = rows.values_list("number", "exception_path", "end").first()
+    if found is None:
+        return None
+    number, path, trace = found
+    exception = path.removeprefix("builtins.")
+    return Failure(number, exception, message_in(trace, exception), list(_frames_of(trace)))
+
+
+def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
+    """Return the exception and the message of the last attempt of those tasks that have failed, by id.
+
+    A task that was cancelled because of a task of its ``after=`` has such a row, too, although it has not begun.
+
+    One statement; none if no task has failed. Tasks that have succeeded or are running are left out.
+    """
+    without = (TaskStatus.SUCCESSFUL, TaskStatus.RUNNING)
+    asked = [each for each in tasks if each.status not in without]
+    last = {each.pk: each.attempts_made for each in asked if each.attempts_made or each.status == TaskStatus.CANCELLED}
+    if not last:
+        return {}
+    # Lists instead of pairs, so that PostgreSQL walks the index once; a task has few other attempts of these numbers.
+    rows = Attempt.objects.using(using).filter(task__in=last, number__in={*last.values()}).order_by()
+    found = rows.values_list("task_id", "number", "exception_path", Right("traceback", FEW_READ))
+    return {id_: (path, message_in(end, path)) for id_, number, path, end in found if last[id_] == number}
+
+
+def before_and_after(task: Task) -> tuple[list[int], list[int]]:
+    """Return the ids of tasks that this one was to run after, and of tasks that wait for this one, a few of each."""
+    named = task.meta.get("after") if isinstance(task.meta, dict) else None
+    before = [int(each) for each in named[:FEW] if str(each).isdigit()] if isinstance(named, list) else []
+    if task.finished_at:
+        return before, []
+    waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("awaited", F("task") + 0)
+    return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
+
+
+def tick_of(task: Task) -> str:
+    """Return the tick of the schedule that has enqueued the task; an empty string if something else has."""
+    return str(task.meta.get("schedule", "")) if isinstance(task.meta, dict) else ""
+
+
+def _frames_of(trace: str) -> Iterator[Frames]:
+    places = [*(match.start() for match in _FRAME.finditer(trace)), len(trace)]
+    frames = [trace[start:end] for start, end in pairwise(places)]
+    for is_foreign, group in groupby(frames, key=_is_foreign):
+        texts = list(group)
+        yield Frames("".join(texts), len(texts) if is_foreign else 0)
+
+
+def _is_foreign(frame: Any) -> bool:
+    return not is_own(frame.partition("\n")[0])
+
+
+# Fields
+
+
+def _field(name: str, show: Callable[[Task], Any], description: Any = None) -> Any:
+    """Return a column as a field of the page."""
+
+    show.__name__ = name
+    column: Any = Task._meta.get_field(name)
+    return admin.display(description=description or column.verbose_name)(show)
+
+
+def as_text(name: str) -> Any:
+    """Return the field of a key, which is hidden if a redacted argument could be read from it."""
+    return _field(name, lambda task: shown(task, name))
+
+
+def as_json(name: str, description: Any = None) -> Any:
+    """Return the field of a column with JSON, without redacted values."""
+
+    def show(task: Task) -> str:
+        text = json.dumps(shown(task, name), indent=2, ensure_ascii=False)
+        cut = text[:MOST_SHOWN] + ("…" if len(text) > MOST_SHOWN else "")
+        return format_html('<pre class="pglock-json" tabindex="0">{}</pre>', cut)
+
+    return _field(name, show, description)
+
+
+def as_link(name: str) -> Any:
+    """Return the field of a column as a link to the tasks with the same value."""
+    # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
+    return _field(name, lambda task: _link_to_list(name, getattr(task, name)))
+
+
+def as_moment(name: str) -> Any:
+    """Return the field of a date, which shows it with seconds and with the time since or until then."""
+
+    def show(task: Task) -> str:
+        at, now = getattr(task, name), timezone.now()
+        text = timezone.localtime(at) if timezone.is_aware(at) else at
+        span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
+        return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
+
+    return _field(name, show)
+
+
+def _link_to_list(parameter: str, value: str) -> str:
+    return format_html('<a href="../../?{}">{}</a>', urlencode({parameter: value}), value)
+
+
+@admin.display(description=_("lock key"))
+def lock_key(task: Task) -> Any:
     """Return the lock key, as a link to the tasks that wait for it, and the tasks that hold it.
 
     The key limits how many tasks with the same key run at once. A redacted key is no link: the list would not find it.
     """
-    key = _text_of(task, "lock_key")
+    key = shown(task, "lock_key")
     if key is None or key != task.lock_key:
         return key
-    link = format_html('<a href="../../?{}">{}</a>', urlencode({"key": key}), key)
+    link = _link_to_list("key", key)
     # A task that has got a token of its rate holds nothing.
     is_over = task.finished_at or key.startswith(RATED)
-    held = [] if is_over else holders(Task.objects.db, key, limit=FEW)
+    held = [] if is_over else holders(Task.objects.db, key, limit=FEW_HOLDERS)
     if not held:
         return link
     tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))
     return format_html(gettext("{key}, held by {tasks}"), key=link, tasks=tasks)
 
 
-@admin.display(description=_("group key"), empty_value="-")
-def shown_group_key(task: Task) -> str | None:
-    """Return the group key: waiting tasks with the same key run in one call."""
-    return _text_of(task, "group_key")
-
-
-@admin.display(description=_("fair key"), empty_value="-")
-def shown_fair_key(task: Task) -> str | None:
-    """Return the fair key: tasks with different keys take turns."""
-    return _text_of(task, "fair_key")
-
-
-@admin.display(description=_("unique key"), empty_value="-")
-def shown_unique_key(task: Task) -> str | None:
-    """Return the unique key: ``unique`` says how long no second task may have the same key."""
-    return _text_of(task, "unique_key")
-
-
-@admin.display(description=_("progress"))
-def shown_progress(task: Task) -> str:
-    """Return the progress that the function has reported."""
-    return _as_json(shown(task, "progress"))
-
-
-@admin.display(description=_("result"))
-def shown_result(task: Task) -> str:
-    """Return what the function returned."""
-    return _as_json(shown(task, "result"))
-
-
 @admin.display(description=_("log of the last attempt"))
-def shown_log(task: Task) -> str:
+def log(task: Task) -> str:
     """Return the log records of the last attempt, folded."""
     lines = (task.log or "").splitlines()
     text = ngettext("%(number)d line", "%(number)d lines", len(lines)) % {"number": len(lines)}
@@ -95,26 +239,8 @@ def shown_log(task: Task) -> str:
     )
 
 
-@admin.display(description=_("metadata"))
-def shown_meta(task: Task) -> str:
-    """Return the metadata, such as a trace context."""
-    return _as_json(shown(task, "meta"))
-
-
-@admin.display(description=_("task function"))
-def shown_task_path(task: Task) -> str:
-    """Return the path of the function, as a link to its tasks."""
-    return _list_of("task_path", task.task_path)
-
-
-@admin.display(description=_("queue"))
-def shown_queue(task: Task) -> str:
-    """Return the queue, as a link to its tasks."""
-    return _list_of("queue", task.queue)
-
-
 @admin.display(description=_("worker"))
-def shown_worker(task: Task) -> str:
+def worker(task: Task) -> str:
     """Return the worker of the last attempt: its name, as a link while its row exists; else its name or its id."""
     # A failed or lost attempt keeps the name. Of a task that has succeeded only the id is left.
     last = Attempt.objects.filter(task=OuterRef("pk"), number=task.attempts_made, worker=task.worker).order_by()
@@ -127,32 +253,140 @@ def shown_worker(task: Task) -> str:
     return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
 
 
-def moment(name: str) -> Any:
-    """Return the field of a date, which shows it with seconds and with the time since or until then."""
-
-    def shown_moment(task: Task) -> str:
-        at, now = getattr(task, name), timezone.now()
-        text = timezone.localtime(at) if timezone.is_aware(at) else at
-        span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
-        return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
-
-    shown_moment.__name__ = f"shown_{name}"
-    field: Any = Task._meta.get_field(name)
-    return admin.display(description=field.verbose_name)(shown_moment)
+def filled(sections: Any, task: Task) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the fieldsets of those fields that have something to show."""
+    found = ((title, [each for each in fields if _has_value(task, each)]) for title, fields in sections)
+    return [(title, {"fields": fields}) for title, fields in found if fields]
 
 
-def _list_of(field: str, value: str) -> str:
-    # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
-    return format_html('<a href="../../?{}">{}</a>', urlencode({field: value}), value)
+def _has_value(task: Task, field: Any) -> bool:
+    """Return whether a field has something to show: a function has the name of its column, maybe after "shown_"."""
+    name = field if isinstance(field, str) else field.__name__
+    value = getattr(task, name.removeprefix("shown_"), True)
+    return value is True or value not in (None, "", 0, [], {})
 
 
-def _text_of(task: Task, field: str) -> str | None:
-    value = shown(task, field)
-    return None if value is None else str(value)
+# Failed and lost attempts: the latest on the page, all in a list, each traceback on its own page. A task may fail a
+# thousand times, and a traceback has up to 60,000 characters, so no list loads tracebacks.
 
 
-def _as_json(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return format_html(
-        '<pre class="pglock-json" tabindex="0">{}</pre>', text[:MOST_SHOWN] + ("…" if len(text) > MOST_SHOWN else "")
-    )
+class LastAttempts(AnyFormSet):
+    """Takes the latest attempts. Django filters the queryset by task, which a sliced queryset does not allow."""
+
+    def get_queryset(self) -> Any:
+        """Return the attempts to show. Django calls this for each row, so the queryset is kept."""
+        if not hasattr(self, "_queryset"):
+            self._queryset = newest_first(super().get_queryset())[:SHOWN_ATTEMPTS]
+        return self._queryset
+
+
+class AttemptInline(AnyInline):
+    """The latest failed and lost attempts, on the page of a task."""
+
+    model = Attempt
+    formset = LastAttempts
+    verbose_name_plural = _("latest failed and lost attempts")
+    fields = ("number", "outcome", "by", "started_at", "finished_at", "exception", "trace")
+    readonly_fields = fields
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return False: only workers write attempts."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return False: attempts cannot be edited."""
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may view tasks: attempts have no permission of their own."""
+        return request.user.has_perm("django_pglock.view_task")
+
+    @admin.display(description=_("worker"))
+    def by(self, attempt: Attempt) -> str:
+        """Return the name of the worker, which is stored in the attempt, or its id."""
+        return str(attempt.worker_name or attempt.worker or "-")
+
+    @admin.display(description=_("exception"))
+    def exception(self, attempt: Attempt) -> str:
+        """Return the path of the exception's class. A long path is broken, so that the table fits the page."""
+        return format_html('<span class="pglock-path">{}</span>', attempt.exception_path)
+
+    @admin.display(description=_("traceback"))
+    def trace(self, attempt: Attempt) -> str:
+        """Return a link to the traceback."""
+        site = self.admin_site.name
+        url = reverse("admin:django_pglock_task_attempt", args=[attempt.task_id, attempt.number], current_app=site)
+        return format_html('<a href="{}">{}</a>', url, gettext("Traceback"))
+
+
+def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Show the attempts of a task, the newest first; with ``?before=N`` those with a number below N."""
+    before = id_in(request.GET.get("before", "1"))
+    # PostgreSQL would raise an error for a number outside of the range of the column.
+    if before is None or before >= 2**31:
+        raise BadRequest("before must be the number of an attempt.")
+    task = seen_task(model_admin, request, task_id)
+    rows = newest_first(task.failures.all())
+    if "before" in request.GET:
+        rows = rows.filter(number__lt=before)
+    found = list(rows[: PER_PAGE + 1])
+    older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
+    context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
+    return answer(model_admin, request, task, "attempts", context)
+
+
+def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
+    """Show one attempt with its traceback."""
+    task = seen_task(model_admin, request, task_id)
+    # The default ordering of the model would join the table of tasks.
+    attempt = task.failures.filter(number=number).order_by("number").first()
+    if attempt is None:
+        raise Http404
+    title = gettext("Attempt %(number)d") % {"number": number}
+    return answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
+
+
+def newest_first(rows: Any) -> Any:
+    """Return the attempts in the order of the index on task and number, without their tracebacks."""
+    return rows.order_by("-number").defer("traceback", "log")
+
+
+def seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
+    """Return a task that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such task."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    task: Task | None = model_admin.get_object(request, str(task_id))
+    if task is None:
+        raise Http404
+    if not model_admin.has_view_permission(request, task):
+        raise PermissionDenied
+    return task
+
+
+def answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
+    """Return a page about a task, by the name of its template."""
+    site = model_admin.admin_site
+    request.current_app = site.name
+    about = {"opts": model_admin.opts, "task": task, "subtitle": str(task), "media": model_admin.media}
+    template = f"admin/django_pglock/task/{name}.html"
+    return TemplateResponse(request, template, {**site.each_context(request), **about, **context})
+
+
+def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Request the stack of a running task (POST), or show the latest answer (GET)."""
+    if not model_admin.has_stack_permission(request):
+        raise PermissionDenied
+    task = seen_task(model_admin, request, task_id)
+    using = router.db_for_write(Task)
+    if request.method != "POST":
+        found = wait_for_stack(using, task.pk, timeout=STACK_TIMEOUT)
+        context = {"title": gettext("Stack"), "found": found, "is_running": task.status == "RUNNING"}
+        return answer(model_admin, request, task, "stack", context)
+    with transaction.atomic(using=using):
+        if request_stack(using, task.pk):
+            record(request, Task, "stack: asked for", object_id=str(task.pk))
+            return HttpResponseRedirect(model_admin.address("stack", task.pk))
+    messages.warning(request, gettext("The task does not run any more."))
+    return HttpResponseRedirect(model_admin.address("change", task.pk))

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.urls import reverse
 
-from django_pglock.admin.task_summary import before_and_after
+from django_pglock.admin.task_page import before_and_after
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.prune import _count, expired, outdated, prune_window

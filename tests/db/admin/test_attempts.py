@@ -16,7 +16,7 @@ from django.http import Http404
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.admin import attempts
+from django_pglock.admin import task_page
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import Attempt, Task
 from tests.db.admin.visits import make, person
@@ -103,11 +103,11 @@ def test_all_attempts_are_listed_by_pages(client):
     assert pages == 3
 
 
-@pytest.mark.parametrize("count", [attempts.PER_PAGE, attempts.PER_PAGE + 1])
+@pytest.mark.parametrize("count", [task_page.PER_PAGE, task_page.PER_PAGE + 1])
 def test_older_attempts_are_offered_only_where_there_are_any(client, count):
     person(client, "view_task")
     page, _queries = visit(client, address("attempts", failed(count).pk))
-    assert ("?before=" in page) is (count > attempts.PER_PAGE)
+    assert ("?before=" in page) is (count > task_page.PER_PAGE)
 
 
 def test_a_task_without_failures_has_an_empty_list(client):
@@ -153,11 +153,11 @@ def test_attempts_of_a_hidden_task_are_hidden(rf):
     request = rf.get("/")
     request.user = User.objects.create_superuser("root")
     own, row = Own(Task, admin.site), failed(1)
-    for view, args in ((own.attempts_view, ()), (own.attempt_view, (1,))):
+    for view, args in ((task_page.list_page, ()), (task_page.traceback_page, (1,))):
         with pytest.raises(Http404):
-            view(request, row.pk, *args)
+            view(own, request, row.pk, *args)
         Task.objects.filter(pk=row.pk).update(queue="mine")
-        assert view(request, row.pk, *args).status_code == 200
+        assert view(own, request, row.pk, *args).status_code == 200
         Task.objects.filter(pk=row.pk).update(queue="other")
 
 

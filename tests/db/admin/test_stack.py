@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from django_pglock.admin import attempts
+from django_pglock.admin import task_page
 from django_pglock.models import Task
 from django_pglock.store.requests_to_worker import answer_stack
 from tests.db.admin.visits import make, person
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def short_timeout(monkeypatch):
-    monkeypatch.setattr(attempts, "STACK_TIMEOUT", 0.0)
+    monkeypatch.setattr(task_page, "STACK_TIMEOUT", 0.0)
 
 
 def address(task, page="stack"):

@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 from django.urls import reverse
 
-from django_pglock.admin.task_summary import last_failure, sentence
+from django_pglock.admin.task_page import last_failure, sentence
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
 from django_pglock.store.release import release
