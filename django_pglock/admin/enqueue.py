@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import router, transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.enqueue_form import EnqueueForm, by_parameter
+from django_pglock.admin.task_page import seen_task
 from django_pglock.errors import TaskError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
+from django_pglock.tasks.call_keys import call_signature, is_grouped
 from django_pglock.tasks.compat import InvalidTask, task_backends
-from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED, shown
+
+
+class ArgumentsField(forms.Field):
+    """A list or an object, typed as JSON. What the function does not take, ``enqueue()`` refuses."""
+
+    def __init__(self, kind: type, label: Any, help_text: Any) -> None:
+        self.kind = kind
+        widget = forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"})
+        super().__init__(required=False, label=label, help_text=help_text, widget=widget)
+
+    def to_python(self, value: Any) -> Any:
+        """Return the list or the object; an empty one for an empty text."""
+        try:
+            found = json.loads(value) if value and value.strip() else self.kind()
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, self.kind):
+            raise forms.ValidationError(self.help_text)
+        return found
+
+
+class EnqueueForm(forms.Form):
+    """The arguments of one call."""
+
+    args = ArgumentsField(list, _("arguments"), _("Give a JSON list, such as [1, 2]."))
+    kwargs = ArgumentsField(dict, _("keyword arguments"), _('Give a JSON object, such as {"name": 1}.'))
 
 
 def enqueue_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -27,71 +57,88 @@ def enqueue_page(model_admin: Any, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_enqueue_permission(request):
         raise PermissionDenied
     path = request.GET.get("function", "").strip()
-    task = registry.find(path)
-    context = {"title": gettext("Enqueue a task"), "path": path, "is_unknown": bool(path) and task is None}
-    form = EnqueueForm(task, request.POST if request.method == "POST" else None) if task is not None else None
-    if form is not None and request.method == "POST":
-        answer = _enqueued(model_admin, request, task, form, "enqueue")
-        if answer is not None:
-            return answer
     functions = [each.module_path for each in registry.definitions() if not each.is_own]
-    return _page(model_admin, request, {**context, "form": form, "functions": functions})
+    return _page(model_admin, request, path, {"title": gettext("Enqueue a task"), "functions": functions}, "enqueue")
 
 
 def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
     """Enqueue the function of a task with other arguments: needs the permission to change tasks."""
-    if not (model_admin.has_view_permission(request) and model_admin.has_again_permission(request)):
+    if not model_admin.has_again_permission(request):
         raise PermissionDenied
-    row: Task | None = model_admin.get_object(request, str(task_id))
-    if row is None:
-        raise Http404
-    task: Any = registry.find(row.task_path)
-    context = {"title": gettext("Run again with other arguments"), "path": row.task_path, "original": row}
-    if task is None:
-        return _page(model_admin, request, {**context, "is_unknown": True})
-    earlier = by_parameter(task, row.args, row.kwargs)
-    visible = by_parameter(task, shown(row, "args"), shown(row, "kwargs"))
-    form = EnqueueForm(task, request.POST if request.method == "POST" else None, shown=visible, stored=earlier)
-    if request.method == "POST":
-        about = f"enqueue again, with other arguments, #{row.pk}"
-        same = {"backend": row.backend, "queue_name": row.queue, "priority": row.priority}
-        answer = _enqueued(model_admin, request, task, form, about, **same)
-        if answer is not None:
-            return answer
-    return _page(model_admin, request, {**context, "form": form})
+    row = seen_task(model_admin, request, task_id)
+    context = {"title": gettext("Run again with other arguments"), "original": row}
+    about = f"enqueue again, with other arguments, #{row.pk}"
+    return _page(model_admin, request, row.task_path, context, about, row)
+
+
+def _page(
+    model_admin: Any, request: HttpRequest, path: str, context: dict[str, Any], about: str, earlier: Task | None = None
+) -> HttpResponse:
+    task: Any = registry.find(path)
+    context |= {"path": path, "is_unknown": bool(path) and task is None, "has_earlier": earlier is not None}
+    if task is not None:
+        seen = {name: shown(earlier, name) for name in ("args", "kwargs")} if earlier else {"args": [], "kwargs": {}}
+        texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in seen.items()}
+        form = EnqueueForm(request.POST if request.method == "POST" else None, initial=texts)
+        if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, seen, earlier)):
+            return HttpResponseRedirect(address)
+        # The parameters of a function with ``group=`` are not those of a call.
+        signature = "" if is_grouped(task) else str(call_signature(task.func, task.takes_context))
+        context |= {"form": form, "signature": signature}
+    site = model_admin.admin_site
+    request.current_app = site.name
+    context |= {**site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
+    return TemplateResponse(request, "admin/django_pglock/task/enqueue.html", context)
 
 
 def _enqueued(
-    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, **using: Any
-) -> HttpResponse | None:
-    """Enqueue the task and redirect to its page. Return None if an argument is refused: the form then has the error."""
-    if not form.is_valid():
-        return None
-    args, kwargs = form.call()
+    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, seen: Any, earlier: Task | None
+) -> str:
+    """Enqueue the task and return the address of its page. If a call is refused, the form gets the error: return ""."""
+    args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
     try:
+        if earlier is not None:
+            args = _restored(args, seen["args"], earlier.args)
+            kwargs = _restored(kwargs, seen["kwargs"], earlier.kwargs)
+            task = task.using(backend=earlier.backend, queue_name=earlier.queue, priority=earlier.priority)
         with transaction.atomic(using=router.db_for_write(Task)):
-            result = task.using(**using).enqueue(*args, **kwargs)
+            result = task.enqueue(*args, **kwargs)
             text = f"{about}: {task.module_path} #{result.id}"
             record(request, Task, text, object_id=str(result.id) if _has_page(result) else None, flag=ADDITION)
-    except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError) as error:
+    except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError, RecursionError) as error:
         form.add_error(None, str(error))
-        return None
+        return ""
     address, link = model_admin.address("changelist"), f"#{result.id}"
     if _has_page(result):
         address = model_admin.address("change", result.id)
         link = format_html('<a href="{}">{}</a>', address, link)
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
-    return HttpResponseRedirect(address)
+    return str(address)
+
+
+def _restored(typed: Any, seen: Any, stored: Any) -> Any:
+    """Return what was typed, with the stored value in each place where the page has hidden it.
+
+    Raises ``ValueError`` for the text of a hidden value in another place: it would be enqueued as the value.
+    """
+    if typed == seen != stored:
+        return stored
+    if isinstance(typed, dict):
+        return {name: _restored(each, _part(seen, name), _part(stored, name)) for name, each in typed.items()}
+    if isinstance(typed, list):
+        return [_restored(each, _part(seen, at), _part(stored, at)) for at, each in enumerate(typed)]
+    if typed in (REDACTED, NOT_SHOWN) and typed != stored:
+        raise ValueError(gettext("A hidden value can stay only where it is. Elsewhere, type the value."))
+    return typed
+
+
+def _part(value: Any, key: Any) -> Any:
+    """Return a part of a list or an object; None if it has no such part."""
+    if isinstance(value, dict):
+        return value.get(key)
+    return value[key] if isinstance(value, list) and isinstance(key, int) and key < len(value) else None
 
 
 def _has_page(result: Any) -> bool:
     """Return whether the task is in the database of the pages. In another one, the id may be that of another task."""
     return getattr(task_backends[result.backend], "database", None) == router.db_for_write(Task)
-
-
-def _page(model_admin: Any, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
-    site = model_admin.admin_site
-    request.current_app = site.name
-    about = {"opts": model_admin.opts, "media": model_admin.media}
-    template = "admin/django_pglock/task/enqueue.html"
-    return TemplateResponse(request, template, {**site.each_context(request), **about, **context})

@@ -173,10 +173,10 @@ for model in models:
 for row in Task.objects.all():
     assert client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).status_code == 200
 enqueue = reverse("admin:django_pglock_task_enqueue")
-assert "#" in said(client.post(f"{enqueue}?function=shop.tasks.ship", {"argument-number": "8"}, follow=True))
+assert "#" in said(client.post(f"{enqueue}?function=shop.tasks.ship", {"kwargs": '{"number": 8}'}, follow=True))
 failed = Task.objects.filter(task_path="shop.tasks.refuse").last()
 again = reverse("admin:django_pglock_task_again", args=[failed.pk])
-assert "#" in said(client.post(again, {"argument-number": "8"}, follow=True))
+assert "#" in said(client.post(again, {"kwargs": '{"number": 8}'}, follow=True))
 retry = {"action": "retry", "_selected_action": [failed.pk], "select_across": "1", "confirmed": "1"}
 actions.WINDOW = 0
 assert "#" in said(client.post(f"{LIST}?status__exact=CANCELLED", retry, follow=True))
@@ -345,7 +345,7 @@ def test_without_a_router_check_says_that_the_admin_shows_another_database(proje
         client = Client()
         client.force_login(User.objects.create_superuser("someone"))
         form = reverse("admin:django_pglock_task_enqueue")
-        answer = client.post(f"{form}?function=shop.tasks.ship", {"argument-number": "8"})
+        answer = client.post(f"{form}?function=shop.tasks.ship", {"kwargs": '{"number": 8}'})
         assert answer.url == reverse("admin:django_pglock_task_changelist"), answer
         assert LogEntry.objects.get().object_id is None
         assert Task.objects.using("tasks").count() == 1
