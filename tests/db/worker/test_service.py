@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import OperationalError, ProgrammingError, connections
+from django.db import ProgrammingError, connections
 
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
@@ -56,18 +56,6 @@ def test_a_statement_that_is_cancelled_is_not_called_a_lost_connection(
     assert [each for each in caplog.messages if "\n" in each] == [], (
         "the server's message has several lines, a record one"
     )
-
-
-def test_the_record_of_a_lost_connection_is_one_line(worker, eventually, monkeypatch, caplog):
-    """The messages of libpq have several lines, so tools that read a log line by line would take them for records."""
-
-    def lose():
-        raise OperationalError("server closed the connection unexpectedly\n\tThis probably means the server terminated")
-
-    process = worker()
-    monkeypatch.setattr(process.upkeep, "run_once", lose)
-    process.upkeep.wake()
-    eventually(lambda: "tries again: server closed the connection unexpectedly This probably means" in caplog.text)
 
 
 class Waiting(ConnectedService):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from django.db import OperationalError, connection, connections
 
 from django_pglock.models import Task
-from django_pglock.worker import shared_sessions
 from django_pglock.worker.service import ConnectedService
 from django_pglock.worker.shared_sessions import SharedSessions
-from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -29,56 +25,6 @@ def opened(sessions):
     session = sessions.take()
     session.ensure_connection()
     return session
-
-
-def test_a_session_is_used_by_one_at_a_time_and_the_last_one_first(sessions):
-    first, second = opened(sessions), opened(sessions)
-    assert first is not second
-    sessions.give_back(second)
-    sessions.give_back(first)
-    assert sessions.take() is first
-    assert sessions.take() is second
-    assert sessions.take().connection is None, "a third one is new"
-    sessions.give_back(first)
-    sessions.give_back(second)
-
-
-def test_a_waiting_service_takes_the_next_released_session(sessions, in_threads):
-    first = opened(sessions)
-
-    def take_or_give_back(number):
-        if number:
-            time.sleep(0.05)
-            return sessions.give_back(first)
-        return sessions.take(NEVER)
-
-    assert in_threads(take_or_give_back, 2)[0] is first
-    assert sessions.take(0.01).connection is None
-    sessions.give_back(first)
-
-
-def test_surplus_sessions_are_closed_except_one(sessions, monkeypatch):
-    first, second = opened(sessions), opened(sessions)
-    sessions.give_back(first)
-    monkeypatch.setattr(shared_sessions.time, "monotonic", lambda: 1e12)
-    sessions.give_back(second)
-    assert (first.connection, second.connection is None) == (None, False)
-    monkeypatch.setattr(shared_sessions.time, "monotonic", lambda: 1e13)
-    assert sessions.take() is second
-    sessions.give_back(second)
-    assert second.connection is not None
-
-
-def test_unneeded_sessions_are_closed_although_none_is_given_back(sessions, monkeypatch):
-    """The services of an idle worker may rest for half a minute."""
-    both = [opened(sessions), opened(sessions)]
-    for each in both:
-        sessions.give_back(each)
-    sessions.close_surplus()
-    assert None not in [each.connection for each in both]
-    monkeypatch.setattr(shared_sessions, "IDLE_TIMEOUT", 0.0)
-    sessions.close_surplus()
-    assert [each.connection is None for each in both] == [True, False]
 
 
 def test_a_session_in_a_transaction_is_not_passed_on(sessions):
@@ -141,16 +87,6 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
             tasks.nothing.enqueue()
         eventually(lambda n=number: Task.objects.filter(status="SUCCESSFUL").count() == 3 * n, why="it sleeps")
     assert running.in_flight.answer_lost_at < 0, "no answer to a claim was lost"
-
-
-def test_after_the_session_of_a_claim_was_lost_the_worker_compares(worker, eventually):
-    """The claim may be committed after the comparison in the next session."""
-    running = worker()
-    running.fetcher.connected()
-    assert running.in_flight.answer_lost_at < 0, "it had no session before"
-    running.fetcher._connects = 2
-    running.fetcher.connected()
-    assert running.in_flight.answer_lost_at > 0
 
 
 def test_an_outcome_is_written_although_all_other_parts_wait_in_their_sessions(worker, eventually):

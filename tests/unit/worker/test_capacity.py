@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as module
-from django_pglock.worker.capacity import LONG_TASKS_WITHIN, MOST_ASYNC, MOST_AT_ONCE, MOST_PREFETCHED, PREFETCH_TIME
+from django_pglock.worker.capacity import MOST_ASYNC, MOST_AT_ONCE, MOST_PREFETCHED, PREFETCH_TIME
 from django_pglock.worker.in_flight import InFlight
 
 QUICK, SLOW = 1e-6, 1.0
@@ -82,17 +82,6 @@ def test_a_thread_requests_more_tasks_when_half_are_done():
     assert in_flight.fetcher_wakeup.is_set()
 
 
-def test_a_long_task_among_quick_ones_reduces_prefetching_at_once():
-    in_flight = filled(1)
-    [(slot, _)] = begin_claims(in_flight, 1)
-    in_flight.threads.free(slot, cost=SLOW)
-    assert in_flight.threads._prefetch_limit < MOST_PREFETCHED / 100
-    for _ in range(1000):
-        in_flight.threads._note_cost(QUICK)
-    assert in_flight.threads._prefetch_limit == MOST_PREFETCHED
-    assert in_flight.threads._cost < 4 * PREFETCH_TIME / MOST_PREFETCHED
-
-
 def end(in_flight, *costs):
     """Let the threads in turn end a task for each cost."""
     slots = in_flight.threads.slots
@@ -100,15 +89,6 @@ def end(in_flight, *costs):
         in_flight.begin_all([SimpleNamespace(id=(number, cost), attempt=1, task_path="call")])
         in_flight.threads.next(slots[number % len(slots)])
         in_flight.threads.free(slots[number % len(slots)], cost=cost)
-
-
-def test_waits_of_threads_do_not_reduce_or_delay_claims_of_quick_tasks():
-    """Threads wait for the interpreter and for processors, several of them at the same time."""
-    in_flight = filled(MOST_PREFETCHED // 2)
-    end(in_flight, QUICK, PREFETCH_TIME * 0.9, PREFETCH_TIME * 0.8, PREFETCH_TIME, QUICK, PREFETCH_TIME * 0.9)
-    for _ in range(3):
-        end(in_flight, *[QUICK] * LONG_TASKS_WITHIN, PREFETCH_TIME, PREFETCH_TIME, PREFETCH_TIME)
-    assert in_flight.threads.free_capacity() == MOST_AT_ONCE
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -120,35 +100,6 @@ def test_slightly_long_tasks_count_after_they_occupied_the_threads_for_the_prefe
     assert in_flight.threads.free_capacity() == MOST_AT_ONCE
     end(in_flight, *[cost] * 2)
     assert in_flight.threads.free_capacity() <= 8 * threads * PREFETCH_TIME / cost
-
-
-def test_frequent_slightly_long_tasks_count_among_quick_ones():
-    in_flight = filled(0)
-    end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [PREFETCH_TIME]) * 5)
-    assert in_flight.threads.free_capacity() < MOST_AT_ONCE / 10
-
-
-def test_the_first_waiting_claim_has_waited_longest(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    in_flight = filled(2, threads=1, cost=0.5)
-    threads = in_flight.threads
-    clock.now += 0.3
-    threads.put([SimpleNamespace(id=2, attempt=1, task_path="call")])
-    clock.now += 0.1
-    assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.4), pytest.approx(3 * 0.5))
-    begin_claims(in_flight, 1)
-    assert threads.longest_wait() == pytest.approx(0.4)
-    begin_claims(in_flight, 1)
-    assert (threads.longest_wait(), threads.expected_wait()) == (pytest.approx(0.1), pytest.approx(0.5))
-    assert len(list(threads.take_back())) == 1
-    assert (threads.longest_wait(), threads.expected_wait()) == (0.0, 0.0)
-
-
-def test_no_claim_is_expected_to_wait_before_a_run_time_is_known():
-    threads = InFlight(2).threads
-    threads.put([SimpleNamespace(id=0, attempt=1, task_path="call")])
-    assert threads.expected_wait() == 0.0
 
 
 def test_coroutines_have_a_separate_capacity(monkeypatch):

@@ -8,12 +8,10 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Worker
-from django_pglock.tasks import registry
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming import claimer, queue_cursor, ready_queues
-from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
-from tests.sample import keyed_tasks, tasks
+from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
+from tests.sample import tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,36 +93,6 @@ def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
 
 
-def test_a_poll_that_found_nothing_is_not_repeated_at_once(monkeypatch):
-    """A poll for coroutines alone reads past all tasks that wait for threads."""
-    fetcher = WorkerUnderTest().fetcher
-    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
-    fill("a", 2)
-    assert len(claim(fetcher, 1)) == 1
-    looks = []
-    look = QueueCursor.claim
-    monkeypatch.setattr(QueueCursor, "claim", lambda cursor, limit: looks.append(cursor.queue) or look(cursor, limit))
-    assert fetcher.claimer.claim([("async", 1)]) == []
-    assert (looks, fetcher.claimer.was_ready) == (["a"], True)
-
-
-def test_a_poll_that_found_no_ready_queue_covers_fair_tasks(monkeypatch):
-    """Otherwise a task that comes soon after others waits for the slower query for tasks with ``fair=``."""
-    assert keyed_tasks.serve.fair
-    looks, now = [], [0.0]
-    look = queue_cursor.claim_fair
-    monkeypatch.setattr(queue_cursor, "claim_fair", lambda *args, **more: looks.extend(now) or look(*args, **more))
-    fetcher = WorkerUnderTest().fetcher
-    assert claim(fetcher, 2) == []
-    for cursors in fetcher.claimer._cursors.values():
-        cursors.clock = lambda: now[0]
-    for now[0] in (1.0, 1.06, 1.12, 1.18, 1.24):
-        fill("a", 1)
-        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], notified={"a"})] == ["a"]
-        assert claim(fetcher, 2) == []
-    assert looks == [1.0], "the first look of a new cursor"
-
-
 def test_many_queues_share_one_prepared_claim_statement(in_threads):
     """Prepared statements use memory of the server while the worker lives, and cursors memory of the worker."""
     tenants = [f"tenant {number}" for number in range(FEW_QUEUES + 20)]
@@ -147,40 +115,3 @@ def test_many_queues_share_one_prepared_claim_statement(in_threads):
     assert not Task.objects.exclude(status="RUNNING").exists()
     assert prepared <= 3, "the queues that are ready, their claims, and their claims from a place on"
     assert remembered <= FEW_QUEUES
-
-
-def test_the_poll_after_listening_covers_all_kinds_of_functions():
-    """No worker was notified of a task that was enqueued before, so this poll has to find it."""
-    fetcher = WorkerUnderTest(threads=2).fetcher
-    fetcher.claimer.pauses.note("sync", took=0.0, found=0)
-    assert fetcher.claimer.pauses.next_in("sync") > 0
-    fetcher._sleep()
-    assert fetcher.sleep.since is not None
-    assert fetcher.claimer.pauses.next_in("sync") == 0
-
-
-def test_the_last_poll_of_a_draining_worker_covers_all_kinds_of_functions():
-    """A claim for coroutines alone may be postponed. A worker that ended meanwhile would leave these tasks."""
-    fetcher = WorkerUnderTest(threads=2).fetcher
-    fetcher.claimer.was_full = True
-    fetcher.claimer.pauses.note("async", took=1.0, found=1)
-    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=False)] == ["sync"]
-    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=True)] == ["both"]
-
-
-def test_what_was_claimed_begins_before_all_of_many_queues_are_read(monkeypatch):
-    """With thousands of tenants' queues the threads would wait for seconds. Nothing that was read is read again."""
-    monkeypatch.setattr(claimer, "LONGEST_CLAIM", 0.0)
-    monkeypatch.setattr(ready_queues, "LONGEST_LIFETIME", 1e6)
-    monkeypatch.setattr(ready_queues, "LIFETIME_FACTOR", 1e9)
-    names = [f"tenant-{number}" for number in range(5)]
-    for name in names:
-        fill(name, 1)
-    monkeypatch.setattr(registry, "has_fair", lambda: False)
-    read = []
-    look = QueueCursor.claim
-    monkeypatch.setattr(QueueCursor, "claim", lambda cursor, limit: read.append(cursor.queue) or look(cursor, limit))
-    fetcher = WorkerUnderTest().fetcher
-    assert sorted([each.queue for each in claim(fetcher, 8)] for _ in names) == [[name] for name in names]
-    assert claim(fetcher, 8) == []
-    assert sorted(read) == names

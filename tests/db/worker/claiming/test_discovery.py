@@ -9,14 +9,12 @@ from importlib import import_module
 
 import pytest
 from django.core import mail
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
-from django_pglock.store.wake import wake, write_sleep_flag
+from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming import discovery, sleep
+from django_pglock.worker.claiming import discovery
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import running_tasks, tasks
@@ -62,22 +60,6 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
     second = enqueue_unknown()
     wake("default", ["default"])
     eventually(succeeded(second))
-
-
-def test_a_worker_checks_again_for_unknown_functions_before_it_sleeps(worker, eventually, settings, monkeypatch):
-    """The task comes after the check for another one, and before the worker listens, so no notification comes."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
-    enqueue_unknown("tests.evil.anything")
-    rows = []
-
-    def note_sleep_late(*args, **options):
-        rows.append(enqueue_unknown())
-        monkeypatch.setattr(sleep, "write_sleep_flag", write_sleep_flag)
-        write_sleep_flag(*args, **options)
-
-    monkeypatch.setattr(sleep, "write_sleep_flag", note_sleep_late)
-    worker()
-    eventually(lambda: rows and succeeded(rows[0])())
 
 
 def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, eventually, settings, monkeypatch, gate):
@@ -127,12 +109,3 @@ def test_functions_are_imported_only_for_served_queues():
     assert "tests.sample.mail" not in sys.modules
     assert Discovery("default", Queues(["ma*"])).check() is True
     assert registry.find(PATH) is not None
-
-
-def test_the_check_for_unknown_functions_is_one_rare_statement():
-    discovery = Discovery("default", Queues())
-    with CaptureQueriesContext(connection) as queries:
-        for _ in range(10):
-            discovery.check()
-    assert len(queries) == 1
-    assert not discovery.is_due

@@ -9,9 +9,6 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.tasks import registry
-from django_pglock.worker.capacity import ThreadCapacity
-from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.settling.settler import Settler
 from tests.db.worker.conftest import run_to_its_end, statuses
 from tests.sample import tasks
@@ -31,34 +28,6 @@ def test_a_draining_worker_ends_when_all_tasks_have_ended():
     drain()
     assert statuses() == {"SUCCESSFUL": 50}
     assert not Worker.objects.exists()
-
-
-def test_a_draining_worker_waits_until_threads_of_settled_tasks_are_free(monkeypatch):
-    """Other processes may run between settling and freeing the thread. Only coroutines have free places then."""
-    assert any(map(registry.is_async, registry.known_paths()))
-    looks, look, finish, free = [], Drain.waits_for_rescue, Drain.finish, ThreadCapacity.free
-
-    def note_look(self):
-        looks.append(1)
-        return look(self)
-
-    def finish_and_note(self):
-        finish(self)
-        looks.extend("end")
-
-    def free_late(self, slot, cost=None):
-        before = len(looks)
-        while len(looks) < before + 3:
-            time.sleep(0.001)
-        free(self, slot)
-
-    monkeypatch.setattr(Drain, "waits_for_rescue", note_look)
-    monkeypatch.setattr(Drain, "finish", finish_and_note)
-    monkeypatch.setattr(ThreadCapacity, "free", free_late)
-    for number in range(6):
-        tasks.record.enqueue("drained", number)
-    drain()
-    assert statuses() == {"SUCCESSFUL": 6}
 
 
 def test_a_draining_worker_without_tasks_ends_at_once():

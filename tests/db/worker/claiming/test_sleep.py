@@ -80,34 +80,3 @@ def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two
     first.fetcher.claimer._cursors = {}
     finished(tasks.nothing.enqueue())
     assert Task.objects.get().worker == other.identity.id
-
-
-def test_tasks_for_which_no_worker_is_woken_are_found_after_a_moment(two, monkeypatch, finished):
-    """As when all workers woken first have frozen. Several notifications are one poll."""
-    monkeypatch.setattr(listener, "POSTPONED_FOR", 0.5)
-    first, other = two(threads=1)
-    monkeypatch.setattr(first.heartbeat.listener, "ready", lambda queue, is_woken_first: None)
-    polls = polls_of(other, monkeypatch)
-    results = [tasks.nothing.enqueue() for _ in range(3)]
-    for result in results:
-        finished(result)
-    assert set(Task.objects.values_list("worker", flat=True)) == {other.identity.id}
-    # The poll that takes the tasks, and the polls before the worker sleeps again.
-    assert len(polls) <= 6
-
-
-def test_a_worker_that_was_woken_wakes_no_other(two, monkeypatch, eventually):
-    """Otherwise workers without a free thread would wake each other without end."""
-    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
-    _, other = two(threads=1)
-    other.sleep.has_delayed_workers = True
-    called = []
-    wake = other.sleep.wake_others
-    monkeypatch.setattr(other.sleep, "wake_others", lambda: (called.append(set(other.sleep._unclaimed)), wake()))
-    for _ in range(3):
-        running_tasks.wait_for_note.enqueue("the end")
-    eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has free capacity")
-    assert not any(called), "it calls others"
-    other.sleep.note_ready("default", True)
-    eventually(lambda: any(called), why="it was notified first and has no free capacity")
-    running_tasks.note("the end")

@@ -31,16 +31,6 @@ def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, ev
     assert all(beats[1:])
 
 
-def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
-    running = worker()
-    first = Worker.objects.get()
-    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
-    eventually(beaten.exists)
-    assert beaten.get().beating_since == first.beating_since
-    running.heartbeat._connection.connection.close()
-    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
-
-
 def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch):
     """A worker that was stopped while it waited for the answer must not regard its heartbeat as recent."""
     began = []

@@ -10,7 +10,6 @@ from django_pglock.models import AdvisoryLock
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import Worker
-from django_pglock.worker.liveness import worker_lock
 from django_pglock.worker.liveness.worker_lock import WorkerLock
 from tests.db.locks.sessions import advisory_rows
 
@@ -33,24 +32,6 @@ def test_a_worker_whose_lock_number_is_taken_draws_another_and_logs_it(eventuall
         heartbeat.stop()
         heartbeat.wait(60)
         session.close()
-
-
-def test_a_worker_that_has_its_lock_does_not_ask_for_it_again(eventually):
-    heartbeat = Worker().heartbeat
-    sent = []
-
-    def count(execute, sql, *rest):
-        sent.append(sql)
-        return execute(sql, *rest)
-
-    heartbeat._count = count
-    heartbeat.start()
-    try:
-        eventually(lambda: sum("heartbeat_at" in sql for sql in sent) >= 3, why="no more beats")
-        assert sum("advisory" in sql for sql in sent) == 1
-    finally:
-        heartbeat.stop()
-        heartbeat.wait(60)
 
 
 @pytest.fixture
@@ -89,15 +70,3 @@ def test_a_worker_started_for_a_pooler_asks_for_no_lock(django_assert_num_querie
         pooled.hold()
         pooled.release()
     assert (pooled.is_held, pooled.held_number) == (False, None)
-
-
-def test_behind_a_pooler_that_was_detected_the_lock_is_asked_for_once_in_a_session(lock, monkeypatch):
-    """``lock_worker`` then answers neither yes nor no. Another number would not help."""
-    asked = []
-    monkeypatch.setattr(worker_lock, "lock_worker", lambda using, number: asked.append(number))
-    for _ in range(2):
-        lock.note_session()
-        lock.hold()
-        lock.hold()
-    assert asked == [lock.number] * 2
-    assert (lock.is_held, lock.held_number) == (False, None)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import re
 import threading
-import time
 
 import pytest
-from django.conf import settings
 from django.db import OperationalError, connection
-from django.test import override_settings
 
 from django_pglock.models import Task
 from django_pglock.worker import service
 from django_pglock.worker.probes import health
 from tests.db.worker.probes.asking import ask, metrics
-from tests.sample import running_tasks, tasks
+from tests.sample import running_tasks
 from tests.sample.models import Effect
 from tests.sample.running_tasks import FOREVER
 
@@ -79,33 +76,6 @@ def test_a_thread_for_tasks_that_has_ended_is_named(probed, eventually):
     eventually(lambda: ask(worker, "/livez")[:2] == (503, "A thread of the executor has ended.\n"))
 
 
-SLOW = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 1000.0, "HEARTBEAT_LIMIT": 3000.0, "POLL_INTERVAL": 1000.0}
-
-
-@override_settings(DJANGO_PGLOCK=SLOW)
-def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
-    """A service that waits has reported for how long it will be silent."""
-    worker = probed()
-    tasks.nothing.using(timeout=1000).enqueue()
-    eventually(lambda: worker.settler.counts.total() == 1)
-    lookers = (worker.deadlines, worker.session_watch)
-    sleepers = [part for part in worker.services if part not in lookers]
-    eventually(lambda: all(part.next_report_by > time.monotonic() + 10 for part in sleepers))
-    assert all(part.is_running for part in worker.services)
-
-
-def test_a_part_that_is_too_busy_to_sleep_is_not_stuck(eventually, monkeypatch):
-    part = service.Service()
-    monkeypatch.setattr(part, "run_once", lambda: None)
-    part.start()
-    try:
-        first = eventually(lambda: part.next_report_by < math.inf and part.next_report_by)
-        eventually(lambda: part.next_report_by > first)
-    finally:
-        part.stop()
-    assert part.wait(60)
-
-
 def test_a_service_that_waits_for_a_silent_server_is_not_stuck(eventually, monkeypatch):
     """Connecting takes as long as the settings of the client allow. A restart of the process would not shorten it."""
     end = threading.Event()
@@ -148,14 +118,3 @@ def test_without_a_database_a_worker_lives_and_is_not_ready(probed, eventually, 
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
     name = "reconnects_total part=heartbeat"
     assert (before[name], metrics(worker)[name]) == (0, 1)
-
-
-@override_settings(DJANGO_PGLOCK={**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.1, "HEARTBEAT_LIMIT": 0.5})
-def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypatch):
-    """The session is there, but its server does not answer any more."""
-    worker = probed()
-    eventually(lambda: ask(worker, "/readyz")[0] == 200)
-    end = threading.Event()
-    monkeypatch.setattr(worker.heartbeat, "run_once", lambda: end.wait(FOREVER))
-    eventually(lambda: re.fullmatch(r"The last heartbeat was written \d+ s ago.\n", ask(worker, "/readyz")[1]))
-    end.set()

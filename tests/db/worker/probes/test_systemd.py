@@ -74,20 +74,6 @@ def test_systemd_is_notified_of_start_heartbeats_and_end(messages, worker, event
     assert lines.count("READY=1") == 1
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
-def test_a_worker_with_a_part_that_has_ended_keeps_silent(messages, worker, eventually, monkeypatch):
-    monkeypatch.setenv("WATCHDOG_USEC", "300000")
-    running = worker()
-    eventually(lambda: "WATCHDOG=1" in messages())
-    monkeypatch.setattr(running.upkeep, "_run_once_or_back_off", lambda: exec("raise SystemExit"))
-    running.upkeep.wake()
-    eventually(lambda: "STATUS=The upkeep has ended." in messages())
-    lines = []
-    eventually(lambda: lines.extend(messages()) or len(lines) > 3)
-    assert "WATCHDOG=1" not in lines
-
-
 @pytest.mark.parametrize("messages", ["abstract"], indirect=True)
 def test_a_worker_without_database_still_lives_for_systemd(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")

@@ -191,21 +191,6 @@ def test_only_the_last_records_are_kept_and_few_characters():
     assert {len(line) for line in lines[1:]} == {captured_logs.LONGEST_RECORD + 1}
 
 
-def test_python_still_prints_warnings_that_no_handler_takes(monkeypatch, capsys):
-    """Python prints warnings that reach no handler. The handler that captures logs must not prevent that."""
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
-    captured_logs.capture(0)
-    try:
-        logging.getLogger("tests.nobody").warning("look here")
-        assert "look here" in capsys.readouterr().err
-        monkeypatch.setattr(root, "handlers", [*root.handlers, logging.NullHandler()])
-        logging.getLogger("tests.nobody").warning("and here")
-        assert capsys.readouterr().err == ""
-    finally:
-        captured_logs._captured.set(None)
-
-
 @pytest.mark.parametrize("value", ["LOUD", -1, 1.5, [], b"INFO"])
 def test_a_level_that_does_not_exist_is_refused(value, own_registry):
     with pytest.raises(TaskOptionError, match="capture_logs is"):

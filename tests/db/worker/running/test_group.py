@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -11,7 +9,6 @@ from django.db import OperationalError, connection, transaction
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.admit import admit
-from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.outcome import Interrupted
 from django_pglock.store.rescue import interrupted
@@ -159,18 +156,6 @@ def test_a_group_with_a_lock_key_waits_for_a_task_that_waits_for_its_retry(worke
     assert names == ["begin 1", "begin 1", "end 1", "a"]
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_worker_that_lost_the_claim_of_the_first_takes_no_members(is_lost):
-    for number in range(3):
-        keyed.digest.enqueue(user=1, text=number)
-    worker = uuid4()
-    statement = claim_statement("default", worker=worker, paths=[keyed.digest.module_path])
-    [first] = claims_of(statement.execute(10, "default"), worker)
-    if is_lost:
-        Task.objects.filter(pk=first.id).update(attempts=first.attempt + 1)
-    assert len(claim_group("default", first, limit=10, gather=0.0)) == (0 if is_lost else 2)
-
-
 def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
     """A worker that is frozen there would keep the lock until the server ends its session."""
     for number in range(3):
@@ -220,30 +205,3 @@ def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(gro
     under_test.in_flight.claims.clear()
     under_test.fetcher.connected()
     assert running() == 0, "the thread is through, so from now on they are given back as all others"
-
-
-def test_a_reconnecting_fetcher_keeps_a_group_claimed_during_its_comparison(group_in_flight, monkeypatch):
-    """After the fetcher has read the list of tasks in flight."""
-    under_test, claim_others = group_in_flight
-    task_ids = under_test.in_flight.task_ids
-
-    def look_and_go_on():
-        seen = task_ids()
-        claim_others()
-        return seen
-
-    monkeypatch.setattr(under_test.in_flight, "task_ids", look_and_go_on)
-    under_test.fetcher.connected()
-    assert running() == 3
-
-
-def test_a_lost_answer_to_the_claim_of_group_members_causes_a_comparison(group_in_flight, monkeypatch):
-    under_test, claim_others = group_in_flight
-
-    def cut_off(*_, **__):
-        raise OperationalError("the connection is lost")
-
-    monkeypatch.setattr("django_pglock.worker.running.group.claim_group", cut_off)
-    with pytest.raises(OperationalError):
-        claim_others()
-    assert under_test.in_flight.answer_lost_at > 0, "nobody compares the table with what the worker has"

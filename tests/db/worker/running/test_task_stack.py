@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django_pglock import task
 from django_pglock.models import Task
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, coroutine_text, stack_text
+from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
 
@@ -146,11 +146,3 @@ def test_a_deep_stack_is_cut_at_its_outer_end():
     assert text.rstrip().endswith("found.append(stack_text(sys._getframe()))")
     assert text.count("  File ") <= MOST_FRAMES
     assert len(text) <= MOST_CHARACTERS
-
-
-def test_the_stack_of_a_missing_frame_is_empty():
-    async def ended(): ...
-
-    coroutine = ended()
-    coroutine.close()
-    assert (stack_text(None), coroutine_text(coroutine), coroutine_text(None)) == ("", "", "")

@@ -10,7 +10,6 @@ import pytest
 from django_pglock import enqueue_many, lock
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
-from django_pglock.tasks.compat import TaskResultStatus
 from tests.conftest import NEVER
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
@@ -199,12 +198,3 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
     assert set(Attempt.objects.values_list("exception_path", flat=True)) <= {TIMEOUT}
     assert Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == count
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(count))
-
-
-def test_a_task_that_ends_before_its_timeout_succeeds(worker, eventually):
-    process = worker()
-    result = running.keep_busy.using(timeout=300).enqueue(0.01)
-    assert wait_for_end(result, eventually).status == "SUCCESSFUL"
-    eventually(lambda: all(thread.attempt is None for thread in process.executor.watchdog.task_threads))
-    result.refresh()
-    assert result.status == TaskResultStatus.SUCCESSFUL

@@ -65,14 +65,3 @@ def test_a_signal_receiver_gets_the_result_of_a_success(made, worker, eventually
     assert len(made) == 1
     if signal is task_finished:
         assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 5)
-
-
-def test_an_enabled_log_is_a_receiver():
-    before = task_signals.PACKAGE_LOGGER.level
-    try:
-        task_signals.PACKAGE_LOGGER.setLevel(logging.INFO)
-        assert task_signals.Observers().exist()
-        task_signals.PACKAGE_LOGGER.setLevel(logging.WARNING)
-        assert not task_signals.Observers().exist()
-    finally:
-        task_signals.PACKAGE_LOGGER.setLevel(before)

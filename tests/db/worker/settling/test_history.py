@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 from uuid import uuid4
 
 import pytest
-from django.db import OperationalError
 
 from django_pglock.models import Number, Task
 from django_pglock.postgres.sessions import dedicated_connection
@@ -16,7 +15,7 @@ from django_pglock.store.numbers import add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.settling.history import MOST_MINUTES, History, waited
+from django_pglock.worker.settling.history import waited
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,17 +77,6 @@ def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, event
     assert history() == ({"cancelled": 1, "lost": 1}, 0, 0)
 
 
-def test_the_settler_writes_its_history_counts_periodically(worker, eventually):
-    running = worker()
-    tasks.nothing.enqueue()
-    eventually(lambda: running.settler.history.due_in() is not None)
-    assert not Number.objects.filter(task_path=tasks.nothing.module_path).exists()
-    running.settler.history._write_at = 0.0
-    running.settler.wake()
-    eventually(lambda: history()[0] == {"succeeded": 1})
-    eventually(lambda: running.settler.history.due_in() is None)
-
-
 def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later(
     worker, eventually, caplog, monkeypatch
 ):
@@ -133,43 +121,11 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
     assert running.settler.reconnects == 0
 
 
-def test_history_that_cannot_be_written_for_long_is_dropped(monkeypatch):
-    counted = History("default")
-    monkeypatch.setattr("django_pglock.worker.settling.history.add_numbers", refuse)
-    for minute in range(MOST_MINUTES + 5):
-        counted._clock = minute * 60.0
-        counted.count([ended()])
-        counted.write()
-    assert len(counted._pending) == MOST_MINUTES
-
-
-def refuse(*args):
-    raise OperationalError("locked")
-
-
 def ended(**changes):
     claim = Claim(
         1, 1, uuid4(), "default", "mail", 0, "app.send", "[]", "{}", "{}", 0, 0, 0, None, "100", None, "110.0"
     )
     return EndedClaim(replace(claim, **changes), Succeeded(), seconds=2.0)
-
-
-@pytest.mark.parametrize("number", [1, 7, 15, 16, 17, 23, 999, 1500])
-def test_the_histograms_of_a_large_batch_count_each_attempt_once(number):
-    """Each attempt counts once, also in the histograms."""
-    counted = History("default")
-    counted.count([ended() for _ in range(number)])
-    [[counts]] = [each.values() for each in counted._pending.values()]
-    assert (counts.succeeded, sum(counts.run), sum(counts.wait)) == (number, number, number)
-    assert (counts.run_seconds, counts.wait_seconds) == (2.0 * number, 10.0 * number)
-
-
-def test_a_batch_of_several_functions_and_outcomes():
-    counted = History("default")
-    counted.count([ended(), ended(queue="bulk"), EndedClaim(ended().claim, Cancelled(Failure("x", "y")))])
-    [found] = counted._pending.values()
-    assert {key: each.attempts for key, each in found.items()} == {("mail", "app.send"): 2, ("bulk", "app.send"): 1}
-    assert (found["mail", "app.send"].cancelled, sum(found["mail", "app.send"].run)) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_star
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.report import report, report_lost
 from tests.sample import result_tasks as sample
-from tests.sample import running_tasks, session_tasks, tasks
+from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -112,20 +112,6 @@ def test_a_claim_that_is_given_back_or_lost_has_one_log_line(claim, caplog):
     ]
 
 
-def test_a_task_that_cannot_begin_has_one_log_line(ended, lines):
-    row = Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.echo", args={"a": 1})
-    [(level, text)] = lines(ended(row, "FAILED"))
-    assert (level, "failed: TypeError: Task" in text) == ("ERROR", True)
-
-
-@pytest.mark.parametrize("text", ["a\nb: forged", "a\rb", "a\x1b[2Kb", "x" * 1000, "\udcff"])
-def test_the_message_of_a_failure_is_one_printable_line(text):
-    message = Failure.of(ValueError(text)).message
-    assert message.startswith("ValueError: ")
-    assert message.isprintable()
-    assert len(message) < 400
-
-
 def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
     """A handler that fails loses the line, so characters that cannot be encoded are escaped."""
     caplog.set_level(logging.CRITICAL, logger=DJANGOS)
@@ -142,30 +128,6 @@ def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
     assert text.count(" failed after ") == text.count("Traceback (most recent call last)") == 2
     assert "django_pglock/worker" not in text, "frames of ours tell nobody anything"
     assert "Logging error" not in capsys.readouterr().err
-
-
-def test_a_log_that_raises_ends_no_part_of_the_worker(worker, finished, eventually):
-    """As a handler does whose stream a task has closed. Before, a thread ended, and with it the worker."""
-    running, broken = worker(threads=1), []
-
-    def fail(record):
-        broken.append(record.getMessage())
-        raise ValueError("I/O operation on closed file.")
-
-    logger = logging.getLogger("django_pglock.worker")
-    logger.addFilter(fail)
-    try:
-        assert finished(tasks.fail.enqueue("boom")).status == "FAILED"
-        assert finished(session_tasks.leave.enqueue("a BEGIN")).status == "SUCCESSFUL"
-        assert finished(tasks.leave_in_child.enqueue()).status == "FAILED"
-        assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
-        assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
-        eventually(lambda: not running.in_flight.claims)
-        assert running.health.missing() is None
-    finally:
-        logger.removeFilter(fail)
-    says = (" failed after ", " has left a transaction open", "tried to end the process")
-    assert [text for text in says if not any(text in message for message in broken)] == []
 
 
 # Receivers

@@ -106,16 +106,6 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
     assert Task.objects.get().status == "RUNNING"
 
 
-def test_an_outcome_that_the_database_refuses_does_not_lose_a_success(in_flight, eventually):
-    """The success was settled before, by the other statement of the same batch, and is not lost."""
-    running, claims = in_flight(2)
-    for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):
-        running.in_flight.outbox.put(EndedClaim(each, outcome))
-    eventually(lambda: not running.in_flight.claims)
-    assert (running.settler.counts[Succeeded], running.settler.counts[Failed]) == (1, 1)
-    assert "cannot be stored" in Task.objects.get(status="FAILED").failures.get().traceback
-
-
 def test_an_outcome_that_the_table_refuses_for_now_is_kept(in_flight, eventually, refusing, monkeypatch):
     """Before, the success of a function became a failure because a trigger on our table raised for a moment."""
     monkeypatch.setattr(settler, "BETWEEN_REFUSALS", 0.05)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.db.models import F
-from django.db.models.functions import Now
 
 from django_pglock import task
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.claim import claim_statement
-from django_pglock.store.liveness import beat, beat_all
+from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.liveness import heartbeat
 from django_pglock.worker.upkeep import unknown_report as unknown
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -84,21 +81,6 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
     assert len(warnings(caplog)) == 1
 
 
-def test_the_longest_waiting_function_is_first_with_count_and_date():
-    later = enqueue_unknown(3, "shop.later")[0]
-    first = enqueue_unknown(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
-    enqueue_unknown(1, "shop.known")
-    enqueue_unknown(1, "shop.later", status="SCHEDULED", run_after=Now() + timedelta(days=1))
-    beat_of("shop.known", "shop.other")
-    for row in (first, later):
-        row.refresh_from_db()
-    assert Task.objects.unknown() == [
-        ("shop.first", "mail", 2, first.enqueued_at),
-        ("shop.later", "default", 3, later.enqueued_at),
-    ]
-    assert [each.waiting for each in Task.objects.unknown(limit=1)] == [1, 1]
-
-
 def test_a_function_that_only_dead_workers_knew_is_unknown():
     enqueue_unknown(1, "shop.gone")
     worker = beat_of("shop.gone")
@@ -130,37 +112,6 @@ def test_only_the_oldest_worker_reports_unknown_functions(always_look, caplog):
     assert warnings(caplog) == []
     unknown.UnknownReport("default", first).run_if_due()
     assert len(warnings(caplog)) == 1
-
-
-def test_the_first_check_waits_for_all_workers_that_start_together(caplog):
-    enqueue_unknown()
-    unknown.UnknownReport("default", beat_of()).run_if_due()
-    assert warnings(caplog) == []
-
-
-def test_workers_report_known_functions_only_when_these_change(worker, deploy, eventually, monkeypatch):
-    said, beats = [], threading.Semaphore(0)
-
-    def hear(using, told):
-        said.extend(each.task_paths for each in told)
-        answer = beat_all(using, told)
-        beats.release()
-        return answer
-
-    monkeypatch.setattr(heartbeat, "beat_all", hear)
-    monkeypatch.setattr(registry, "_definitions", dict(list(registry._definitions.items())[:3]))
-    row = Worker.objects.filter(pk=worker().identity.id)
-    known = registry.known_paths()
-    assert [each.task_paths for each in row] == [known]
-    for _ in range(3):
-        assert beats.acquire(timeout=60)
-    assert said[:3] == [known, None, None]
-
-    deploy()
-    eventually(lambda: row.get().task_paths == sorted([*known, PATH]))
-    row.delete()
-    eventually(lambda: row.filter(task_paths__contains=[PATH]).exists(), why="its new row says nothing")
-    assert len([each for each in said if each is not None]) == 3
 
 
 def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):

@@ -77,20 +77,6 @@ def test_pruning_goes_on_while_it_finds_old_tasks(monkeypatch, seconds, left):
     assert (service._prune_at - time.monotonic() <= upkeep.BETWEEN_PRUNINGS) is (left > 1)
 
 
-def test_a_worker_without_upkeep_duty_does_not_count_the_queues(older_workers, monkeypatch):
-    asked = []
-    monkeypatch.setattr(upkeep, "count_depths", lambda using: asked.append(using) or 0.0)
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
-    service.stop()
-    service.set_older_workers(UPKEEP_WORKERS)
-    service.run_once()
-    assert asked == []
-    service.set_older_workers(0)
-    service.stop()
-    service.run_once()
-    assert asked == ["default"]
-
-
 @pytest.mark.parametrize(("step", "restarts"), [(-300.0, 1), (300.0, 0), (0.0, 0)])
 def test_the_upkeep_notices_that_the_clock_was_put_back(monkeypatch, step, restarts):
     """An answer that takes long is no step."""
@@ -104,17 +90,6 @@ def test_the_upkeep_notices_that_the_clock_was_put_back(monkeypatch, step, resta
     service._notice_step_of_clock()
     service._notice_step_of_clock()
     assert len(restarted) == restarts
-
-
-def test_upkeep_rounds_of_workers_without_duty_are_rare_and_spread(older_workers):
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
-    often = service._between_rounds
-    service.set_older_workers(UPKEEP_WORKERS)
-    rarely = {service._between_rounds for _ in range(10)}
-    assert min(rarely) > 5 * often
-    assert len(rarely) > 1
-    service.readings.request()
-    assert service._between_rounds == often, "somebody reads the metrics of this worker"
 
 
 @pytest.mark.parametrize(("older_workers", "expected"), [(0, ["default", "the end"]), (1, ["the end"])])

@@ -71,30 +71,12 @@ def test_a_light_queue_does_not_starve_beside_changing_heavy_queues(seed):
     assert longest <= 2 * (1 + 7 + 7 + 20 + 20 + 20)
 
 
-def test_credit_of_a_queue_does_not_count_against_other_queues():
-    """A queue that waited for a heavy one must not make the next queue wait for as long."""
-    queues = Queues(["a", "heavy=1000", "b"])
-    firsts(queues, ["a", "heavy"], 500)
-    assert "b" in firsts(queues, ["a", "b"], 6)
-
-
-def test_a_queue_with_nothing_ready_costs_no_memory():
-    queues = Queues()
-    for number in range(100):
-        queues.poll_order([f"tenant-{number}"])
-    assert len(queues._credits[""]) == 1
-
-
 def test_strict_order_polls_queues_as_given_and_prefixes_by_name():
     queues = Queues(["high", "mail*", "low", "mail-last"], order="strict")
     ready = ["low", "mail-last", "mail-b", "other", "mail-a", "high"]
     for _ in range(3):
         assert queues.poll_order(ready) == ["high", "mail-a", "mail-b", "low", "mail-last"]
     assert Queues(order="strict").poll_order(["b", "c", "a"]) == ["a", "b", "c"]
-
-
-def test_the_poll_order_without_ready_queues_is_empty():
-    assert Queues().poll_order([]) == Queues(["a"], order="strict").poll_order(["b"]) == []
 
 
 @pytest.mark.parametrize(
@@ -104,13 +86,6 @@ def test_the_own_tasks_of_the_package_are_always_served_and_first(queues):
     assert queues.serves(OWN_QUEUE)
     assert queues.poll_order(["mail", OWN_QUEUE]) == [OWN_QUEUE, "mail"]
     assert OWN_QUEUE not in queues.given
-
-
-def test_the_given_options_are_kept_for_display():
-    assert Queues().given == []
-    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).given
-    assert asked == ["high=3", "m*", "--exclude mail-bulk"]
-    assert Queues(["a"], order="strict").given == ["a", "--order strict"]
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
-import psycopg
 import pytest
 from django.db import OperationalError
 
 from django_pglock.postgres.activity import Activity, ServerView
 from django_pglock.postgres.pending_statements import PendingStatement
-from django_pglock.worker.liveness import session_watch
 from django_pglock.worker.liveness.session_watch import (
-    CHECKS_BEFORE_REPORT,
     CHECKS_BEHIND_POOLER,
     QUESTIONS_BEFORE_END,
-    Question,
-    SessionWatch,
     SilentSession,
 )
 
@@ -111,41 +105,6 @@ def test_the_server_counts_as_unreachable_after_three_queries_without_an_answer(
     assert asked.verdict == "the server cannot be reached"
 
 
-def test_a_session_with_answers_is_kept_although_new_connections_fail(monkeypatch):
-    """A thread that sends many quick statements is found waiting at every check."""
-    monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: False)
-    asked = silence()
-    for _ in range(QUESTIONS_BEFORE_END + 2):
-        asked.note_failure(OperationalError("timeout"), has_answered=False)
-    assert asked.verdict == ""
-
-
-@pytest.mark.parametrize(
-    ("is_open", "cause", "has_answered"),
-    [
-        (False, psycopg.errors.ConnectionTimeout(), False),
-        (False, psycopg.OperationalError("FATAL: too many clients"), True),
-        (False, psycopg.OperationalError("Connection refused"), True),
-        (True, psycopg.OperationalError("server closed the connection"), False),  # closed, because no answer came
-        (True, psycopg.errors.AdminShutdown(), True),
-    ],
-)
-def test_a_refusal_counts_as_an_answer(is_open, cause, has_answered):
-    error = OperationalError()
-    error.__cause__ = cause
-    session = SimpleNamespace(connection=object() if is_open else None)
-    assert session_watch._has_answered(session, error) == has_answered
-
-
-def test_the_session_watch_queries_after_ten_checks_and_then_every_five():
-    asked, at = silence(0), []
-    for asked.checks in range(31):
-        if asked.is_to_be_asked_for:
-            at.append(asked.checks)
-            asked.asked_at = asked.checks
-    assert at == [10, 15, 20, 25, 30]
-
-
 def test_a_late_answer_of_a_pooler_is_compared_with_the_time_of_its_question():
     """The reported age was that of our statement, which has waited for seven more seconds by now."""
     asked = silence(52)
@@ -154,47 +113,3 @@ def test_a_late_answer_of_a_pooler_is_compared_with_the_time_of_its_question():
     assert asked.verdict == ""
     asked.note(ServerView(False, None, 39.0))
     assert asked.verdict
-
-
-@pytest.mark.parametrize(
-    ("error", "counts"), [(OperationalError("timeout"), True), (ValueError("of a receiver"), False)]
-)
-def test_only_errors_of_a_connection_count_as_silence(monkeypatch, error, counts):
-    """A receiver of ``connection_created`` may raise an error, which does not concern the server."""
-
-    def fail(session, pids):
-        raise error
-
-    monkeypatch.setattr(session_watch, "view_of_server", fail)
-    asked = silence()
-    for _ in range(QUESTIONS_BEFORE_END):
-        question = Question(SimpleNamespace(connection=object()), [asked])
-        question.start()
-        question.join()
-        assert question.has_failed
-        with nullcontext() if counts else pytest.raises(ValueError, match="of a receiver"):
-            question.note_answer()
-    assert bool(asked.verdict) == counts
-
-
-@pytest.mark.parametrize("is_pooled", [False, True])
-@pytest.mark.parametrize("is_one", [False, True])
-def test_only_the_wait_for_one_answer_adds_up(monkeypatch, caplog, is_pooled, is_one):
-    """A thread that sends many statements is found waiting at every check, although each statement was answered."""
-    pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"off")
-    raw, ended, first = SimpleNamespace(pgconn=pgconn), [], object()
-    seen = ServerView(False, None, 0.0) if is_pooled else view("active", 1.0)
-    watch = SessionWatch(lambda ident: None)
-    waits: list[PendingStatement] = []
-    monkeypatch.setattr(session_watch, "pending_statements", lambda: waits)
-    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 1.0)
-    monkeypatch.setattr(session_watch, "shut", ended.append)
-    monkeypatch.setattr(watch, "_session", lambda alias: None)
-    monkeypatch.setattr(session_watch, "view_of_server", lambda session, pids: seen)
-    monkeypatch.setattr(watch.stopping, "wait", lambda seconds: [each.join() for each in watch._questions.values()])
-    for number in range(CHECKS_BEFORE_REPORT + CHECKS_BEHIND_POOLER):
-        if number % 2 == 0:
-            waits = [PendingStatement(raw, "default", "thread", 1, first if is_one else object())]
-        watch.run_once()
-    assert bool(ended) == (is_one and is_pooled)
-    assert ("has had no answer" in caplog.text) == is_one

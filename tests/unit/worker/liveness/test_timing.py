@@ -22,26 +22,6 @@ def test_timeouts_are_shares_of_the_interval_and_of_the_limit():
     assert (TIMING.statement_timeout, TIMING.longest_pause, TIMING.answer_timeout) == (10.0, 1.5, 1.5)
 
 
-def test_a_pause_is_at_most_three_seconds():
-    assert TIMING._replace(interval=60.0).longest_pause == 3.0
-
-
-@pytest.mark.parametrize(
-    ("interval", "failures", "configured", "expected"),
-    [
-        (3.0, 0, 10, 3),
-        (3.0, 1, 10, 6),
-        (3.0, 2, 10, 10),  # never longer than the setting
-        (3.0, 2, 0, 12),  # the setting means no limit
-        (3.0, 2, -1, 12),
-        (3.0, 99, 0, 3 * 2**10),
-        (0.1, 0, 10, 2),  # the least value of libpq
-    ],
-)
-def test_the_time_to_connect_doubles_with_each_failure(interval, failures, configured, expected):
-    assert TIMING._replace(interval=interval).connect_timeout(failures, configured) == expected
-
-
 @pytest.mark.parametrize(
     ("age", "is_connected", "is_stale"),
     [(27.0, True, False), (27.1, True, True), (6.0, False, False), (6.1, False, True)],
@@ -55,13 +35,3 @@ def test_an_old_heartbeat_is_stale_sooner_without_a_session(age, is_connected, i
 )
 def test_a_heartbeat_is_late_after_one_and_a_half_intervals_or_three_times_as_long_in_a_rest(age, is_resting, is_late):
     assert TIMING.is_late(age, is_resting=is_resting) == is_late
-
-
-def test_a_supervisor_waits_briefly_for_further_requests_and_drops_old_ones():
-    assert TIMING.gathered_at(100.0) == pytest.approx(100.06)
-    assert (TIMING.is_outdated(3.0), TIMING.is_outdated(3.1)) == (False, True)
-
-
-@pytest.mark.parametrize(("since_start", "seconds"), [(0.0, 3.0), (1.0, 2.0), (3.0, 3.0), (7.5, 1.5)])
-def test_the_processes_of_a_supervisor_beat_at_multiples_of_the_interval(since_start, seconds):
-    assert TIMING.next_in(since_start) == seconds

@@ -12,28 +12,12 @@ from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.worker.running.stoppable import StoppableAttempt
 
-TOO_LONG = "The attempt took longer than its timeout of 5 s."
-
 
 def attempt(*, is_cancelled=False, is_overdue=False, timeout=5.0):
     made = StoppableAttempt()
     made.claim, made.timeout = SimpleNamespace(is_cancelled=is_cancelled), timeout
     made.deadline = time.monotonic() - 1 if is_overdue else math.inf
     return made
-
-
-def test_a_cancelled_task_does_not_begin():
-    with pytest.raises(TaskCancelled):
-        (cancelled := attempt(is_cancelled=True)).begin()
-    assert cancelled.began is None
-
-
-@pytest.mark.parametrize("timeout", [None, 0.0, 1000.0])
-def test_the_time_of_an_attempt_begins_with_the_call_of_its_function(timeout):
-    begun = attempt(timeout=timeout)
-    begun.begin()
-    assert begun.deadline == (math.inf if timeout is None else begun.began + timeout)
-    assert begun.is_overdue is (timeout == 0)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +64,3 @@ def test_what_stops_a_function_is_no_exception_that_it_catches_by_habit(state):
     assert recorded.__cause__ is cancelled
     assert recorded.__traceback__ is raised.tb
     assert stopped.reason_of(recorded) is recorded
-
-
-def test_a_function_that_returns_after_its_time_has_not_succeeded():
-    attempt().refuse_late_success()
-    with pytest.raises(TaskTimeout, match=TOO_LONG):
-        attempt(is_overdue=True).refuse_late_success()
-
-
-def test_the_clock_stops_with_the_function():
-    """Threads that it has left behind may run on."""
-    in_time, late = attempt(), attempt(is_overdue=True)
-    for each in (in_time, late):
-        each.end()
-    in_time.check()
-    with pytest.raises(TaskStopped):
-        late.check()
-
-
-def test_a_cancel_that_the_function_has_passed_on_is_not_wrapped():
-    error = TaskCancelled("asked by the function")
-    assert attempt(is_cancelled=True, is_overdue=True).reason_of(error) is error

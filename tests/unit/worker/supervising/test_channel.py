@@ -8,11 +8,8 @@ import socket
 import pytest
 
 from django_pglock.worker.supervising.channel import (
-    ALIVE,
     HEARTBEAT_FD,
     NUMBER,
-    REPLACE,
-    STOP_NOW,
     SupervisorChannel,
     to_supervisor,
 )
@@ -35,32 +32,6 @@ def channel(pair):
     )
     pair[1].settimeout(0.01)
     return made, pair[0], told
-
-
-def test_a_process_says_that_it_is_alive_as_long_as_it_hears_nothing(channel):
-    made, supervisor, told = channel
-    for _ in range(2):
-        made.run_once()
-        assert supervisor.recv(10) == ALIVE
-    assert told == []
-    assert not made.stopping.is_set()
-
-
-def test_a_process_that_must_end_at_once_still_listens_to_its_supervisor(channel):
-    made, supervisor, told = channel
-    supervisor.send(STOP_NOW)
-    made.run_once()
-    assert told == ["stop now"]
-    assert not made.stopping.is_set()
-
-
-def test_the_death_of_the_supervisor_is_noticed_and_what_is_said_then_is_no_error(channel):
-    made, supervisor, told = channel
-    supervisor.close()
-    made.tell(REPLACE)
-    made.run_once()
-    assert told == ["gone"]
-    assert made.stopping.is_set(), "nobody else can send anything"
 
 
 def test_a_process_takes_its_sockets_once_and_leaves_none_to_the_programs_of_its_tasks(pair, monkeypatch):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_pglock.worker.supervising import child_process, supervisor
-from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
+from django_pglock.worker.supervising.supervisor import Supervisor
 from tests.conftest import NEVER
 
 #: The first lines of each process: the number of its start, from 1, and the channel to the supervisor.
@@ -38,15 +38,6 @@ def supervise(tmp_path, monkeypatch):
         return code, log.read_text().splitlines()
 
     return run
-
-
-def test_the_pause_doubles_to_a_limit_and_has_jitter():
-    for failures in range(1, 5):
-        pauses = [pause_after(failures) for _ in range(200)]
-        bound = FIRST_PAUSE * 2 ** (failures - 1)
-        assert bound / 2 <= min(pauses) < bound * 0.6
-        assert bound * 0.9 < max(pauses) <= bound
-    assert LONGEST_PAUSE / 2 <= pause_after(10**9) <= LONGEST_PAUSE
 
 
 def test_each_process_has_its_number_and_a_session_of_its_own(supervise):
@@ -79,13 +70,6 @@ def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, mo
     assert failures == [1, 2, 1, 2]
 
 
-def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
-    failures = []
-    monkeypatch.setattr(supervisor, "pause_after", lambda number: failures.append(number) or 0.0)
-    supervise("sys.exit(bool(start == 3 and channel.send(b'r')) or start < 5)")
-    assert failures == [1, 2, 1]
-
-
 def test_without_drain_an_exit_code_of_0_counts_as_unexpected(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: 0.0)
     code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(600)", drain=False)
@@ -103,11 +87,6 @@ if start == 1:
     sys.exit(3)
 """
     assert supervise(script)[0] == 0
-
-
-def test_the_last_message_of_a_process_is_received(supervise, monkeypatch):
-    monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
-    assert len(supervise("start > 1 or channel.send(b'r')")[1]) == 2
 
 
 def test_a_frozen_process_is_killed(supervise, caplog):
@@ -163,15 +142,6 @@ sys.exit(0 if channel.recv(1) == b"h" and len(heard) == 1 else 5)
     assert supervise(script, grace=60)[0] == 0
 
 
-def test_a_failure_during_the_shutdown_sets_the_exit_code(supervise):
-    assert (
-        supervise(
-            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + IGNORES.splitlines()[-1] + "\ntime.sleep(600)"
-        )[0]
-        == 1
-    )
-
-
 def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
     popen, attempts = child_process.subprocess.Popen, []
 
@@ -192,12 +162,3 @@ def test_the_supervisor_restores_signal_handlers_and_closes_files(supervise):
     supervise("sys.exit(start < 3)")
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)] == handlers
     assert len(os.listdir("/dev/fd")) == files
-
-
-def test_exit_codes_are_described_in_words():
-    assert [in_words(0), in_words(3), in_words(-9), in_words(-250)] == [
-        "with exit code 0",
-        "with exit code 3",
-        "by SIGKILL",
-        "by signal 250",
-    ]
