@@ -31,9 +31,8 @@ from django_pglock.store.id_range import id_in
 from django_pglock.store.statements import rows_of
 from django_pglock.store.why_unfinished import Obstacle, Unfinished, why_unfinished
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.bulk import arguments_of
-from django_pglock.tasks.call_check import check_call
-from django_pglock.tasks.call_keys import key_maker, keys_of, positional_names
+from django_pglock.tasks.backends import arguments_of
+from django_pglock.tasks.call_keys import check_call, key_maker, keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,

@@ -16,7 +16,7 @@ from django_pglock.store.statements import rows_of
 from django_pglock.store.windows import WINDOW, is_among
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.compat import task_backends
-from django_pglock.tasks.decorator import task
+from django_pglock.tasks.definition import task
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.verbs import TASK_VERBS, Verb
 

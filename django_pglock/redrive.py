@@ -17,10 +17,10 @@ from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
 from django_pglock.store.statements import rows_of
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.compat import task_backends
-from django_pglock.tasks.decorator import task
-from django_pglock.tasks.flow import Snooze
+from django_pglock.tasks.definition import task
 from django_pglock.tasks.options import Unique
 from django_pglock.tasks.queues import OWN_QUEUE
+from django_pglock.tasks.retry import Snooze
 
 
 @task(

@@ -35,7 +35,7 @@ from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.definition import PostgresTask
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.decorator import TaskFunction
+    from django_pglock.tasks.definition import TaskFunction
 
 #: The operations that can be captured.
 OPERATIONS: dict[str, pgtrigger.Operation] = {

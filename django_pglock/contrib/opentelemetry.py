@@ -24,9 +24,10 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer
 
 from django_pglock import __version__
+from django_pglock.error_reading import describe_exception, message_of
 from django_pglock.store.outcome import Cancelled, Failure
 from django_pglock.tasks import instrumentation
-from django_pglock.tasks.arguments import describe_exception, from_json, message_of
+from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of

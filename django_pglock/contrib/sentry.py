@@ -35,9 +35,9 @@ from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.flow import Cancel, FlowWord, Retry
 from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of
 from django_pglock.tasks.redaction import is_redacted, shown
+from django_pglock.tasks.retry import Cancel, FlowWord, Retry
 from django_pglock.tasks.schedules import EVERY, is_scheduled, timing_of
 from django_pglock.worker.logs import NAMES
 

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.base import Dumped, OnPostgreSQL
 from django_pglock.store.managers import ScheduleManager
-from django_pglock.tasks.dates import READABLE
+from django_pglock.tasks.states import READABLE
 
 
 class _DefaultManager(Dumped, ScheduleManager):

@@ -10,8 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.models.base import BrinIndex, Dumped, DumpedManager, OnPostgreSQL
 from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
-from django_pglock.tasks.dates import READABLE
-from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
+from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
 
 _OPEN = Q(finished_at__isnull=True)
 #: The condition that a row must meet in each status.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django_pglock.error_reading import message_in, place_in
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.tracebacks import message_in, place_in
 
 #: The largest number of groups that are returned, and that are read to find those with the latest failures.
 MOST_GROUPS, MOST_FOUND = 100, 1000

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from django_pglock.tasks.arguments import describe_exception, message_of
+from django_pglock.error_reading import describe_exception, function_of, message_of
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.tracebacks import function_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 from psycopg.errors import DivisionByZero
 
+from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import begin_if_direct, literals, send
@@ -36,7 +37,6 @@ from django_pglock.store.progress import write_progress
 from django_pglock.store.statements import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.tasks.tracebacks import fingerprint_of
 
 #: The SQLSTATEs with which the result of a function or its transaction is refused: a value, a serialization failure, a
 #: transaction that is aborted or has ended. And those of a lost session.

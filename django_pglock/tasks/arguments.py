@@ -1,8 +1,6 @@
 """Converts the values of a task's row to JSON texts. No other module does this.
 
-Arguments that cannot be stored are refused with an error that names them, before a row is written. A traceback exists
-only after the function has run. So it is changed until it can be stored, because an outcome must not be lost for its
-text.
+Arguments that cannot be stored are refused with an error that names them, before a row is written.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Any
 
 from django.utils.functional import Promise
 
-from django_pglock.error_reading import class_path_of, one_line, traceback_of
 from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
@@ -24,12 +21,6 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _LARGE_FLOAT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?e\+\d+')
 #: Class names that are spoken with a vowel at their beginning: an Order, an Upload; a User, a UUID.
 _VOWEL = re.compile(r"[aeio]|u(?!ni)[lmnp]", re.IGNORECASE)
-#: The largest number of characters of a traceback or message that are stored.
-MAX_TEXT = 60_000
-#: Characters of a message in the log.
-MAX_MESSAGE = 300
-#: Width of the column for the dotted path of an exception.
-MAX_PATH = 512
 #: Bytes of a result. PostgreSQL stores jsonb documents of at most 255 MiB.
 MAX_RESULT = 100 * 1024 * 1024
 
@@ -174,23 +165,3 @@ def article(name: str) -> str:
 def from_json(text: str) -> Any:
     """Return the value of a JSON document that the database sent as text."""
     return json.loads(text)
-
-
-def storable(text: str) -> str:
-    """Return ``text`` so that PostgreSQL can store it: without NUL and lone surrogates, and shortened in the middle."""
-    if len(text) > MAX_TEXT:
-        half = MAX_TEXT // 2
-        text = f"{text[:half]}\n… {len(text) - MAX_TEXT:,} characters left out …\n{text[-half:]}"
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
-def describe_exception(error: BaseException) -> tuple[str, str]:
-    """Return the path of an exception's class and its traceback, both storable, even if its ``__str__`` raises."""
-    return storable(class_path_of(error))[:MAX_PATH], storable(traceback_of(error))
-
-
-def message_of(error: BaseException) -> str:
-    """Return the class and the text of an exception on one line, even if its ``__str__`` raises."""
-    text, name = one_line(error), type(error).__qualname__
-    text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
-    return storable(f"{name}: {text}" if text else name)

@@ -1,4 +1,4 @@
-"""The keys of one call: its lock, group, fair, rate and unique templates, filled in with its arguments."""
+"""One call: whether its function accepts the arguments, and its keys, which are templates filled in with them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from django_pglock.tasks.arguments import to_json
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
+
 
 #: The width of the column. A key of more than ``LONGEST_KEY - 100`` characters is shortened to ``LONGEST_KEY``
 #: characters, and ends in its digest.
@@ -268,3 +269,40 @@ def _shortened(task: TaskFields, key: str | None) -> str | None:
     if key is None or len(key) <= LONGEST_KEY - 100:
         return key
     return f"{key[: LONGEST_KEY - 65]}…{_digest(task, key)}"
+
+
+def check_call(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise ``TaskArgumentsError``, a ``TypeError``, for a call that Python would refuse.
+
+    The calls of a function with ``group=`` are dicts in a list, so their names are not those of its parameters.
+    """
+    if task.group is None and (why := misfit(task.func, task.takes_context, len(args), *kwargs)):
+        raise TaskArgumentsError(f"{task.module_path}() {why}")
+
+
+# Cached, because the answer depends only on names and numbers, and to bind a call takes ten times as long.
+@lru_cache(maxsize=4096)
+def misfit(function: Callable[..., Any], takes_context: bool, count: int, *names: str) -> str | None:
+    """Return why a function does not accept ``count`` positional arguments and these names; None: it does."""
+    try:
+        # Not the function that a decorator has wrapped: the decorator may add arguments of its own.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # some functions written in C have none
+        return None
+    try:
+        signature.bind(*[None] * (takes_context + count), **dict.fromkeys(names))
+    except TypeError as error:
+        return f"{_as_python_says(str(error))}. It takes {_shown(signature, takes_context)}."
+    return None
+
+
+def _as_python_says(text: str) -> str:
+    """Return the words of ``Signature.bind()`` as the end of a sentence that begins with the function."""
+    return f"got {text}" if text.startswith(("too many", "multiple")) else text
+
+
+def _shown(signature: inspect.Signature, takes_context: bool) -> str:
+    """Return the parameters of a call, without annotations and without the context, which the worker adds."""
+    parameters = list(signature.parameters.values())[takes_context:]
+    plain = [each.replace(annotation=each.empty) for each in parameters]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))

@@ -1,4 +1,4 @@
-"""A function that runs later, with our options: ``PostgresTask``.
+"""A function that runs later, with our options: ``PostgresTask``, and ``@task`` for users and for type checkers.
 
 It is the ``task_class`` of our backend. Django 6.1's own ``@task(max_attempts=5)`` makes it, and so does our typed
 ``task`` decorator on every version.
@@ -6,12 +6,12 @@ It is the ``task_class`` of our backend. Django 6.1's own ``@task(max_attempts=5
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
 
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
@@ -23,10 +23,12 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
+from django_pglock.tasks.claim import TaskContext, with_context
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
-from django_pglock.tasks.context import with_context
-from django_pglock.tasks.fields import CARRIED, TaskFields, check_names
-from django_pglock.tasks.redaction import redact_of
+from django_pglock.tasks.fields import CARRIED, OF_FUNCTION, TaskFields, check_names
+from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
+from django_pglock.tasks.redaction import RedactOption, redact_of
+from django_pglock.tasks.retry import BackoffOption
 from django_pglock.tasks.schedules import check_schedule
 
 if TYPE_CHECKING:
@@ -199,3 +201,126 @@ def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
     """Return the task that was copied or pickled. In another process its module may not have been imported yet."""
     definition = registry.find(path) or import_string(path)
     return PostgresTask(func=definition.func, **options)
+
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, Self, Unpack
+
+    P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
+if TYPE_CHECKING:
+
+    class Result(TaskResult[P, R]):
+        """The type of the result of a decorated function."""
+
+        def wait(self, timeout: float | None = None) -> Self: ...
+        async def await_(self, timeout: float | None = None) -> Self: ...
+
+    class TaskFunction(Task[P, R]):
+        """The type of a decorated function. R is the type of its return value, which is awaited if it is async."""
+
+        def using(self, **options: Unpack[UsingOptions]) -> TaskFunction[P, R]: ...
+
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
+        def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def get_result(self, result_id: str) -> Result[P, R]: ...
+        async def aget_result(self, result_id: str) -> Result[P, R]: ...
+
+    class CallOptions(TypedDict, total=False):
+        """The options that ``@task`` and ``using()`` take."""
+
+        priority: int | None
+        queue_name: str | None
+        backend: str | None
+        max_attempts: int | None
+        max_snoozes: int | None
+        atomic: bool | None
+        timeout: float | timedelta | None
+        lock: str | None
+        concurrency: int | None
+        unique: UniqueOption | None
+        fair: str | None
+        rate: RateOption | None
+        keep_result: float | timedelta | None
+        meta: dict[str, Any] | None
+
+    class UsingOptions(CallOptions, total=False):
+        """The options of ``using()``. None does not change an option."""
+
+        run_after: datetime | timedelta | None
+        after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None
+
+    class Options(CallOptions, total=False):
+        """The options of ``@task`` that do not change how the function is called."""
+
+        backoff: BackoffOption
+        retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        advisory: bool
+        cron: str | None
+        every: float | timedelta | None
+        timezone: str | None
+        redact: RedactOption
+        capture_logs: bool | int | str | None
+
+    class Decorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+    class ContextDecorator(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /
+        ) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
+
+    class GroupDecorator(Protocol):
+        """The type of a function that gets a list of calls. The parameters of a call have no types."""
+
+        @overload
+        def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
+        @overload
+        def __call__(self, function: Callable[..., R], /) -> TaskFunction[..., R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(*, group: GroupOption, takes_context: bool = ..., **options: Unpack[Options]) -> GroupDecorator: ...
+
+
+@overload
+def task(*, takes_context: Literal[True], group: None = ..., **options: Unpack[Options]) -> ContextDecorator: ...
+
+
+@overload
+def task(*, takes_context: Literal[False] = ..., group: None = ..., **options: Unpack[Options]) -> Decorator: ...
+
+
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Decorate a module-level function so that it can be enqueued: ``send.enqueue(order_id=1)``.
+
+    It is the same decorator as ``django.tasks.task``, typed, and with our options on each supported version of Django.
+    ``TaskFields`` describes the options. Raises ``TaskOptionError`` for an option that does not exist, and
+    ``InvalidTask`` for a generator, and for a function that a worker could not import.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        check_names(function, options, OF_FUNCTION)
+        # Our class, whatever the backend is, so that the options also exist in tests with Django's ImmediateBackend.
+        return PostgresTask(func=function, **options)
+
+    return decorate if function is None else decorate(function)

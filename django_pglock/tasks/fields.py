@@ -2,7 +2,7 @@
 
 Each row has the type and the default of an option, what it accepts, who may give it, and the words of other task queues
 for it. The checks, the hints in messages and the values that a row of the database carries come from this table. Type
-checkers cannot read it: ``decorator.py`` names each option once more, with its type.
+checkers cannot read it: ``definition.py`` names each option once more, with its type.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import option_checks as check
-from django_pglock.tasks import option_hints
+from django_pglock.tasks import options as check
 from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -222,7 +221,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
         def __getattr__(self, name: str) -> Any:
             """Raise ``AttributeError``; for a method that other task queues have, with the name of ours."""
-            hint = option_hints.about_method(name, self.module_path) if name in option_hints.METHODS else None
+            hint = about_method(name, self.module_path) if name in METHODS else None
             default = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(hint or default, name=name, obj=self)
 
@@ -255,11 +254,46 @@ def _unknown_option(where: str, name: str) -> str:
 
 def about_option(name: str, known: Collection[str]) -> str:
     """Return a hint to the option of ``known`` that an unknown name probably means: ``"write queue_name."``."""
-    if name in option_hints.INSTEAD:
-        return option_hints.INSTEAD[name]
+    if name in INSTEAD:
+        return INSTEAD[name]
     ours = WORDS.get(name)
     if ours is None or ours not in known:
         ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
     if ours is None:
         return f"its options are {', '.join(sorted(known))}."
     return f"write {ours}{OPTIONS[ours].note}."
+
+
+def _by_word(texts: dict[str, str]) -> dict[str, str]:
+    return {word: text for words, text in texts.items() for word in words.split()}
+
+
+#: What other task queues have, and tasks here do not: what to do instead.
+INSTEAD = _by_word(
+    {
+        "expire expires max_age ttl": "a waiting task does not expire. Pass the date as an argument, and return from "
+        "the function if it has passed.",
+        "acks_late reject_on_worker_lost": "a task whose worker has died always runs again, so leave it out.",
+        "link on_success": "enqueue the other task with using(after=result), with the result of this one.",
+        "link_error on_failure": "handle the error in the function, or in a receiver of the signal task_finished.",
+    }
+)
+#: Methods of tasks in other task queues, and our code for the same purpose.
+METHODS = _by_word(
+    {
+        "apply_async enqueue_at enqueue_in schedule send_with_options": "using(…).enqueue(…)",
+        "async_ defer delay queue send submit": "enqueue(…)",
+        "adelay aapply_async defer_async": "aenqueue(…)",
+        "apply call_local fn now run": "call(…)",
+        "configure options set with_options": "using(…)",
+        "delay_on_commit": "enqueue_on_commit(…)",
+        "retry": "raise Retry(…)",
+    }
+)
+
+
+def about_method(name: str, path: str) -> str:
+    """Return what to write instead of one of ``METHODS``."""
+    ours = METHODS[name]
+    here = ours if ours.startswith("raise") else f"{path.rpartition('.')[2]}.{ours}"
+    return f"{path} is a task, and tasks have no {name}. Write {here}."

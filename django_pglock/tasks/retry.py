@@ -1,4 +1,8 @@
-"""Retries: whether a failed attempt is tried again, and after which delay. Pure: no database, no clock."""
+"""How a task continues after an attempt: the delays of retries, and ``Retry``, ``Snooze`` and ``Cancel``. Pure.
+
+These three are exceptions so that they can be raised from anywhere inside the function. As with every exception,
+the effects of an ``atomic`` function are rolled back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-from django_pglock.errors import TaskOptionError
+from django_pglock.errors import Picklable, TaskOptionError
 
 #: The longest delay in seconds: ten years. PostgreSQL's dates are limited, too.
 MAX_DELAY = 10 * 365 * 86400.0
@@ -131,3 +135,40 @@ def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseExcepti
     else:
         seconds = seconds_of(backoff(exception, result()), option="backoff")
     return min(seconds, MAX_DELAY)
+
+
+class FlowWord(Picklable, Exception):
+    """The base of the exceptions by which a task function decides how the task continues."""
+
+
+class Retry(FlowWord):
+    """Try this task again ``after`` seconds or a timedelta; None (default) lets its back-off decide.
+
+    It uses an attempt, whatever ``retry_on`` says. If none is left, the task fails. ``reason`` is shown with the
+    attempt.
+    """
+
+    #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
+    seconds: float | None = None
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.seconds = None if after is None else seconds_of(after, option="after")
+
+
+class Snooze(FlowWord):
+    """Run this task again ``after`` seconds or a timedelta, as if it had not begun. No attempt is used."""
+
+    #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
+    seconds: float = 60.0
+
+    def __init__(self, after: float | timedelta) -> None:
+        super().__init__(f"for {after}")
+        self.seconds = seconds_of(after, option="after")
+
+
+class Cancel(FlowWord):
+    """End this task as cancelled. ``reason`` is shown with the attempt."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)

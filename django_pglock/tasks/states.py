@@ -1,4 +1,4 @@
-"""The states of a task and the moves between them, as data.
+"""The states of a task and the moves between them, and the dates that its row may have, as data.
 
 All code that changes a status uses this table: the guarded UPDATEs of people's verbs ask ``sources_of``, the CHECK
 constraints follow the sets below, a test tries all pairs, and the picture in the docs is printed from it.
@@ -7,6 +7,7 @@ constraints follow the sets below, a test tries all pairs, and the picture in th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from types import MappingProxyType
 
 from django.db.models import TextChoices
@@ -76,3 +77,8 @@ WAITING = frozenset({TaskStatus.SCHEDULED, TaskStatus.BLOCKED, TaskStatus.READY}
 def sources_of(target: TaskStatus) -> list[str]:
     """Return the statuses from which a task may move to ``target``, as the database writes them, in order."""
     return sorted(source.value for source, targets in MOVES.items() if target in targets)
+
+
+#: The first and the last date that Python has in each time zone. The constraints of the tables refuse others, because
+#: psycopg cannot read them, nor 'infinity'.
+READABLE = datetime(1, 1, 2, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django_pglock import bulk
 from django_pglock.errors import ConfigurationError, TaskCancelled, TaskStopped
 from django_pglock.models import Task
-from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.verbs import TASK_VERBS
 from tests.db.admin.visits import make

@@ -6,9 +6,9 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
-from django_pglock.tasks.context import TaskContext
-from django_pglock.tasks.flow import Snooze
+from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.queues import OWN_QUEUE
+from django_pglock.tasks.retry import Snooze
 from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,7 +15,7 @@ from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
 from django_pglock.loggers import WORKER
 from django_pglock.management.commands import withlock
 from django_pglock.models import Task
-from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.worker.probes.metrics import Metrics, depth_families

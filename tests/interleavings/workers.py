@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import transaction
 
+from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit
 from django_pglock.store.claim_fair import claim_fair
@@ -36,7 +37,6 @@ from django_pglock.store.requests_to_worker import answer_stack
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.tracebacks import fingerprint_of
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.settling import settler

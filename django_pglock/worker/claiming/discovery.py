@@ -7,7 +7,7 @@ import time
 
 from django_pglock.store.ready import ready_paths
 from django_pglock.tasks import registry
-from django_pglock.tasks.importing import import_function
+from django_pglock.tasks.registry import import_function
 from django_pglock.worker.claiming.queues import Queues
 
 #: Seconds between two checks while tasks are ready that this process cannot claim, and while it has other work.
@@ -15,7 +15,7 @@ CHECK_INTERVAL, BUSY_CHECK_INTERVAL = 1.0, 30.0
 
 
 class Discovery:
-    """Imports the modules that ready tasks of the served queues name, if ``tasks/importing.py`` allows them."""
+    """Imports the modules that ready tasks of the served queues name, if ``tasks/registry.py`` allows them."""
 
     def __init__(self, using: str, queues: Queues) -> None:
         self.using = using

@@ -26,14 +26,12 @@ from django_pglock.store.rescue import interrupted
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
-from django_pglock.tasks.claim import Claim, running_claim
+from django_pglock.tasks.claim import Claim, TaskContext, running_claim
 from django_pglock.tasks.compat import TaskResult
-from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
-from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, Retry, Snooze, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.captured_logs import CapturedLogs, capture
 from django_pglock.worker.running.stoppable import StoppableAttempt

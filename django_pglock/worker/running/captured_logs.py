@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextvars import ContextVar
 
-from django_pglock.tasks.arguments import storable
+from django_pglock.error_reading import storable
 
 #: The number of last records that are kept, and the largest number of characters of each record and of all together.
 MOST_RECORDS, LONGEST_RECORD, MOST_CHARACTERS = 200, 4_000, 32_000

@@ -18,14 +18,13 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 from psycopg import Error as PsycopgError
 
-from django_pglock.error_reading import one_line
+from django_pglock.error_reading import message_of, one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import connection_for, end_session, is_read_only, sqlstates_of
 from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.rescue import interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
-from django_pglock.tasks.arguments import message_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.logs import log_claim

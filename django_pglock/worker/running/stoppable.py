@@ -9,7 +9,7 @@ from typing import Any
 from django_pglock.error_reading import following
 from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.flow import FlowWord
+from django_pglock.tasks.retry import FlowWord
 
 
 class StoppableAttempt:

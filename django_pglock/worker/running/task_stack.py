@@ -12,7 +12,7 @@ from traceback import StackSummary
 from types import FrameType
 from typing import Any
 
-from django_pglock.tasks.arguments import storable
+from django_pglock.error_reading import storable
 
 #: The number of innermost frames that are read of a stack, and of last characters of the text that are kept.
 MOST_FRAMES, MOST_CHARACTERS = 200, 30_000

@@ -9,11 +9,11 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock.error_reading import fingerprint_of
 from django_pglock.models import Attempt, Task
 from django_pglock.store import failures as store
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.store.settle import settle
-from django_pglock.tasks.tracebacks import fingerprint_of
 from tests.db.admin.visits import make
 from tests.sample import tasks
 

@@ -14,6 +14,7 @@ from django.test import override_settings
 
 from django_pglock import enqueue_many
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import fingerprint_of
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
@@ -33,7 +34,6 @@ from django_pglock.store.rescue import (
 )
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import run_by_index
-from django_pglock.tasks.tracebacks import fingerprint_of
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

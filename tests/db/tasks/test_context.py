@@ -6,8 +6,8 @@ import pytest
 
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
+from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
-from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.options import OWN_META
 from tests.sample import running_tasks as running
 from tests.sample import tasks

@@ -27,7 +27,7 @@ def test_retry_spends_an_attempt_whatever_retry_on_says(worker, eventually):
         row = finished(tasks.say.enqueue("retry", times=2, after=after), eventually)
         assert (row.status, row.attempts, row.retries, row.result) == ("SUCCESSFUL", 3, 2, 2)
         assert [attempt.exception_path for attempt in Attempt.objects.filter(task=row)] == [
-            "django_pglock.tasks.flow.Retry"
+            "django_pglock.tasks.retry.Retry"
         ] * 2
         assert "not yet" in Attempt.objects.filter(task=row).first().traceback
 
@@ -136,7 +136,7 @@ def test_cancel_ends_the_task_and_says_why(worker, eventually):
     assert "withdrawn" in Attempt.objects.get(task=row).traceback
     result.refresh()
     assert result.status == heard[0].status == TaskResultStatus.FAILED
-    assert result.errors[0].exception_class_path == "django_pglock.tasks.flow.Cancel"
+    assert result.errors[0].exception_class_path == "django_pglock.tasks.retry.Cancel"
 
 
 def test_cancel_and_snooze_roll_back_an_atomic_function(worker, eventually):

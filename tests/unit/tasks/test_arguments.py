@@ -14,18 +14,10 @@ from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_pglock.error_reading import MAX_PATH, MAX_TEXT, describe_exception, message_of, storable
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Attempt
-from django_pglock.tasks.arguments import (
-    MAX_PATH,
-    MAX_RESULT,
-    MAX_TEXT,
-    describe_exception,
-    from_json,
-    message_of,
-    storable,
-    to_json,
-)
+from django_pglock.tasks.arguments import MAX_RESULT, from_json, to_json
 
 json_values = st.recursive(
     st.none()

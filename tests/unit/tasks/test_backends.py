@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from asgiref.sync import async_to_sync
 
-from django_pglock import LockKeyError, backend_for
+from django_pglock import LockKeyError, aenqueue_many, backend_for, enqueue_many
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.tasks.compat import InvalidTask
+from tests.sample.tasks import nothing
 
 KEYS = range(3000)
 
@@ -54,3 +58,43 @@ def test_wrong_backends_are_refused(backends):
 def test_invalid_names_of_locks_are_refused():
     with pytest.raises(LockKeyError):
         backend_for(None, backends=["a"])
+
+
+class Recording:
+    """A task whose backend has no ``enqueue_many``."""
+
+    def __init__(self):
+        self.calls = []
+
+    def get_backend(self):
+        return object()
+
+    def enqueue(self, *args, **kwargs):
+        self.calls.append((args, kwargs))
+        return type("Result", (), {"id": str(len(self.calls))})
+
+
+CALLS = [{"a": 1}, (1, 2), [3], "text"]
+
+
+@pytest.mark.parametrize("enqueue", [enqueue_many, async_to_sync(aenqueue_many)])
+def test_a_backend_without_a_bulk_call_gets_each_call(enqueue):
+    recording = Recording()
+    assert enqueue(recording, CALLS) == ["1", "2", "3", "4"]
+    assert recording.calls == [((), {"a": 1}), ((1, 2), {}), (([3],), {}), (("text",), {})]
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind"),
+    [("text", "a str"), (b"text", "a bytes"), ({"a": 1}, "a dict"), (5, "an int"), (None, "a NoneType")],
+)
+def test_a_single_call_is_not_a_list_of_calls(calls, kind):
+    with pytest.raises(TaskArgumentsError) as error:
+        enqueue_many(nothing, calls)
+    expected = f"enqueue_many was given {kind}; give a list or a generator with one item for each call."
+    assert str(error.value) == expected
+
+
+def test_a_function_that_is_not_a_task_is_named():
+    with pytest.raises(InvalidTask, match=r"enqueue_many was given <built-in function print>, which is not a task"):
+        enqueue_many(print, [(1,)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -188,18 +188,6 @@ def test_run_after_as_timedelta_becomes_a_date_for_other_backends(settings):
 def test_run_after_refuses_a_value_that_is_no_date():
     with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
         tasks.echo.using(run_after="x")
-
-
-@pytest.mark.parametrize(
-    ("date", "is_taken"), [((1, 1, 1), 0), ((1, 1, 3), 1), ((9999, 12, 29), 1), ((9999, 12, 31), 0)]
-)
-def test_a_date_is_within_those_that_python_has_in_each_time_zone(date, is_taken):
-    date = datetime(*date, tzinfo=timezone.get_default_timezone())
-    if is_taken:
-        assert tasks.echo.using(run_after=date).run_after == date
-        return
-    with pytest.raises(TaskOptionError, match="give a date from 0001-01-02 to 9999-12-30"):
-        tasks.echo.using(run_after=date)
 
 
 def test_redacted_names_are_those_of_parameters():

@@ -12,7 +12,7 @@ import pytest
 
 from django_pglock import Constant, Exponential, Group, Rate, Unique
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import option_checks
+from django_pglock.tasks import options
 from django_pglock.tasks.fields import MOST_CONCURRENT, OPTIONS
 from django_pglock.tasks.options import MOST_IN_GROUP, check_template
 from django_pglock.tasks.states import UniqueScope
@@ -121,11 +121,11 @@ def test_a_text_that_is_no_rate_is_refused(text):
 
 
 def test_a_short_form_stands_for_its_class():
-    assert option_checks.unique("unique", True) == Unique()
-    assert option_checks.unique("unique", "{a}") == Unique("{a}")
-    assert option_checks.unique("unique", False) is None
-    assert option_checks.group("group", "{a}") == Group("{a}")
-    assert option_checks.rate("rate", "1/s") == Rate(1)
+    assert options.unique("unique", True) == Unique()
+    assert options.unique("unique", "{a}") == Unique("{a}")
+    assert options.unique("unique", False) is None
+    assert options.group("group", "{a}") == Group("{a}")
+    assert options.rate("rate", "1/s") == Rate(1)
     for name, value in (("unique", Unique(period=1)), ("group", Group("all")), ("rate", Rate(2))):
         assert OPTIONS[name].check(name, value) is value
 
@@ -139,11 +139,11 @@ def test_a_value_of_another_type_is_refused_with_the_class_to_use(name):
 
 def test_the_least_level_of_what_is_captured_may_be_zero():
     """0 is equal to False, but it is ``logging.NOTSET``: everything."""
-    levels = [option_checks.log_level("capture_logs", value) for value in (logging.NOTSET, True, "INFO", 30, False)]
+    levels = [options.log_level("capture_logs", value) for value in (logging.NOTSET, True, "INFO", 30, False)]
     assert levels == [0, 0, 20, 30, None]
     for wrong in (-1, 1.5, "LOUD"):
         with pytest.raises(TaskOptionError, match="capture_logs is"):
-            option_checks.log_level("capture_logs", wrong)
+            options.log_level("capture_logs", wrong)
 
 
 @pytest.mark.parametrize("value", ["", None, 5, b"a"])

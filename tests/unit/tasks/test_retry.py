@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, check_backoff, delay_after, duration_of
 
@@ -111,3 +113,26 @@ def test_no_wait_is_longer_than_postgresql_can_write():
 def test_an_invalid_backoff_is_refused(nonsense):
     with pytest.raises(TaskOptionError, match="backoff"):
         check_backoff(nonsense)
+
+
+@pytest.mark.parametrize("word", [Retry, Cancel])
+def test_the_reason_is_the_text_however_it_is_given(word):
+    assert str(word("no such order")) == str(word(reason="no such order")) == "no such order"
+    assert str(word()) == ""
+
+
+def test_the_wait_of_retry_and_snooze_is_a_keyword_in_seconds():
+    assert Retry(after=timedelta(minutes=1)).seconds == 60
+    assert Retry("later").seconds is None
+    with pytest.raises(TypeError):
+        Retry("later", 5)
+    assert (Snooze(5).seconds, str(Snooze(after=5))) == (5, "for 5")
+    assert pickle.loads(pickle.dumps(Retry("later", after=5))).seconds == 5
+
+
+def test_a_subclass_need_not_set_a_wait():
+    class LockedElsewhere(Snooze):
+        def __init__(self):
+            """Does not call ``Snooze.__init__``."""
+
+    assert LockedElsewhere().seconds == 60

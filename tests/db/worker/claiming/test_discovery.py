@@ -19,8 +19,8 @@ from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
-from tests.unit.tasks.test_importing import NEVER, PATH
-from tests.unit.tasks.test_importing import modules_are_not_imported as modules_are_not_imported  # a fixture
+from tests.unit.tasks.test_registry import NEVER, PATH
+from tests.unit.tasks.test_registry import modules_are_not_imported as modules_are_not_imported  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
