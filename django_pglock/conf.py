@@ -26,6 +26,9 @@ PRUNABLE = ("SUCCESSFUL", "FAILED", "CANCELLED")
 MOST_DAYS = 36_525
 #: Almost 25 days: PostgreSQL's timeouts are 32-bit numbers of milliseconds, and waits of threads are limited, too.
 MOST_SECONDS = 2_147_483
+#: A worker is taken for dead after this number of missing heartbeats, whatever its session shows. Ten: a busy moment of
+#: a host or of the server condemns no worker, and the tasks of a frozen one wait for half a minute.
+BEATS_TO_THE_LIMIT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,44 +51,18 @@ class Settings:
         default="django_pglock.keys.sha256_key",
         metadata={"help": "Dotted path of the function that computes the signed 64-bit key of a lock name."},
     )
-    LOCK_COMMENTS: bool = field(
-        default=True,
-        metadata={
-            "help": "Write the name of a lock as a comment into its statement, so that pg_stat_activity shows it."
-        },
-    )
-    SLOW_WAIT: float = field(
+    SLOW_LOCK: float = field(
         default=5.0,
-        metadata={"help": "Seconds. A longer wait for a lock is logged as a warning."},
-    )
-    SLOW_HOLD: float = field(
-        default=60.0,
-        metadata={"help": "Seconds. A lock that was held for longer is logged as a warning."},
-    )
-    ASYNC_SESSIONS: int = field(
-        default=10,
         metadata={
-            "help": "Number of database sessions of one event loop that each serve the locks of a single coroutine. "
-            "All further coroutines share one more session."
-        },
-    )
-    MAX_RESPONSE_HOLD: float = field(
-        default=3600.0,
-        metadata={
-            "help": "Seconds after which the lock of a response is released even if the response was never closed."
+            "help": "Seconds. A longer wait for a lock is logged as a warning, and so is a lock that was held for ten "
+            "times as long."
         },
     )
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
         metadata={
-            "help": "Seconds between two heartbeats of a worker. A worker that misses two and has no session is dead."
-        },
-    )
-    HEARTBEAT_LIMIT: float = field(
-        default=30.0,
-        metadata={
-            "help": "Seconds without a heartbeat after which other workers run the tasks of a worker, even if it has a "
-            "session."
+            "help": "Seconds between two heartbeats of a worker. A worker that misses two and has no session is dead. "
+            "After ten times as long without a heartbeat, other workers run its tasks even if it has a session."
         },
     )
     POLL_INTERVAL: float = field(
@@ -124,7 +101,6 @@ class Settings:
             ("USING", str, "a string"),
             ("NAMESPACE", str, "a string"),
             ("KEY_FUNCTION", str, "a dotted path"),
-            ("LOCK_COMMENTS", bool, "True or False"),
         ):
             if not isinstance(value := getattr(self, name), kind):
                 raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be {what}.")
@@ -132,22 +108,12 @@ class Settings:
             raise ConfigurationError(
                 f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}."
             )
-        for name in (
-            "SLOW_WAIT",
-            "SLOW_HOLD",
-            "MAX_RESPONSE_HOLD",
-            "HEARTBEAT_INTERVAL",
-            "HEARTBEAT_LIMIT",
-            "POLL_INTERVAL",
+        for name, most in (
+            ("SLOW_LOCK", MOST_SECONDS),
+            ("HEARTBEAT_INTERVAL", MOST_SECONDS // BEATS_TO_THE_LIMIT),
+            ("POLL_INTERVAL", MOST_SECONDS),
         ):
-            _require_seconds(name, getattr(self, name))
-        if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
-            raise ConfigurationError(
-                "DJANGO_PGLOCK['HEARTBEAT_LIMIT'] must be at least three times HEARTBEAT_INTERVAL, "
-                "or living workers would count as dead."
-            )
-        if not isinstance(self.ASYNC_SESSIONS, int) or self.ASYNC_SESSIONS < 1:
-            raise ConfigurationError(f"DJANGO_PGLOCK['ASYNC_SESSIONS'] is {self.ASYNC_SESSIONS!r}; use 1 or more.")
+            _require_seconds(name, getattr(self, name), most)
         if not isinstance(self.ARGUMENTS_LIMIT, int) or not 1 <= self.ARGUMENTS_LIMIT <= 100 * 1024 * 1024:
             raise ConfigurationError(
                 f"DJANGO_PGLOCK['ARGUMENTS_LIMIT'] is {self.ARGUMENTS_LIMIT!r}; use bytes, from 1 to 100 MiB."
@@ -158,11 +124,16 @@ class Settings:
         if not (self.REDACT is None or isinstance(self.REDACT, str) or callable(self.REDACT)):
             raise ConfigurationError(f"DJANGO_PGLOCK['REDACT'] is {self.REDACT!r}; use a function or its dotted path.")
 
+    @property
+    def HEARTBEAT_LIMIT(self) -> float:  # noqa: N802 - it is used beside the settings
+        """Seconds without a heartbeat after which other workers run a worker's tasks, even if it has a session."""
+        return BEATS_TO_THE_LIMIT * self.HEARTBEAT_INTERVAL
 
-def _require_seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_SECONDS:
+
+def _require_seconds(name: str, value: Any, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
         raise ConfigurationError(
-            f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero, up to {MOST_SECONDS:,}."
+            f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero, up to {most:,}."
         )
 
 

@@ -72,7 +72,6 @@ TASKS = {
 }
 DJANGO_PGLOCK = {
     "HEARTBEAT_INTERVAL": env.float("HEARTBEAT_INTERVAL", default=3.0),
-    "HEARTBEAT_LIMIT": env.float("HEARTBEAT_LIMIT", default=30.0),
 }
 
 # How long the shop's bank takes to answer.

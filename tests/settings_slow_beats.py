@@ -3,4 +3,4 @@
 from tests.settings import *  # noqa: F403
 from tests.settings import DJANGO_PGLOCK
 
-DJANGO_PGLOCK = {**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}
+DJANGO_PGLOCK = {**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0}

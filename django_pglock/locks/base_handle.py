@@ -22,6 +22,8 @@ from django_pglock.postgres import forking
 
 logger = get_logger("django_pglock.locks")
 E = TypeVar("E", bound=LockError)
+#: A hold is slow after this multiple of a slow wait: a lock is there to work under it.
+SLOW_HOLD = 10
 #: The reason if another statement has freed a session lock.
 NOT_HELD_BY_SESSION = "PostgreSQL reports that this session did not hold it"
 
@@ -147,12 +149,12 @@ class BaseHandle:
     def _announce_acquired(self) -> None:
         self.is_open = True
         self._since = time.monotonic()
-        self._log("Acquired", "waited", self.waited, get_settings().SLOW_WAIT)
+        self._log("Acquired", "waited", self.waited, get_settings().SLOW_LOCK)
         signals.lock_acquired.send_robust(type(self), handle=self)
 
     def _announce_released(self) -> None:
         held = time.monotonic() - self._since
-        self._log("Released", "held", held, get_settings().SLOW_HOLD)
+        self._log("Released", "held", held, SLOW_HOLD * get_settings().SLOW_LOCK)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
 
     def _log(self, verb: str, what: str, seconds: float, limit: float) -> None:

@@ -1,13 +1,13 @@
 """The sessions in which coroutines hold their locks.
 
-An event loop has ``ASYNC_SESSIONS`` sessions for single coroutines. A coroutine that holds or requests locks gets one
+An event loop has ``OWN_SESSIONS`` sessions for single coroutines. A coroutine that holds or requests locks gets one
 of them, and uses it for all its locks. So PostgreSQL knows which session waits for which, and ends deadlocks. If all
 are in use, further coroutines acquire their locks in one shared session, because a session can hold any number of
 locks. No statement waits in the server on the shared session, because all other coroutines would wait as well. A
 coroutine that has to wait polls, and moves to a session of its own when one is given back. For PostgreSQL the shared
 session is one holder. This package ensures that the coroutines in it exclude each other.
 
-So no coroutine fails or waits because there are too few sessions, if the server accepts ``ASYNC_SESSIONS`` and one
+So no coroutine fails or waits because there are too few sessions, if the server accepts ``OWN_SESSIONS`` and one
 more. Locks that need a whole session (of scope "transaction", or with ``max_hold``) open one more. If the server
 refuses it, these locks are busy. A pooler does not refuse a session. It lets the client wait until another client
 disconnects. So the wait for one more session is limited. After that, it counts as a refusal.
@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary, ref
 
 from django.db import OperationalError
 
-from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.locks.options import Request
@@ -34,6 +33,9 @@ from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
 
 #: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
+#: The number of sessions of an event loop that each serve the locks of a single coroutine. Enough for deadlocks to be
+#: found where few coroutines hold locks, and few enough for the server's ``max_connections``.
+OWN_SESSIONS = 10
 #: Seconds for which a lock waits for one more session, if the loop has one. A pooler may have none left for the loop.
 OPEN_WITHIN = 10.0
 
@@ -91,7 +93,7 @@ class LockSessions:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._open: set[AsyncSession] = set()
-        self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS, ended=self._open.discard)
+        self._pool = AsyncSessionPool(alias, limit=OWN_SESSIONS, ended=self._open.discard)
         # By ``id()``. A WeakKeyDictionary would run a function in Python at the end of each task, and an exception that
         # a signal handler raises in it would vanish.
         self._by_task: dict[int, tuple[ref[asyncio.Task[Any]], dict[str, LockSession]]] = {}
@@ -144,9 +146,9 @@ class LockSessions:
     @property
     def _advice(self) -> str:
         return (
-            f"This event loop has {len(self._open)} sessions for locks, and may open ASYNC_SESSIONS + 1 "
-            f"({self._pool.limit + 1}), and one for each lock with max_hold or of scope 'transaction'. If a pooler or "
-            "the role allows fewer, lower DJANGO_PGLOCK['ASYNC_SESSIONS'] or raise that limit."
+            f"This event loop has {len(self._open)} sessions for locks. It may open up to {self._pool.limit + 1}, and "
+            "one more for each lock with max_hold or of scope 'transaction'. If a pooler or the role allows fewer, "
+            "raise that limit."
         )
 
     async def shared_session(self) -> LockSession:

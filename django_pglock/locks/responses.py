@@ -2,7 +2,7 @@
 
 It ends with the first of these events: the response is closed; the response is garbage-collected because it is not sent
 (a middleware has replaced it or has raised, the client has disconnected); the request ends in this thread;
-``MAX_RESPONSE_HOLD`` seconds have passed. So a response that is never closed does not keep its lock.
+an hour has passed. So a response that is never closed does not keep its lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, finalize
 from asgiref.sync import SyncToAsync
 from django.core.signals import request_finished, request_started
 
-from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
@@ -24,6 +23,9 @@ from django_pglock.locks.timer import call_later
 from django_pglock.loggers import get_logger
 
 logger = get_logger("django_pglock.locks")
+
+#: Seconds after which the lock of a response is released even if the response was never closed.
+LONGEST_HOLD = 3600.0
 
 
 class ResponseLock:
@@ -38,8 +40,7 @@ class ResponseLock:
         response._resource_closers.append(self.close)
         self._finalizer = finalize(response, self.drop)
         self._finalizer.atexit = False
-        limit = get_settings().MAX_RESPONSE_HOLD
-        self._timer = call_later(limit, _end_late, self, limit)
+        self._timer = call_later(LONGEST_HOLD, _end_late, self, LONGEST_HOLD)
         self._of_request = _of_request()
         self._of_request.append(self)
 
@@ -97,12 +98,7 @@ def _end_late(lock: ResponseLock, limit: float) -> None:
     name = lock.name
     lock.drop()
     if name:
-        logger.error(
-            "Lock %r was released, because its response was not closed within %g s "
-            "(DJANGO_PGLOCK['MAX_RESPONSE_HOLD']).",
-            name,
-            limit,
-        )
+        logger.error("Lock %r was released, because its response was not closed within %g s.", name, limit)
 
 
 # The locks of the current request. Under ASGI, the context that Django's handler opens identifies the request. Under

@@ -53,9 +53,6 @@ LEAST_FREQUENT = 8
 LEAST_OTHERS = 6
 #: A worker beats in each interval if its heartbeat is at most this old, in intervals. Otherwise it may be dead.
 IN_TIME = 1.2
-#: Workers rest only if ``HEARTBEAT_LIMIT`` is at least this number of intervals. Otherwise a resting worker with a late
-#: heartbeat would count as dead.
-LEAST_LIMIT = 2 * REST_INTERVALS
 #: The number of upkeep workers: the oldest workers, which do the upkeep often. More than one, because one may freeze.
 UPKEEP_WORKERS = 2
 
@@ -240,7 +237,7 @@ def silent_after() -> float:
     Upkeep runs once an interval, so the tasks of a frozen worker run elsewhere within ``HEARTBEAT_LIMIT``.
     """
     interval = get_settings().HEARTBEAT_INTERVAL
-    return max(missing(), get_settings().HEARTBEAT_LIMIT - interval)
+    return get_settings().HEARTBEAT_LIMIT - interval
 
 
 def beat(using: str, worker: UUID, **values: Any) -> HeartbeatReply:

@@ -93,7 +93,7 @@ def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
 
 def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
     """If no round of upkeep succeeds, the row may stay forever."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05, "HEARTBEAT_LIMIT": 0.2}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05}
     tasks.nothing.enqueue()
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())
     assert not Worker.objects.exists()

@@ -18,7 +18,7 @@ from tests.sample.models import Effect
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: Seconds: HEARTBEAT_LIMIT of the tests, a round of rescue, and some.
-LONGER_THAN_THE_LIMIT = 6.0
+LONGER_THAN_THE_LIMIT = 7.0
 
 
 @pytest.fixture

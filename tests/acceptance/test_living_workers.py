@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from django_pglock.conf import Settings
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from tests import server_clock
@@ -18,7 +19,7 @@ from tests.settings import DJANGO_PGLOCK
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: Longer than a worker may be silent, and a round of rescue: another one would have run the tasks again.
-LONG = 2.5 * DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+LONG = 2.5 * Settings(**DJANGO_PGLOCK).HEARTBEAT_LIMIT
 
 
 @pytest.fixture

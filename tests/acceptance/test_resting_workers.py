@@ -13,6 +13,7 @@ from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
 
+from django_pglock.conf import Settings
 from django_pglock.models import Task, Worker
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.liveness import LEAST_FREQUENT, LEAST_OTHERS, REST_INTERVALS
@@ -23,7 +24,7 @@ from tests.settings import DJANGO_PGLOCK
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
-INTERVAL, LIMIT = DJANGO_PGLOCK["HEARTBEAT_INTERVAL"], DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+INTERVAL, LIMIT = DJANGO_PGLOCK["HEARTBEAT_INTERVAL"], Settings(**DJANGO_PGLOCK).HEARTBEAT_LIMIT
 #: Ends the session that holds the lock of a worker.
 END_SESSION = """
 SELECT count(pg_terminate_backend(held.pid)) FROM django_pglock_worker AS worker

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from django.db import connection
 
+from django_pglock.conf import Settings
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from tests.proxy import Proxy
@@ -20,7 +21,7 @@ from tests.settings import DJANGO_PGLOCK
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: Longer than a worker may be silent, and a round of rescue: another one would have run the tasks again.
-LONG = 1.5 * DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+LONG = 1.5 * Settings(**DJANGO_PGLOCK).HEARTBEAT_LIMIT
 SHARED = "lockworker shared heartbeat"
 HELD = """
 SELECT count(*) FROM django_pglock_worker AS worker

@@ -107,7 +107,7 @@ def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tm
     module = "tests.chaos.settings"
     others = {
         "DATABASE_URL": f"{os.environ['DATABASE_URL']}_other", "PAYMENTS_URL": "http://127.0.0.1:1",
-        "DEBUG": "yes", "HEARTBEAT_LIMIT": "20", "CHAOS_PGLOCK": '{"HEARTBEAT_LIMIT": 21, "POLL_INTERVAL": 9}',
+        "DEBUG": "yes", "HEARTBEAT_INTERVAL": "2", "CHAOS_PGLOCK": '{"HEARTBEAT_INTERVAL": 2.1, "POLL_INTERVAL": 9}',
     }  # fmt: skip
     _, before = started(0, DJANGO_SETTINGS_MODULE=module)
     parents = list(warm._parents)

@@ -12,6 +12,7 @@ from django.db.models import Max
 from django.db.models.functions import Extract, Now
 from django.utils import timezone
 
+from django_pglock.conf import Settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Attempt, Task, Worker
 from example_project.postgres import PrivatePostgres
@@ -26,7 +27,7 @@ AGAIN = 10.0
 #: Seconds within which a message arrives that was sent before a fault.
 IN_TRANSIT = 1.0
 #: Heartbeats for the short form.
-QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
+QUICK = {"HEARTBEAT_INTERVAL": 0.8}
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def beats(is_short):
 
     These are the hard limit, a round of upkeep, and the time of the new claim.
     """
-    settings = QUICK if is_short else {"HEARTBEAT_INTERVAL": 3.0, "HEARTBEAT_LIMIT": 30.0}
-    return settings, settings["HEARTBEAT_LIMIT"] + settings["HEARTBEAT_INTERVAL"] + 2
+    pglock = QUICK if is_short else {}
+    settings = Settings(**pglock)
+    return pglock, settings.HEARTBEAT_LIMIT + settings.HEARTBEAT_INTERVAL + 2
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
 #: Quick heartbeats, where the short form cannot wait for the default limit.
-QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0, "POLL_INTERVAL": 2.0}
+QUICK = {"HEARTBEAT_INTERVAL": 0.8, "POLL_INTERVAL": 2.0}
 
 
 @pytest.mark.fault("SIGKILL of a worker")
@@ -106,7 +106,7 @@ def test_a_worker_whose_grace_is_over(experiment, eventually):
 
 
 @pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])
-@pytest.mark.fault("SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT")
+@pytest.mark.fault("SIGSTOP for longer than the hard limit, then SIGCONT")
 def test_a_zombie(experiment, eventually, pglock):
     """Other workers run all its tasks. When it continues, its outcomes are dropped, and it works again."""
     limit = Settings(**pglock).HEARTBEAT_LIMIT

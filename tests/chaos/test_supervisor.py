@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 
+from django_pglock.conf import Settings
 from django_pglock.models import Attempt, Worker
 from tests.chaos.experiment import Fault
 
@@ -20,8 +21,8 @@ WHERE datname = current_database() AND application_name = 'lockworker shared hea
 """
 
 
-#: A limit that a test can wait for.
-SHORT_LIMIT = {"HEARTBEAT_LIMIT": 9.0}
+#: Heartbeats whose limit a test can wait for.
+QUICK = {"HEARTBEAT_INTERVAL": 0.9}
 
 
 @pytest.fixture
@@ -77,15 +78,15 @@ def test_a_killed_supervisor(experiment, supervisor, eventually):
     experiment.judge()
 
 
-@pytest.mark.fault("SIGSTOP of a supervisor for longer than a HEARTBEAT_LIMIT of 9 s")
+@pytest.mark.fault("SIGSTOP of a supervisor for longer than a hard limit of 9 s")
 def test_a_frozen_supervisor(experiment, supervised, eventually):
     """Its processes send heartbeats themselves meanwhile, so no other worker takes their tasks."""
-    process, workers = supervised(**SHORT_LIMIT)
-    experiment.worker("--threads", "2", pglock=SHORT_LIMIT)
+    process, workers = supervised(**QUICK)
+    experiment.worker("--threads", "2", pglock=QUICK)
     busy = experiment.under_load(lambda: all(experiment.in_flight(each.pk) for each in workers), seconds=0.5)
     eventually(busy, why="the work did not begin")
     os.kill(process.process.pid, signal.SIGSTOP)
-    until = time.monotonic() + 1.5 * SHORT_LIMIT["HEARTBEAT_LIMIT"]
+    until = time.monotonic() + 1.5 * Settings(**QUICK).HEARTBEAT_LIMIT
     try:
         eventually(experiment.under_load(lambda: time.monotonic() > until, seconds=0.5))
     finally:

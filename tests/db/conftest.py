@@ -19,7 +19,7 @@ from tests.sample import tasks
 @pytest.fixture
 def slow_beats(settings: Any) -> None:
     """Heartbeats every ten minutes, so that no worker counts as dead on a slow machine."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0}
 
 
 @pytest.fixture

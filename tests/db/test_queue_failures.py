@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import task
+from django_pglock import conf, task
 from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import wake as wakeup
@@ -220,9 +220,9 @@ def test_a_rescue_does_not_conflict_with_a_waiting_task(claim):
 
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("hours", [-24, 24])
-def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, settings, hours):
+def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, hours):
     """The clock of a worker is a day late or early. No task begins too soon, and no living worker counts as dead."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 600.0}
+    monkeypatch.setattr(conf, "BEATS_TO_THE_LIMIT", 1200)
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + hours * 3600)
     monkeypatch.setattr("django.utils.timezone.now", lambda: pytest.fail("somebody asked the host for the time"))

@@ -26,7 +26,7 @@ INSTALLED_APPS = [
     "tests.foreign.sample",
 ]
 TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}}
-DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 4.0, "POLL_INTERVAL": 2.0}
+DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 0.5, "POLL_INTERVAL": 2.0}
 
 #: The management command that makes the tables, and its options.
 MIGRATE = ("migrate",)

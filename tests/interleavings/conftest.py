@@ -17,7 +17,7 @@ from tests.interleavings.worlds import World
 def runner(transactional_db, own_registry, capture, settings, monkeypatch, request) -> Iterator[CaseRunner]:
     """Two or three sessions in a world."""
     # No worker of a world counts as dead because its cases take long.
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0, "HEARTBEAT_LIMIT": 200_000.0}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0}
     for module, name in ((cancel, "BETWEEN_REPEATS"), (settler, "BETWEEN_LOCK_CHECKS")):
         monkeypatch.setattr(module, name, 0.001)
     # The server does not end the session of a tick that is stopped for long.

@@ -37,7 +37,7 @@ SQLITE = {{"ENGINE": "django.db.backends.sqlite3", "NAME": {sqlite!r}}}
 DATABASES = {{"default": POSTGRES}}
 INSTALLED_APPS = ["django_pglock"]
 TASKS = {{"default": {{"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}}}}
-DJANGO_PGLOCK = {{"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 10.0}}
+DJANGO_PGLOCK = {{"HEARTBEAT_INTERVAL": 1.0}}
 {settings}
 """
 

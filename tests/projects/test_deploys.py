@@ -21,7 +21,7 @@ FILES = {
 SETTINGS = """
 INSTALLED_APPS = ["django_pglock", "shop"]
 DATABASES = {"default": {**POSTGRES, "NAME": "%s"}}
-DJANGO_PGLOCK = {"HEARTBEAT_LIMIT": 120.0}
+DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 12.0}
 """
 OLD_NAME, NEW_NAME, EXPORT = "shop.tasks.send_receipt", "shop.mail.send_receipt", "shop.tasks.export"
 INSERT = """

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.acceptance
 
 TASKS = "from django_pglock import task\n\n@task\ndef greet():\n    return 'hello'\n"
 #: No worker counts as dead, however slow the machine is: each task is claimed once.
-SETTINGS = 'INSTALLED_APPS = ["django_pglock", "shop"]\nDJANGO_PGLOCK = {"HEARTBEAT_LIMIT": 120.0}\n'
+SETTINGS = 'INSTALLED_APPS = ["django_pglock", "shop"]\nDJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 12.0}\n'
 #: The new version, with what a migration may do after the first one: here to the table that all workers use.
 LATER = 'DATABASES = {"default": {**POSTGRES, "NAME": "%s"}}\nMIGRATION_MODULES = {"django_pglock": "later"}\n'
 FIRST = """

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def slow_beats(settings):
     """No simulated worker counts as dead in a long walk."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 600.0}

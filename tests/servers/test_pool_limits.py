@@ -60,7 +60,7 @@ def test_a_session_that_is_given_back_goes_to_a_coroutine_that_waits_for_one(poo
     assert run_six(pooled, visit, **options) == list(range(6))
 
 
-def test_a_lock_that_gets_no_session_raises_an_error_that_names_the_setting(pooled, monkeypatch):
+def test_a_lock_that_gets_no_session_raises_an_error_that_names_the_limit(pooled, monkeypatch):
     """The other four never end before."""
     monkeypatch.setattr(coroutine_sessions, "OPEN_WITHIN", 0.5)
     inside, refused = [], asyncio.Event()
@@ -80,7 +80,7 @@ def test_a_lock_that_gets_no_session_raises_an_error_that_names_the_setting(pool
     errors = [each for each in asyncio.run(main()) if each is not None]
     assert len(inside) >= 4
     assert errors
-    assert all("ASYNC_SESSIONS" in each and repr(pooled) in each for each in errors)
+    assert all("may open up to 11" in each and repr(pooled) in each for each in errors)
 
 
 @pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}], ids=str)
@@ -104,12 +104,12 @@ def test_a_lock_that_needs_a_whole_session_is_busy_without_one_and_the_log_says_
         return await asyncio.wait_for(asyncio.gather(*map(take, range(6))), NEVER)
 
     assert "busy" in asyncio.run(main())
-    assert "ASYNC_SESSIONS" in caplog.text
+    assert "may open up to 11" in caplog.text
 
 
-def test_with_the_setting_that_the_error_names_all_six_hold_their_locks_at_once(pooled, settings):
+def test_if_the_pool_has_as_many_sessions_as_the_loop_opens_all_six_hold_their_locks_at_once(pooled, monkeypatch):
     """Three sessions, and a fourth session for the others."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "ASYNC_SESSIONS": 3}
+    monkeypatch.setattr(coroutine_sessions, "OWN_SESSIONS", 3)
     inside, all_in = [], asyncio.Event()
 
     async def visit(number):

@@ -16,7 +16,7 @@ import psycopg
 
 from tests.soak.deployment import Deployment
 
-#: Longer than HEARTBEAT_LIMIT, so that other workers take the tasks.
+#: Longer than the hard limit, so that other workers take the tasks.
 LONG = 35.0
 TERMINATE = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -53,7 +53,7 @@ def kill_host(deployment: Deployment) -> None:
 
 
 def stop(deployment: Deployment) -> None:
-    """SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT"""
+    """SIGSTOP for longer than the hard limit, then SIGCONT"""
     deployment.experiment.send_signal(deployment.victims[0], signal.SIGSTOP)
     time.sleep(LONG)
     deployment.experiment.send_signal(deployment.victims[0], signal.SIGCONT)
@@ -136,7 +136,7 @@ def cut(deployment: Deployment) -> None:
 
 
 def swallow(deployment: Deployment) -> None:
-    """connections through the proxy swallowed for longer than HEARTBEAT_LIMIT"""
+    """connections through the proxy swallowed for longer than the hard limit"""
     began = time.time()
     deployment.proxy.black_hole()
     time.sleep(LONG)

@@ -22,7 +22,7 @@ LIMIT = 5
 #: Parts of the environment that no settings depend on: processes with the same parent differ in these.
 FREE = ("PYTEST_CURRENT_TEST", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
 #: Parts of it on which some settings depend: a child in which these differ reads these settings again.
-READ_AGAIN = ("DATABASE_URL", "DEBUG", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
+READ_AGAIN = ("DATABASE_URL", "DEBUG", "HEARTBEAT_INTERVAL", "PAYMENTS_URL", "CHAOS_PGLOCK")
 #: The settings that are read again.
 SETTINGS_READ_AGAIN = ("DATABASES", "DEBUG", "DJANGO_PGLOCK", "MIGRATION_MODULES", "PAYMENTS_URL")
 MODULE = "DJANGO_SETTINGS_MODULE"

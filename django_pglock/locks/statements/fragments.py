@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from django_pglock.conf import get_settings
 from django_pglock.keys import Key
 from django_pglock.locks.options import Request
 
@@ -21,7 +20,7 @@ PERCENT = "\uff05"
 
 def comment(keys: Sequence[Key]) -> str:
     """Return comments with the names of locks, for pg_stat_activity. They are never nested or unfinished."""
-    return _comment(tuple(keys[:MOST_NAMES])) if get_settings().LOCK_COMMENTS else ""
+    return _comment(tuple(keys[:MOST_NAMES]))
 
 
 @lru_cache(maxsize=1024)

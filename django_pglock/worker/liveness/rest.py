@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from django_pglock.conf import get_settings
-from django_pglock.store.liveness import LEAST_LIMIT, REST_INTERVALS
+from django_pglock.store.liveness import REST_INTERVALS
 
 #: After the first interval without a beat, each further interval of a rest is multiplied by a factor between these.
 REST_JITTER = (0.6, 1.4)
@@ -39,9 +39,7 @@ class Rest:
 
     def note_reply(self, *, may_rest: bool) -> None:
         """Note what the reply to a beat says about a rest."""
-        settings = get_settings()
-        has_time = settings.HEARTBEAT_LIMIT >= LEAST_LIMIT * settings.HEARTBEAT_INTERVAL
-        self.is_allowed = self._is_possible and has_time and may_rest
+        self.is_allowed = self._is_possible and may_rest
 
     def request_beat(self) -> None:
         """Request that the worker beats at once if it rests. For other threads, which then wake the heartbeat's."""

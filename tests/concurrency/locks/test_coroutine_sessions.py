@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from unittest.mock import patch
 
 import pytest
-from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
+from django_pglock.locks import coroutine_sessions
 from tests.concurrency.locks.sessions import (
     _is,
     arows,
@@ -22,7 +23,7 @@ from tests.concurrency.locks.sessions import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 2)
 @pytest.mark.parametrize("timeout", [0, 5, None])
 def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody):
     """Ten slow streams must not block all other locked views."""
@@ -43,7 +44,7 @@ def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody)
     asyncio.run(main())
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 def test_coroutines_that_share_a_session_exclude_each_other():
     """PostgreSQL regards them as one holder."""
     inside = {"a": 0, "b": 0}
@@ -64,7 +65,7 @@ def test_coroutines_that_share_a_session_exclude_each_other():
     asyncio.run(main())
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 def test_modes_slots_and_reentry_in_a_shared_session(somebody):
     async def reenter():
         async with lock("c"), lock("c", timeout=0):
@@ -95,7 +96,7 @@ def test_modes_slots_and_reentry_in_a_shared_session(somebody):
     asyncio.run(main())
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 @pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}])
 def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
     async def main():
@@ -108,7 +109,7 @@ def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
     asyncio.run(main())
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 def test_a_cancel_in_a_shared_session_loses_no_lock_of_others():
     async def visit(name):
         async with lock(name, shared=True):
@@ -131,7 +132,7 @@ def test_a_cancel_in_a_shared_session_loses_no_lock_of_others():
     asyncio.run(main())
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
     async def visit(keeper):
         async with lock("a"):
@@ -164,7 +165,7 @@ async def _nothing():
     await asyncio.sleep(0.001)
 
 
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
+@patch.object(coroutine_sessions, "OWN_SESSIONS", 2)
 def test_sessions_are_few_are_used_again_and_end_with_the_loop():
     async def visit(number):
         async with lock("async", number):

@@ -47,7 +47,7 @@ def test_a_worker_that_runs_a_task_is_not_idle_although_it_finds_no_other(client
 
 
 def test_a_worker_whose_last_heartbeat_is_beyond_the_limit_is_marked(client, settings):
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 40.0}
     person(client, "view_worker")
     worker = uuid4()
     beat("default", worker, name="web1:42", hostname="h", pid=42, queues=[], threads=3, is_stopping=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import lock
@@ -37,10 +36,3 @@ def test_a_hint_for_the_planner_stays_the_first_comment():
         cursor.execute("SELECT 2")
     assert queries.captured_queries[1]["sql"].startswith("/*+ SeqScan")
     assert queries.captured_queries[2]["sql"].startswith("/* django_pglock:")
-
-
-@override_settings(DJANGO_PGLOCK={"LOCK_COMMENTS": False})
-def test_names_can_be_kept_from_the_server():
-    with CaptureQueriesContext(connection) as queries, lock("secret"):
-        Effect.objects.count()
-    assert "secret" not in str(queries.captured_queries)

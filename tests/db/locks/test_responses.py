@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from unittest.mock import patch
 
 import pytest
 from django.db import connection
 from django.http import StreamingHttpResponse
-from django.test import RequestFactory, override_settings
+from django.test import RequestFactory
 
 from django_pglock import lock_view
+from django_pglock.locks import responses
 from django_pglock.postgres import async_sessions
 from django_pglock.postgres.connections import has_ended
 from django_pglock.signals import lock_lost, lock_released
@@ -102,7 +104,7 @@ class Raising(logging.Handler):
         raise OSError("the disk of the log is full")
 
 
-@override_settings(DJANGO_PGLOCK={"MAX_RESPONSE_HOLD": 0.05})
+@patch.object(responses, "LONGEST_HOLD", 0.05)
 def test_a_log_handler_that_raises_does_not_keep_the_lock_of_a_response(somebody, eventually):
     """Two responses, because the first one must not end the thread that frees the second one."""
     handler = Raising()

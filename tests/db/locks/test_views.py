@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -21,6 +22,7 @@ from django.views import View
 
 from django_pglock import LockKeyError, lock_view
 from django_pglock.errors import ConfigurationError
+from django_pglock.locks import responses
 from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -328,7 +330,7 @@ def test_the_end_of_the_request_frees_the_lock_of_a_referenced_response(somebody
     inner.close()
 
 
-@override_settings(DJANGO_PGLOCK={"MAX_RESPONSE_HOLD": 0.05})
+@patch.object(responses, "LONGEST_HOLD", 0.05)
 def test_after_the_longest_time_the_lock_is_freed_in_any_case(somebody, caplog, eventually):
     response = stream_of(somebody)(request_of())
     eventually(lambda: somebody.can_have("a"))

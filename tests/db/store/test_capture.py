@@ -374,7 +374,6 @@ def in_other_session(statement):
 def test_a_captured_change_wakes_a_sleeping_worker_at_the_commit(capture, worker, eventually, settings, task):
     """Also with a lock key. Without a notification the worker would poll ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
-    settings.DJANGO_PGLOCK["HEARTBEAT_LIMIT"] = 3000.0
     capture(task)
     running = worker()
     eventually(lambda: running.sleep.since)

@@ -163,7 +163,7 @@ def test_give_back_wakes_a_sleeping_worker(claim):
 @pytest.fixture
 def compare(settings):
     """Return a function with which the heartbeat of a worker compares its list with the table."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.02, "HEARTBEAT_LIMIT": 0.06}
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.006}
 
     def compare(worker, in_flight):
         ClaimComparison(in_flight, "default", worker).compare()

@@ -45,7 +45,7 @@ def register(worker, *, silent_for=0.0, lock_key=NUMBER):
 
 
 def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker, rows = uuid4(), Worker.objects.all()
 
     def since(**options):
@@ -97,7 +97,7 @@ def test_a_locked_row_delays_no_heartbeat(settings):
 
 def test_the_clock_is_put_back(settings):
     """The server's clock decides, so all dates that were written before are in the future now."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     dead, living = uuid4(), uuid4()
     register(dead), register(living)
     step = timedelta(hours=1)
@@ -115,7 +115,7 @@ def test_the_clock_is_put_back(settings):
 
 def test_only_rows_of_silent_workers_without_claims_are_deleted(claim, settings):
     """The interval and the limit are a hundred times the usual ones, so delays of a slow machine do not matter."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     living, owner, idle = uuid4(), uuid4(), uuid4()
     register(living)
     register(owner, silent_for=6000)
@@ -139,7 +139,7 @@ def older_worker(**values):
 
 
 def test_a_worker_may_rest_if_enough_older_ones_do_not(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     me = uuid4()
 
     def answer(hostname="h"):
@@ -176,7 +176,7 @@ def test_a_worker_may_rest_if_enough_older_ones_do_not(settings):
 
 
 def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     mine, others = uuid4(), uuid4()
 
     def may_rest(me, hostname):
@@ -195,7 +195,7 @@ def test_a_worker_rests_only_if_the_loss_of_a_host_leaves_an_active_worker(setti
 
 
 def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     me, queues = uuid4(), ["mail"]
     for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
         older_worker()
@@ -206,7 +206,7 @@ def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep(setting
 
 
 def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     living, locked, silent = uuid4(), uuid4(), uuid4()
     register(living)
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
@@ -240,12 +240,12 @@ def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
 
 
 def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     workers = [uuid4() for _ in range(3)]
     for worker in workers:
         register(worker)
     assert [is_oldest("default", worker) for worker in workers] == [True, False, False]
-    Worker.objects.filter(pk=workers[0]).update(heartbeat_at=Now() - timedelta(seconds=500))
+    Worker.objects.filter(pk=workers[0]).update(heartbeat_at=Now() - timedelta(seconds=600))
     assert [is_oldest("default", worker) for worker in workers] == [False, True, False]
     assert {row.pk for row in Worker.objects.alive()} == set(workers[1:])
 
@@ -274,7 +274,7 @@ def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
 
 
 def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     assert witness_values() == (LATE * 50, WITNESS_AFTER * 50)
     workers = [uuid4() for _ in range(WOKEN_FIRST + 2)]
     others = {uuid4(): ["mail"], uuid4(): []}
@@ -305,9 +305,9 @@ def test_a_beat_returns_how_many_workers_of_the_same_queues_sleep(settings):
 
 
 def test_a_worker_is_alive_by_the_hard_limit_in_a_filter_and_as_a_value(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     young, old = uuid4(), uuid4()
-    register(young, silent_for=300), register(old, silent_for=500)
+    register(young, silent_for=400), register(old, silent_for=600)
     workers = Worker.objects.filter(pk__in=[young, old])
     assert dict(workers.annotate(is_alive=is_alive()).values_list("pk", "is_alive")) == {young: True, old: False}
     assert [each.pk for each in workers.alive()] == [young]

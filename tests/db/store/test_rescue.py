@@ -79,19 +79,19 @@ def hold_lock(session):
         (200.0, True, False),  # beats are missing, but its session lives: the server was busy
         (200.0, False, True),  # killed
         (320.0, True, False),
-        (500.0, True, False),  # its session works, but a person has locked its row, so no beat can be written
-        (500.0, False, True),
+        (600.0, True, False),  # its session works, but a person has locked its row, so no beat can be written
+        (600.0, False, True),
         (-90.0, False, False),  # the clock was put back a little
         (-200.0, True, False),
         (-200.0, False, True),  # killed, and the clock was put back since
-        (-500.0, False, True),
+        (-600.0, False, True),
     ],
 )
 def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     claim, session, settings, silent_for, has_session, is_rescued
 ):
     """The interval and the limit are a hundred times the usual ones, so delays of a slow machine do not matter."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
     register_witness()
@@ -104,13 +104,13 @@ def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
 
 
-@pytest.mark.parametrize("silent_for", [370.0, 500.0, -500.0])
+@pytest.mark.parametrize("silent_for", [470.0, 600.0, -600.0])
 def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle(
     claim, session, settings, eventually, silent_for
 ):
     """A frozen process keeps its session, and so does the server if a host has died. Without the first check, the tasks
     would not run elsewhere within the limit."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
     register_witness()
@@ -123,10 +123,10 @@ def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle
     assert run_by_index("default", RESCUE, *values)
 
 
-@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
+@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (420.0, False), (470.0, True)])
 def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings, silent_for, is_rescued):
     """Behind a pooler no worker holds a lock, so a missing lock does not mean that the worker is dead."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for, lock_key=None)
     register_witness()
@@ -146,7 +146,7 @@ def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings,
 )
 def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_for, silent_for, is_rescued):
     """While the server was unreachable, all workers were silent. A new worker need not wait: rows have the time."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     silent = uuid4()
     register(silent, silent_for=10_000.0)
     register_witness(beating_for=beating_for, silent_for=silent_for)
@@ -157,7 +157,7 @@ def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_f
 
 def test_a_bigint_lock_with_the_bits_of_a_worker_lock_does_not_count(claim, session, settings):
     """pg_locks shows the two numbers of a worker's lock like the halves of a bigint. They are different locks."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=200.0)
     register_witness()
@@ -206,7 +206,7 @@ def test_the_failure_of_a_task_whose_workers_died_is_in_a_group(claim):
 
 
 def test_the_attempt_of_a_worker_that_died_keeps_its_name(claim, settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     tasks.nothing.enqueue()
     [mine] = claim()
     register(mine.worker, silent_for=1000.0)
@@ -304,7 +304,7 @@ def test_a_task_is_possibly_lost_when_its_heartbeat_or_session_is_missing(
     claim, session, settings, silent_for, has_session, count
 ):
     """A draining worker waits for such tasks, because they are rescued soon."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
     if has_session:
@@ -423,7 +423,7 @@ def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, work
         connection.cursor().execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         lose_task()
         # A pass and the sleep after it take half a second.
-        eventually(lambda: time.monotonic() - upkeep._began_at > 1.5, why="the upkeep does not wait")
+        eventually(lambda: time.monotonic() - upkeep._began_at > 2, why="the upkeep does not wait")
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
     assert attempt.finished_at - released_at > timedelta(seconds=WITNESS_AFTER * 0.5)

@@ -38,7 +38,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Prepare, run the scenario, show its report, serve."""
         screen = Screen(sys.stdout, quiet=options["json"], colour=not options["no_color"])
-        fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
+        fleet = Fleet({"HEARTBEAT_INTERVAL": "1"})
         try:
             screen.say("Making the tables.")
             call_command("migrate", verbosity=0)

@@ -40,7 +40,7 @@ class Command(BaseCommand):
                 self.stdout.write(f"{each:10} {headline(each)}")
             return
         screen = Screen(sys.stdout, colour=not options["no_color"])
-        fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
+        fleet = Fleet({"HEARTBEAT_INTERVAL": "1"})
         harness = Harness(screen, fleet)
         began = time.monotonic()
         try:

@@ -64,7 +64,7 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
 
 def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, eventually, settings, monkeypatch, gate):
     """The next poll of the worker would come ten minutes later."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     monkeypatch.setattr(discovery, "import_function", lambda path: False)
     row = enqueue_unknown()
     running_tasks.wait_for_note.enqueue("go on")

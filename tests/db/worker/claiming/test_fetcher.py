@@ -73,7 +73,7 @@ def refuse():
 
 def test_a_scheduled_task_runs_when_it_is_due_without_a_poll(worker, finished, eventually, settings):
     """Without the timer of the next due task it would be ten minutes late."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     worker()
     eventually(WorkerRow.objects.filter(is_sleeping=True).exists)
     # This process may have seen a moment ago that no worker sleeps. Then it would notify none of the task.
@@ -145,7 +145,7 @@ def sleeps_until_poll(fetcher):
 @pytest.mark.parametrize("queues", [[], ["default"]], ids=["all", "one"])
 def test_a_thread_that_becomes_free_claims_a_task_that_was_locked(queues, worker, eventually, settings, gate):
     """The last poll skipped its row. Nobody is notified of it, and the next poll would come ten minutes later."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     running_tasks.wait_for_note.enqueue("go on")
     row = enqueue_silently("default")
     with transaction.atomic():

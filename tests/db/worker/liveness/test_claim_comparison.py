@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from django.test import override_settings
 
+from django_pglock.conf import Settings
 from django_pglock.models import Task
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.claim_comparison import CERTAIN_AFTER, ClaimComparison
@@ -16,7 +17,7 @@ from tests.settings_slow_beats import DJANGO_PGLOCK
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LIMIT = DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+LIMIT = Settings(**DJANGO_PGLOCK).HEARTBEAT_LIMIT
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_claim_whose_answer_was_lost_is_given_back_by_a_later_comparison(compa
     assert comparison.is_due
     assert again(comparison)
     assert Task.objects.get().status == "RUNNING", "its answer may still come"
-    with override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.01, "HEARTBEAT_LIMIT": 0.1}):
+    with override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.01}):
         time.sleep(0.2)
         comparison.compare()
     assert Task.objects.get().status == "READY"

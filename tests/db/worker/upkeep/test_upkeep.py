@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, connections
 from django.db.models.functions import Now
 
+from django_pglock import conf
 from django_pglock.conf import get_settings
 from django_pglock.models import Number, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
@@ -33,9 +34,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def older_workers(monkeypatch, settings):
+def older_workers(monkeypatch):
     """Workers that have started earlier and have sent heartbeats for a long time; their last one counts for long."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 2000.0}
+    monkeypatch.setattr(conf, "BEATS_TO_THE_LIMIT", 4000)
     monkeypatch.setattr(liveness, "IN_TIME", 1e4)
     ago = Now() - timedelta(days=1)
     row = {"pid": 7, "queues": [], "threads": 1, "started_at": ago, "beating_since": ago}
@@ -127,7 +128,7 @@ def test_a_worker_enqueues_each_tick_of_a_schedule_once(worker, eventually):
 
 def test_a_tick_is_not_late_and_wakes_an_idle_worker(worker, eventually, settings):
     """Without its own timer, and without waking the fetcher, the tick would come after ten minutes."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
     decorate(scheduled.nightly, every=0.4)
     worker(listens=False)
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() >= 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,9 +45,3 @@ def test_a_long_name_is_cut_with_a_mark_and_the_longest_is_whole():
     assert whole.count("x") == LONGEST_NAME
     assert cut.count("x") == LONGEST_NAME - 1
     assert "x… */ " in cut
-
-
-@pytest.mark.parametrize(("wanted", "text"), [(True, "/* django_pglock:7 a */ "), (False, "")])
-def test_the_setting_decides_whether_there_is_a_comment(wanted, text):
-    with override_settings(DJANGO_PGLOCK={"LOCK_COMMENTS": wanted}):
-        assert comment([Key("a", 7)]) == text

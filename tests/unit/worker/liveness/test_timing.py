@@ -13,8 +13,8 @@ TIMING = HeartbeatTiming(interval=3.0, limit=30.0, silent_after=27.0)
 
 
 def test_the_times_follow_from_the_settings():
-    with override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 2.0, "HEARTBEAT_LIMIT": 40.0}):
-        assert heartbeat_timing() == (2.0, 40.0, 38.0)
+    with override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 2.0}):
+        assert heartbeat_timing() == (2.0, 20.0, 18.0)
     assert heartbeat_timing().interval == get_settings().HEARTBEAT_INTERVAL
 
 
