@@ -115,6 +115,6 @@ def test_a_draining_worker_ends_if_its_database_does_not_exist(options, expected
     finally:
         process.end()
     assert code == expected, process.output
-    text = "could not use the database 'default' within 4 s: "
+    text = "could not use the database 'default' within 5 s: "
     assert text in process.output
     assert 'database "nowhere" does not exist' in process.output.partition(text)[2]
