@@ -8,13 +8,10 @@ if not apps.is_installed("django_pglock"):
     # Django's own error only says that a class has no app label.
     raise ConfigurationError(NOT_INSTALLED)
 
-from django_pglock.models.advisory_lock import AdvisoryLock
-from django_pglock.models.lease import Lease
-from django_pglock.models.number import Number
-from django_pglock.models.queue import Queue, RateLimit
-from django_pglock.models.schedule import Schedule
+from django_pglock.models.locks import AdvisoryLock, Lease
+from django_pglock.models.queue import Number, Queue, RateLimit
 from django_pglock.models.task import Attempt, Task, Waiter
-from django_pglock.models.worker import Worker
+from django_pglock.models.worker import Schedule, Worker
 
 __all__ = [
     "AdvisoryLock",

@@ -17,25 +17,18 @@ from typing import Any
 from django.db import connections, models
 
 
-class Dumped:
-    """Includes the rows of a default manager in a dump, in each database that can have the table."""
+class _ForDumpdata:
+    is_dumped = True
 
     def using(self, alias: str | None) -> Any:
-        """Return all rows, or none in a database of another vendor."""
+        """Return all rows, or none in a database of another vendor, or if they would be wrong in another database."""
         rows = super().using(alias)  # type: ignore[misc]
-        return rows if connections[rows.db].vendor == "postgresql" else rows.none()
+        return rows if self.is_dumped and connections[rows.db].vendor == "postgresql" else rows.none()
 
 
-class NotDumped:
-    """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
-
-    def using(self, alias: str | None) -> Any:
-        """Return no row."""
-        return super().using(alias).none()  # type: ignore[misc]
-
-
-class DumpedManager(Dumped, models.Manager[Any]):
-    """The default manager of a model without verbs of its own."""
+def manager_for_dumpdata(manager: type[models.Manager[Any]] = models.Manager, *, is_dumped: bool = True) -> Any:
+    """Return the default manager of a model whose ``objects`` are of this class."""
+    return type("ForDumpdata", (_ForDumpdata, manager), {"is_dumped": is_dumped})()
 
 
 class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
@@ -83,3 +76,14 @@ class OnPostgreSQL:
         "supports_partial_indexes",
         "supports_table_check_constraints",
     )
+
+
+class Row(models.Model):
+    """The base of the models that have no ``__repr__`` of their own."""
+
+    class Meta:
+        abstract = True
+
+    def __repr__(self) -> str:
+        # Quoted: a name may contain a line break, and would forge a line of a log.
+        return f"<{type(self).__name__} {str(self)!r}>"

@@ -1,19 +1,15 @@
-"""The queues that have been paused."""
+"""The queues that have been paused, the rate limits, and the numbers: attempts and tasks by queue and function."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import Dumped, DumpedManager, OnPostgreSQL
-from django_pglock.store.managers import QueueManager
+from django_pglock.models.base import CountsField, OnPostgreSQL, Row, manager_for_dumpdata
+from django_pglock.store.managers import NumberManager, QueueManager
 
 
-class _DefaultManager(Dumped, QueueManager):
-    pass
-
-
-class Queue(models.Model):
+class Queue(Row):
     """A queue that has been paused at least once. Other queues need no row; a queue without a row is not paused."""
 
     name = models.CharField(_("name"), max_length=128, primary_key=True)
@@ -21,7 +17,7 @@ class Queue(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 
-    for_dumpdata = _DefaultManager()
+    for_dumpdata = manager_for_dumpdata(QueueManager)
     objects = QueueManager()
 
     class Meta(OnPostgreSQL):
@@ -34,11 +30,8 @@ class Queue(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    def __repr__(self) -> str:
-        return f"<Queue {self.name!r}{' paused' if self.paused_at else ''}>"
 
-
-class RateLimit(models.Model):
+class RateLimit(Row):
     """The token bucket of one key. The generic cell rate algorithm stores one date (ITU-T I.371, "virtual scheduling").
 
     ``arrives_at`` is the theoretical arrival time of the next token; ``opens_at`` is set while tasks wait for a token.
@@ -48,7 +41,7 @@ class RateLimit(models.Model):
     arrives_at = models.DateTimeField(_("next token at"))
     opens_at = models.DateTimeField(_("tasks wait until"), null=True)
 
-    for_dumpdata = DumpedManager()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -62,5 +55,42 @@ class RateLimit(models.Model):
     def __str__(self) -> str:
         return self.key
 
-    def __repr__(self) -> str:
-        return f"<RateLimit {self.key!r}>"
+
+class Number(Row):
+    """What was counted of one kind in a period of 60 or 3600 ``seconds``, or of all time if ``seconds`` is 0.
+
+    Of one function in one queue; of all functions in the queue if ``task_path`` is empty; of all queues if ``queue`` is
+    empty, too. The kinds of attempts are small letters: an outcome such as ``failed``, ``waited`` and ``ran``, whose
+    ``total`` is in seconds and whose ``buckets`` are a histogram (``store/counts.py`` has the bounds). ``failed``
+    attempts were the last of their tasks, ``retried`` ones failed as well, ``lost`` ones were lost with their worker or
+    connection. A status in capitals is the number of tasks that the queue had when it was last counted in that minute;
+    the ``total`` of READY is the age of the oldest.
+    """
+
+    # The names are for programs: no page shows these rows as they are.
+    id = models.BigAutoField(primary_key=True)
+    seconds = models.IntegerField()
+    started_at = models.DateTimeField()
+    kind = models.CharField(max_length=16)
+    queue = models.CharField(max_length=128, blank=True)
+    task_path = models.CharField(max_length=512, blank=True)
+    count = models.BigIntegerField()
+    total = models.FloatField()
+    buckets = CountsField()
+
+    for_dumpdata = manager_for_dumpdata()
+    objects = NumberManager()
+
+    class Meta(OnPostgreSQL):
+        verbose_name = _("number")
+        verbose_name_plural = _("numbers")
+        default_permissions = ("view",)
+        constraints = [
+            models.UniqueConstraint(
+                fields=["seconds", "task_path", "queue", "started_at", "kind"], name="pglock_number_of"
+            )
+        ]
+        indexes = [models.Index(fields=["seconds", "started_at"], name="pglock_number_since")]
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.started_at:%Y-%m-%d %H:%M}", self.kind, self.queue, self.task_path)))

@@ -7,7 +7,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import BrinIndex, Dumped, DumpedManager, OnPostgreSQL
+from django_pglock.models.base import BrinIndex, OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
@@ -21,10 +21,6 @@ _NEEDS: dict[str, Q] = {
     TaskStatus.BLOCKED.value: _OPEN & (Q(lock_key__isnull=False) | Q(waits_for__gt=0)),
     **dict.fromkeys(sorted(FINISHED), Q(finished_at__isnull=False)),
 }
-
-
-class _DefaultManager(Dumped, TaskManager):
-    pass
 
 
 class Task(models.Model):
@@ -84,7 +80,7 @@ class Task(models.Model):
     log = models.TextField(_("log"), null=True, editable=False, help_text=_("Log records of the last attempt."))
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
-    for_dumpdata = _DefaultManager()
+    for_dumpdata = manager_for_dumpdata(TaskManager)
     objects = TaskManager()
 
     class Meta(OnPostgreSQL):
@@ -189,7 +185,7 @@ class Task(models.Model):
         return str(self.task_path).rpartition(".")[2]
 
 
-class Attempt(models.Model):
+class Attempt(Row):
     """An attempt that failed, or was lost with its worker. A successful attempt is recorded only in the task."""
 
     class Outcome(models.TextChoices):
@@ -213,7 +209,7 @@ class Attempt(models.Model):
     traceback = models.TextField(_("traceback"))
     log = models.TextField(_("log"), null=True)
 
-    for_dumpdata = DumpedManager()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -228,11 +224,8 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         return _("attempt %(number)s of task %(task)s") % {"number": self.number, "task": self.task_id}
 
-    def __repr__(self) -> str:
-        return f"<Attempt {self.number} of task {self.task_id} {self.outcome.lower()}>"
 
-
-class Waiter(models.Model):
+class Waiter(Row):
     """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
 
     The row is deleted when the wait is over. ``awaited`` is not a foreign key, so that finished tasks can be pruned
@@ -245,7 +238,7 @@ class Waiter(models.Model):
         Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
     )
 
-    for_dumpdata = DumpedManager()
+    for_dumpdata = manager_for_dumpdata()
     objects = models.Manager()
 
     class Meta(OnPostgreSQL):
@@ -258,6 +251,3 @@ class Waiter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_id or '?'} → {self.awaited}"
-
-    def __repr__(self) -> str:
-        return f"<Waiter of task {self.awaited}>"

@@ -1,4 +1,4 @@
-"""The worker processes that are alive, or were until recently."""
+"""The worker processes that are alive, or were until recently, and the schedules that they keep."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import NotDumped, OnPostgreSQL
-from django_pglock.store.managers import WorkerManager
+from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
+from django_pglock.store.managers import ScheduleManager, WorkerManager
+from django_pglock.tasks.states import READABLE
 
 
-class _DefaultManager(NotDumped, WorkerManager):
-    pass
-
-
-class Worker(models.Model):
+class Worker(Row):
     """One worker process. Each start has a new random id, so a restarted worker is not taken for the one before."""
 
     id = models.UUIDField(_("id"), primary_key=True, editable=False)
@@ -45,7 +42,7 @@ class Worker(models.Model):
         _("on time since"), db_default=Now(), help_text=_("No heartbeat was late and no session was lost since then.")
     )
 
-    for_dumpdata = _DefaultManager()
+    for_dumpdata = manager_for_dumpdata(WorkerManager, is_dumped=False)
     objects = WorkerManager()
 
     class Meta(OnPostgreSQL):
@@ -56,5 +53,42 @@ class Worker(models.Model):
     def __str__(self) -> str:
         return str(self.name)
 
-    def __repr__(self) -> str:
-        return f"<Worker {self.name!r}>"
+
+class Schedule(Row):
+    """One task function that runs by the clock. The first worker that knows the function creates the row.
+
+    A schedule of the code has the name of its function.
+    """
+
+    name = models.CharField(_("name"), max_length=512, primary_key=True)
+    task_path = models.CharField(_("task function"), max_length=512)
+    expression = models.CharField(_("when"), max_length=255, help_text=_("As written in the code."))
+    timezone = models.CharField(_("time zone"), max_length=64)
+    versions = models.JSONField(
+        _("versions"),
+        db_default=models.Value([], models.JSONField()),
+        editable=False,
+        help_text=_("What code has said, the newest first. Code with an earlier version does not change the row."),
+    )
+    is_enabled = models.BooleanField(_("enabled"), db_default=True)
+    next_at = models.DateTimeField(_("next tick"), help_text=_("The tick that is enqueued next."))
+    last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
+    last_task = models.BigIntegerField(_("last task"), null=True)
+
+    for_dumpdata = manager_for_dumpdata(ScheduleManager)
+    objects = ScheduleManager()
+
+    class Meta(OnPostgreSQL):
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        ordering = ["next_at"]
+        default_permissions = ("view", "change", "delete")
+        constraints = [
+            # One date that cannot be read would stop all schedules, and each page that shows them.
+            models.CheckConstraint(
+                name="pglock_schedule_dates", condition=models.Q(next_at__range=READABLE, last_at__range=READABLE)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name)

@@ -1,16 +1,14 @@
-"""The advisory locks of this database, read from a view over ``pg_locks`` and ``pg_stat_activity``."""
+"""The advisory locks of this database, read from a view over ``pg_locks``, and the leases."""
 
 from __future__ import annotations
 
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.advisory_lock_queryset import AdvisoryLockManager
-from django_pglock.models.base import NotDumped, OnPostgreSQL
-
-
-class _DefaultManager(NotDumped, AdvisoryLockManager):
-    pass
+from django_pglock.locks.leases.queryset import LeaseManager
+from django_pglock.models.base import OnPostgreSQL, manager_for_dumpdata
 
 
 class AdvisoryLock(models.Model):
@@ -38,7 +36,7 @@ class AdvisoryLock(models.Model):
     client_address = models.TextField(_("client"), null=True)
     query = models.TextField(_("last statement"), null=True)
 
-    for_dumpdata = _DefaultManager()
+    for_dumpdata = manager_for_dumpdata(AdvisoryLockManager, is_dumped=False)
     objects = AdvisoryLockManager()
 
     class Meta(OnPostgreSQL):
@@ -57,3 +55,46 @@ class AdvisoryLock(models.Model):
 
     def __repr__(self) -> str:
         return f"<AdvisoryLock {self} {'held' if self.is_granted else 'awaited'} by {self.pid}>"
+
+
+class Lease(models.Model):
+    """One lease. The row stays after the lease is released, because the next token has to be larger.
+    After ``delete()`` of the row, the tokens of this name start at 1 again.
+
+    No other owner can acquire the lease before ``expires_at``; None means never. ``released_at`` is None while the
+    lease is held.
+    """
+
+    key = models.BigIntegerField(_("key"), primary_key=True)
+    name = models.TextField(_("name"))
+    owner = models.TextField(_("owner"))
+    holder = models.UUIDField(_("holder"), help_text=_("The id of the only handle that may renew the lease."))
+    token = models.BigIntegerField(_("token"), help_text=_("Grows with each holder; use it as a fencing token."))
+    ttl = models.DurationField(
+        _("lifetime"), null=True, help_text=_("The lease expires this long after its last renewal.")
+    )
+    acquired_at = models.DateTimeField(_("acquired at"))
+    renewed_at = models.DateTimeField(_("renewed at"))
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    released_at = models.DateTimeField(_("released at"), null=True)
+
+    for_dumpdata = manager_for_dumpdata(LeaseManager, is_dumped=False)
+    objects = LeaseManager()
+
+    class Meta(OnPostgreSQL):
+        verbose_name = _("lease")
+        verbose_name_plural = _("leases")
+        ordering = ["name"]
+        default_permissions = ("view",)
+        indexes = [
+            # The first for the list of the admin, the second for the few leases that are held.
+            models.Index(fields=["-acquired_at"], name="django_pglock_lease_recent"),
+            models.Index(fields=["-acquired_at"], name="django_pglock_lease_held", condition=Q(released_at=None)),
+        ]
+        permissions = [("free_lease", _("Can take a lease away from its holder"))]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r} {self.token} {'free' if self.released_at else f'of {self.owner!r}'}>"
