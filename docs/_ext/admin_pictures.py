@@ -125,7 +125,7 @@ def enqueue_work() -> str:
 
 def work_for_minutes() -> None:
     """Run tasks until the history has some minutes, for the charts. The tasks are deleted: other pictures show few."""
-    from django_pglock.models import Task, TaskHistory
+    from django_pglock.models import Number, Task
     from example_project.shop import tasks
 
     for second in range(60 * MINUTES):
@@ -136,7 +136,7 @@ def work_for_minutes() -> None:
             tasks.count_with_luck.using(run_after=at).enqueue(second)
         if second % 40 == 0:
             tasks.send_receipt.using(run_after=at).enqueue(order_id=404)
-    until(lambda: TaskHistory.objects.filter(seconds=60, queue="").count() > MINUTES)
+    until(lambda: Number.objects.filter(seconds=60, queue="", kind="ran").count() > MINUTES)
     until(lambda: not Task.objects.exclude(status__in=["SUCCESSFUL", "FAILED"]).exists())
     Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL", "FAILED"])
 

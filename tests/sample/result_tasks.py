@@ -41,16 +41,6 @@ async def return_odd_async(kind):
     return RESULTS[kind]()
 
 
-@task(**AGAIN, timeout=0.3)
-def return_odd_late(kind):
-    try:
-        while True:
-            pass
-    except TimeoutError:
-        Effect.objects.create(name="outside")
-        return RESULTS[kind]()
-
-
 @task(**AGAIN, atomic=True)
 def return_odd_atomically(kind):
     Effect.objects.create(name="inside")

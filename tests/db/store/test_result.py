@@ -57,9 +57,8 @@ def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed):
         assert Effect.objects.filter(name="outside").count() == number, kind
 
 
-@pytest.mark.parametrize("function", [sample.return_odd_async, sample.return_odd_late], ids=lambda each: each.name)
-def test_an_invalid_result_fails_a_coroutine_and_a_function_after_its_timeout(failed, function):
-    assert "it is a datetime" in failed(function.enqueue("date"))
+def test_an_invalid_result_fails_a_coroutine(failed):
+    assert "it is a datetime" in failed(sample.return_odd_async.enqueue("date"))
 
 
 def test_effects_of_an_atomic_function_are_rolled_back_with_it(failed):
