@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import router
 from django.db.models.functions import Now
@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.failures import FailureGroup
-from django_pglock.admin.overview_facts import Facts
 from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.conf import get_settings
@@ -24,6 +23,9 @@ from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from django_pglock.admin.overview import Facts
 
 #: The number of sentences of one kind that are shown. One more sentence has the number of the others.
 FEW = 3

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
+from django_pglock.admin import overview
 from django_pglock.admin.failures import FailureGroup
-from django_pglock.admin.overview import VIEWED, Overview
-from django_pglock.models import Queue
+from django_pglock.admin.overview import VIEWED, Overview, queue_table
+from django_pglock.models import Number, Queue
+from django_pglock.store.numbers import count_depths
 from tests.db.admin.test_security import refuse_activity
 from tests.db.admin.visits import make, person, start_worker
 
@@ -112,3 +119,102 @@ def test_makemigrations_creates_no_migration_for_the_overview():
     """The model of the overview has no table, so a project gets no migration for it."""
     call_command("makemigrations", "django_pglock", check=True, dry_run=True, verbosity=0)
     assert Overview not in apps.get_models()
+
+
+# What it reads, and the tables of queues and workers
+
+#: The most statements of the page, with those that log the user in.
+MOST_STATEMENTS = 24
+
+
+def test_the_page_sends_the_same_number_of_statements_however_much_there_is(client):
+    def cost():
+        with CaptureQueriesContext(connection) as queries:
+            assert client.get(PAGE).status_code == 200
+        return len(queries)
+
+    person(client, *(f"view_{model._meta.model_name}" for model in VIEWED))
+    worker = start_worker()
+    count_depths("default")
+    first = cost()
+    for number in range(5):
+        make(queue=f"q{number}")
+        make("RUNNING", queue=f"q{number}", worker=worker)
+        make("FAILED", queue=f"q{number}")
+        Queue.objects.pause(f"q{number}")
+    count_depths("default", 0.0)
+    assert first <= cost() <= MOST_STATEMENTS
+
+
+def test_the_rate_of_a_queue_is_that_of_its_attempts(facts):
+    started_at = timezone.now() - timedelta(minutes=4)
+    for kind, count in {"succeeded": 7, "failed": 3, "retried": 20, "READY": 40}.items():
+        row = {"seconds": 60, "started_at": started_at, "kind": kind, "count": count, "total": 0, "buckets": []}
+        Number.objects.create(queue="mail", task_path="", **row)
+    assert facts.rates(["mail", "quiet"]) == {"mail": 2}
+
+
+def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):
+    monkeypatch.setattr(overview, "MOST_RUNNING", 3)
+    worker = start_worker()
+    for queue in ("mail", "mail", "other", "other"):
+        make("RUNNING", queue=queue, worker=worker)
+    assert [task.queue for task in facts.running] == ["mail", "mail", "other"]
+
+
+def test_a_user_with_the_right_to_view_workers_sees_no_tasks(client):
+    make("RUNNING", worker=start_worker())
+    person(client, "view_worker")
+    assert "nothing #" not in client.get(PAGE).content.decode()
+    person(client, "view_worker", "view_task")
+    assert "nothing #" in client.get(PAGE).content.decode()
+
+
+def test_a_queue_shows_its_depth_and_its_failures_with_links(client, monkeypatch):
+    monkeypatch.setattr("django_pglock.store.count.MOST_COUNTED", 4)
+    worker = start_worker()
+    for status, count in (("READY", 4), ("RUNNING", 2), ("FAILED", 3)):
+        for _ in range(count):
+            make(status, queue="mail", run_after=None, worker=worker)
+    Queue.objects.pause("quiet")
+    person(client, "view_task", "view_queue")
+    table = client.get(PAGE).context["queues"]
+    rows = {row["name"]: (str(row["ready"]), row["running"], row["failed"], row["is_paused"]) for row in table["rows"]}
+    assert rows == {"mail": ("4+", 2, 3, False), "quiet": ("0", 0, 0, True)}
+    [mail, _] = table["rows"]
+    assert mail["ready_url"] == "/admin/django_pglock/task/?status__exact=READY&queue=mail"
+    assert client.get(mail["failed_url"]).status_code == 200
+
+
+def test_a_worker_shows_what_it_runs_and_since_when(client):
+    worker = start_worker()
+    start_worker("idle")
+    tasks = [make("RUNNING", worker=worker) for _ in range(5)]
+    person(client, "view_task", "view_worker")
+    table = client.get(PAGE).context["workers"]
+    [busy, idle] = table["rows"]
+    assert (busy["name"], busy["queues"], busy["more"]) == ("worker-1", "mail", 2)
+    text, url = busy["tasks"][0]
+    assert re.fullmatch(rf"nothing #{tasks[0].pk} for \d+ s", text)
+    assert client.get(url).status_code == 200
+    assert (idle["name"], idle["tasks"]) == ("idle", [])
+
+
+def test_long_tables_of_the_overview_are_cut_with_the_number_of_missing_rows(client, monkeypatch):
+    monkeypatch.setattr("django_pglock.admin.overview.MOST_SHOWN", 2)
+    for number in range(5):
+        start_worker(f"w{number}")
+        make(queue=f"q{number}")
+    person(client, "view_task", "view_worker")
+    page = client.get(PAGE).content.decode()
+    assert "3 more queues are not shown." in page
+    assert "3 more workers are not shown." in page
+
+
+def test_the_queues_that_need_attention_come_first(facts, settings):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["configured", "busy", "old"]}}
+    for name, hours in (("young", 1), ("old", 2)):
+        make(queue=name, enqueued_at=Now() - timedelta(hours=hours), run_after=None)
+    Queue.objects.pause("paused")
+    make("RUNNING", queue="busy")
+    assert [row["name"] for row in queue_table(facts)["rows"]] == ["old", "young", "paused", "busy", "configured"]

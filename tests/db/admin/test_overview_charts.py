@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from django_pglock.admin.overview_charts import SPANS, duration
+from django_pglock.admin.charts import SPANS, duration
 from django_pglock.models import Queue
 from django_pglock.store.counts import Counts
 from django_pglock.store.numbers import add_numbers
@@ -73,7 +73,7 @@ def test_a_queue_shows_how_many_tasks_finish_in_a_minute(client, history):
     note(4, queue="default", succeeded=40, failed=5, cancelled=5, retried=100)
     note(0, queue="default", succeeded=1000)
     note(50, queue="default", succeeded=1000)
-    rows = {row.name: row.rate for row in client.get(PAGE).context["queues"].rows}
+    rows = {row["name"]: row["rate"] for row in client.get(PAGE).context["queues"]["rows"]}
     assert rows["default"] == "10", "of the last five minutes that are complete"
 
 
