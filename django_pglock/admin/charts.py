@@ -7,11 +7,11 @@ inline style. Screen readers get the title and the description, and can open the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.http import HttpRequest
 from django.template.loader import render_to_string
@@ -24,9 +24,6 @@ from django.utils.translation import gettext_lazy
 
 from django_pglock.store.numbers import Point, series
 from django_pglock.tasks import registry
-
-if TYPE_CHECKING:
-    from django_pglock.admin.overview import Facts
 
 #: The size of the drawing, in units of its own: the stylesheet stretches it to the width of its column.
 WIDTH, HEIGHT = 600.0, 120.0
@@ -164,21 +161,21 @@ class Choice:
     spans: Sequence[Span] = SPANS
 
 
-def choice_of(request: HttpRequest, facts: Facts, queues: Sequence[str]) -> Choice:
+def choice_of(request: HttpRequest, queues: Iterable[str]) -> Choice:
     """Return the choice of a request. An unknown span is an hour."""
     # PostgreSQL cannot store a NUL character in text.
     asked = {name: request.GET.get(name, "").replace("\x00", "") for name in ("span", "queue", "task_path")}
     span = next((each for each in SPANS if each.name == asked["span"]), SPANS[0])
-    known = sorted({*queues, *facts.ages, *facts.paused, *filter(None, [asked["queue"]])})
+    known = sorted({*queues, *filter(None, [asked["queue"]])})
     paths = sorted({*registry.known_paths(), *filter(None, [asked["task_path"]])})
     return Choice(span, asked["queue"], asked["task_path"], known, paths)
 
 
-def charts_of(facts: Facts, choice: Choice) -> list[Chart]:
+def charts_of(using: str, choice: Choice) -> list[Chart]:
     """Return the charts: finished tasks, failed attempts, wait and run time. One statement."""
     now, span = timezone.now(), choice.span
     queue, path = choice.queue or None, choice.task_path or None
-    points = series(facts.using, now - span.length, now, span.step, queue, path)
+    points = series(using, now - span.length, now, span.step, queue, path)
     counts = [point.counts for point in points]
     moments = [_moment(point, span) for point in points]
 

@@ -11,7 +11,6 @@ from django.contrib.admin.models import ADDITION
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -85,10 +84,8 @@ def _page(
         # The parameters of a function with ``group=`` are not those of a call.
         signature = "" if is_grouped(task) else str(call_signature(task.func, task.takes_context))
         context |= {"form": form, "signature": signature}
-    site = model_admin.admin_site
-    request.current_app = site.name
-    context |= {**site.each_context(request), "opts": model_admin.opts, "media": model_admin.media}
-    return TemplateResponse(request, "admin/django_pglock/task/enqueue.html", context)
+    answer: HttpResponse = model_admin.answer(request, "task/enqueue", context)
+    return answer
 
 
 def _enqueued(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, ClassVar
 
 from django.apps.registry import Apps
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import models, router, transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.text import capfirst
@@ -33,22 +30,6 @@ from django_pglock.verbs import TASK_VERBS
 MOST_IN_GROUP = 1000
 #: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.
 STEP, BAR, HEIGHT = 5, 4, 24
-
-
-@dataclass(frozen=True)
-class Row:
-    """One group as a line of the table."""
-
-    group: FailureCounts
-    count: int
-    first: str
-    last: str
-    chart: str
-    tasks_url: str
-    newest_url: str
-    #: The task that retries the group at this moment, and its page.
-    redrive: Any
-    redrive_url: str
 
 
 class FailureGroup(models.Model):
@@ -87,33 +68,23 @@ class FailureGroupAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the page, and the address of the verbs of a group."""
-        view = self.admin_site.admin_view
         return [
-            path("", view(self.changelist_view), name="django_pglock_failuregroup_changelist"),
-            path("<int:number>/do/<str:verb>/", view(self.verb_view), name="django_pglock_failuregroup_verb"),
+            self.own_path("", "changelist", self.changelist_view),
+            self.own_path("<int:number>/do/<str:verb>/", "verb", self.verb_view, "GET", "HEAD", "POST"),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the groups."""
-        if request.method not in ("GET", "HEAD"):
-            return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
             raise PermissionDenied
-        groups = failures(Task.objects.db, most=MOST_IN_GROUP)
-        now = timezone.now()
-        context = {
-            "title": capfirst(self.opts.verbose_name_plural),
-            "rows": list(self._rows(groups, now)),
-            "may": self._may(request),
-        }
-        return self._answer(request, "change_list", {**context, **(extra_context or {})})
+        rows = list(self._rows(failures(Task.objects.db, most=MOST_IN_GROUP)))
+        about = {"title": capfirst(self.opts.verbose_name_plural), "rows": rows, "may": self._may(request)}
+        return self.answer(request, "failuregroup/change_list", {**about, **(extra_context or {})})
 
     def verb_view(self, request: HttpRequest, number: int, verb: str) -> HttpResponse:
         """Apply a verb to a group by POST, with CSRF protection; ask for confirmation by GET."""
         if verb not in self.permissions or not self.has_view_permission(request) or verb not in self._may(request):
             raise PermissionDenied
-        if request.method not in ("GET", "HEAD", "POST"):
-            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         if number >= 2**63:
             raise Http404
         using = router.db_for_write(Task)
@@ -126,7 +97,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._redrive(request, number)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), number))
-        return HttpResponseRedirect(self._address("changelist"))
+        return HttpResponseRedirect(self.address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:
         """Return the verbs that the user may apply."""
@@ -134,22 +105,23 @@ class FailureGroupAdmin(ReadOnlyAdmin):
 
     # The page
 
-    def _rows(self, groups: list[FailureCounts], now: datetime) -> Iterator[Row]:
+    def _rows(self, groups: list[FailureCounts]) -> Iterator[dict[str, Any]]:
+        """Yield the groups as lines of the table, each with the task that retries it at this moment."""
+        now, running = timezone.now(), redrives(Task.objects.db, [group.fingerprint for group in groups])
         tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name)
-        running = redrives(Task.objects.db, [group.fingerprint for group in groups])
         for group in groups:
             redrive = running.get(group.fingerprint)
-            yield Row(
-                group=group,
-                count=AtLeast(group.count) if group.is_capped else group.count,
-                first=elapsed(group.first_at, now),
-                last=elapsed(group.last_at, now),
-                chart=chart_of(group.by_hour),
-                tasks_url=f"{tasks}?status__exact=FAILED&fingerprint__exact={group.fingerprint}",
-                newest_url=self._task_url(group.newest),
-                redrive=redrive,
-                redrive_url=self._task_url(redrive.pk) if redrive else "",
-            )
+            yield {
+                "group": group,
+                "count": AtLeast(group.count) if group.is_capped else group.count,
+                "first": elapsed(group.first_at, now),
+                "last": elapsed(group.last_at, now),
+                "chart": chart_of(group.by_hour),
+                "tasks_url": f"{tasks}?status__exact=FAILED&fingerprint__exact={group.fingerprint}",
+                "newest_url": self._task_url(group.newest),
+                "redrive": redrive,
+                "redrive_url": self._task_url(redrive.pk) if redrive else "",
+            }
 
     def _task_url(self, id_: int) -> str:
         return reverse("admin:django_pglock_task_change", args=[id_], current_app=self.admin_site.name)
@@ -169,9 +141,9 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             "remark": TASK_VERBS[verb].remark(rows),
             "exceeds_window": count > WINDOW,
             "takes_rate": verb == "retry",
-            "list_url": self._address("changelist"),
+            "list_url": self.address("changelist"),
         }
-        return self._answer(request, "confirm", context)
+        return self.answer(request, "failuregroup/confirm", context)
 
     def _redrive(self, request: HttpRequest, number: int) -> None:
         try:
@@ -192,16 +164,6 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             text = _("The group is retried already, so nothing was changed. Progress, and a button to cancel: {link}")
         link = format_html('<a href="{}">#{}</a>', self._task_url(made), made)
         messages.info(request, format_html(text, rate=f"{rate:g}", link=link))
-
-    def _address(self, page: str, *arguments: Any) -> str:
-        name = f"admin:django_pglock_failuregroup_{page}"
-        return reverse(name, args=arguments, current_app=self.admin_site.name)
-
-    def _answer(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name
-        about = {"opts": self.opts, "media": self.media}
-        template = f"admin/django_pglock/failuregroup/{name}.html"
-        return TemplateResponse(request, template, {**self.admin_site.each_context(request), **about, **context})
 
 
 def chart_of(by_hour: tuple[int, ...]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 from itertools import groupby
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
 from django.apps import apps
 from django.apps.registry import Apps
@@ -14,96 +13,22 @@ from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern
 from django.utils import timezone
-from django.utils.functional import cached_property
-from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_safe
 
 from django_pglock.admin.charts import charts_of, choice_of
-from django_pglock.admin.overview_attention import attention
+from django_pglock.admin.overview_attention import Facts, RunningTask, attention
 from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
-from django_pglock.store.count import QueueCounts
-from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
 from django_pglock.tasks.compat import task_backends
 
 #: A user who may view one of these models may view the overview. Each section shows only data that the user may view.
 VIEWED = (Task, Worker, Queue, Schedule, AdvisoryLock, Lease)
-#: Running tasks and workers that are read; rows of a table, and tasks of one worker, that are shown.
-MOST_RUNNING, MOST_WORKERS, MOST_SHOWN, FEW = 1000, 200, 20, 3
-#: Seconds after which the page counts by itself: no worker counts.
-MAX_AGE = BETWEEN_DEPTHS + 5
-
-
-class RunningTask(NamedTuple):
-    """A task that a worker runs, and since when."""
-
-    worker: UUID
-    id: int
-    task_path: str
-    queue: str
-    since: datetime
-
-    @property
-    def name(self) -> str:
-        """The name of the function without its module."""
-        return self.task_path.rpartition(".")[2]
-
-
-class Facts:
-    """What the overview reads, each by one statement with a limit and at most once, and what its user may view."""
-
-    def __init__(self, request: HttpRequest, site: Any) -> None:
-        self.request = request
-        self.site = site
-        self.using = str(Task.objects.db)
-
-    def may_view(self, model: Any) -> bool:
-        """Return whether this admin site has pages of the model that the user may view."""
-        site = self.site
-        return bool(site.is_registered(model) and site.get_model_admin(model).has_view_permission(self.request))
-
-    def address(self, page: str, *arguments: Any, **query: Any) -> str:
-        """Return the address of a page, such as ``task_changelist``, with a query string."""
-        url = reverse(f"admin:django_pglock_{page}", args=arguments, current_app=self.site.name)
-        return f"{url}?{urlencode(query)}" if query else url
-
-    @cached_property
-    def workers(self) -> list[Worker]:
-        """The living workers, by name, without the functions that they know."""
-        alive = Worker.objects.using(self.using).all().alive()
-        return list(alive.defer("task_paths").order_by("name", "pk")[:MOST_WORKERS])
-
-    @cached_property
-    def running(self) -> list[RunningTask]:
-        """Running tasks, by worker and id."""
-        rows = Task.objects.using(self.using).filter(status="RUNNING").order_by("worker", "pk")
-        fields = ("worker", "pk", "task_path", "queue", "last_attempted_at")
-        return [RunningTask(*row) for row in rows.values_list(*fields)[:MOST_RUNNING]]
-
-    @cached_property
-    def depths(self) -> Mapping[str, QueueCounts]:
-        """The tasks of each queue by status, as counted within the last seconds; those with the oldest ready first."""
-        found = depths(self.using, max_age=MAX_AGE)
-        return {each.queue: each for each in sorted(found, key=lambda each: -(each.oldest_ready or 0.0))}
-
-    @cached_property
-    def ages(self) -> Mapping[str, float]:
-        """The queues that have ready tasks, and the age of the oldest in seconds; those with the oldest first."""
-        return {queue: each.oldest_ready for queue, each in self.depths.items() if each.oldest_ready is not None}
-
-    @cached_property
-    def paused(self) -> Mapping[str, Queue]:
-        """The queues that are paused, those for longest first."""
-        return {queue.pk: queue for queue in Queue.objects.using(self.using).paused().order_by("paused_at", "name")}
-
-    def rates(self, queues: list[str]) -> dict[str, float]:
-        """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
-        return finished_per_minute(self.using, queues)
+#: Rows of a table, and tasks of one worker, that are shown.
+MOST_SHOWN, FEW = 20, 3
 
 
 def queue_table(facts: Facts) -> dict[str, Any]:
@@ -191,12 +116,9 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Return the page, under the name of a list so that the admin links to it, and the fragment."""
-        page, fragment = (
-            require_safe(self.admin_site.admin_view(each)) for each in (self.page_view, self.fragment_view)
-        )
         return [
-            path("", page, name="django_pglock_overview_changelist"),
-            path("now/", fragment, name="django_pglock_overview_fragment"),
+            self.own_path("", "changelist", self.page_view),
+            self.own_path("now/", "fragment", self.fragment_view),
         ]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -211,7 +133,7 @@ class OverviewAdmin(ReadOnlyAdmin):
     def page_view(self, request: HttpRequest) -> HttpResponse:
         """Show the page."""
         site = self.admin_site
-        url = reverse("admin:django_pglock_overview_fragment", current_app=site.name)
+        url = self.address("fragment")
         # The fragment has the query string of the page, because it must show the same.
         query = request.GET.urlencode()
         # Not "opts": themes ask them for the app's name, and the options of a model without registry have none.
@@ -232,8 +154,8 @@ class OverviewAdmin(ReadOnlyAdmin):
         context["sentences"] = attention(facts)
         if facts.may_view(Task):
             queues = queue_table(facts)
-            choice = choice_of(request, facts, [queue["name"] for queue in queues["rows"]])
-            context |= {"queues": queues, "choice": choice, "charts": charts_of(facts, choice)}
+            choice = choice_of(request, {*(each["name"] for each in queues["rows"]), *facts.ages, *facts.paused})
+            context |= {"queues": queues, "choice": choice, "charts": charts_of(facts.using, choice)}
         if facts.may_view(Worker):
             context["workers"] = worker_table(facts)
         return TemplateResponse(request, f"admin/django_pglock/overview/{template}.html", context)

@@ -1,14 +1,19 @@
-"""The problems on the overview, as sentences with links. Each function finds one kind, by one or two statements."""
+"""What the overview reads, and the problems that it shows: sentences with links, each kind found by a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import router
 from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.functional import cached_property
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -17,15 +22,13 @@ from django_pglock.admin.pages import AtLeast, capped, elapsed
 from django_pglock.admin.schedules import OVERDUE
 from django_pglock.conf import get_settings
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
-from django_pglock.store.count import MOST_COUNTED, in_status
+from django_pglock.store.count import MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.failures import failures
 from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
 from django_pglock.store.unknown import unknown
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.states import TaskStatus
-
-if TYPE_CHECKING:
-    from django_pglock.admin.overview import Facts
 
 #: The number of sentences of one kind that are shown. One more sentence has the number of the others.
 FEW = 3
@@ -33,10 +36,81 @@ FEW = 3
 LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
 #: Lock keys that are counted, and sessions and rows of other kinds that are read.
 MOST_KEYS, MOST_ROWS = 99, 100
+#: Running tasks and workers that are read.
+MOST_RUNNING, MOST_WORKERS = 1000, 200
+#: Seconds after which the page counts by itself: no worker counts.
+MAX_AGE = BETWEEN_DEPTHS + 5
 #: Kinds of failures that are compared.
 MOST_GROUPS = 20
 #: Tasks of each queue that are compared with the functions that workers know.
 FIRST = 5
+
+
+class RunningTask(NamedTuple):
+    """A task that a worker runs, and since when."""
+
+    worker: UUID
+    id: int
+    task_path: str
+    queue: str
+    since: datetime
+
+    @property
+    def name(self) -> str:
+        """The name of the function without its module."""
+        return self.task_path.rpartition(".")[2]
+
+
+class Facts:
+    """What the overview reads, each by one statement with a limit and at most once, and what its user may view."""
+
+    def __init__(self, request: HttpRequest, site: Any) -> None:
+        self.request = request
+        self.site = site
+        self.using = str(Task.objects.db)
+
+    def may_view(self, model: Any) -> bool:
+        """Return whether this admin site has pages of the model that the user may view."""
+        site = self.site
+        return bool(site.is_registered(model) and site.get_model_admin(model).has_view_permission(self.request))
+
+    def address(self, page: str, *arguments: Any, **query: Any) -> str:
+        """Return the address of a page, such as ``task_changelist``, with a query string."""
+        url = reverse(f"admin:django_pglock_{page}", args=arguments, current_app=self.site.name)
+        return f"{url}?{urlencode(query)}" if query else url
+
+    @cached_property
+    def workers(self) -> list[Worker]:
+        """The living workers, by name, without the functions that they know."""
+        alive = Worker.objects.using(self.using).all().alive()
+        return list(alive.defer("task_paths").order_by("name", "pk")[:MOST_WORKERS])
+
+    @cached_property
+    def running(self) -> list[RunningTask]:
+        """Running tasks, by worker and id."""
+        rows = Task.objects.using(self.using).filter(status="RUNNING").order_by("worker", "pk")
+        fields = ("worker", "pk", "task_path", "queue", "last_attempted_at")
+        return [RunningTask(*row) for row in rows.values_list(*fields)[:MOST_RUNNING]]
+
+    @cached_property
+    def depths(self) -> Mapping[str, QueueCounts]:
+        """The tasks of each queue by status, as counted within the last seconds; those with the oldest ready first."""
+        found = depths(self.using, max_age=MAX_AGE)
+        return {each.queue: each for each in sorted(found, key=lambda each: -(each.oldest_ready or 0.0))}
+
+    @cached_property
+    def ages(self) -> Mapping[str, float]:
+        """The queues that have ready tasks, and the age of the oldest in seconds; those with the oldest first."""
+        return {queue: each.oldest_ready for queue, each in self.depths.items() if each.oldest_ready is not None}
+
+    @cached_property
+    def paused(self) -> Mapping[str, Queue]:
+        """The queues that are paused, those for longest first."""
+        return {queue.pk: queue for queue in Queue.objects.using(self.using).paused().order_by("paused_at", "name")}
+
+    def rates(self, queues: list[str]) -> dict[str, float]:
+        """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
+        return finished_per_minute(self.using, queues)
 
 
 class Sentence(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# Django's classes are generic only for type checkers.
-from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,60 +14,25 @@ from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.contrib.admin.widgets import url_params_from_lookup_dict
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods
 
 from django_pglock.store.count import MOST_COUNTED
 
+# Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
     AnyPaginator = Paginator[Any]
 else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
-
-#: The lookups in the links of Django's field filters. A filter of any other class may use each of these lookups.
-_LOOKUPS = (
-    (admin.AllValuesFieldListFilter, ("",)),
-    (admin.BooleanFieldListFilter, ("__exact",)),
-    (admin.ChoicesFieldListFilter, ("__exact",)),
-    (admin.DateFieldListFilter, ("__gte", "__lt")),
-    (admin.EmptyFieldListFilter, ("__isempty",)),
-    (object, ("", "__exact", "__gte", "__lt", "__isempty")),
-)
-
-
-def lookups_of(model: Any, list_filter: Any) -> Iterator[str]:
-    """Yield the lookups in the links of one ``list_filter`` item. The filter is not made, because some send queries."""
-    if callable(list_filter):
-        yield from filter(None, [getattr(list_filter, "parameter_name", None)])
-        return
-    path, kind = (list_filter, object) if isinstance(list_filter, str) else list_filter
-    path = getattr(path, "name", path)
-    field: Any = get_fields_from_path(model, path)[-1]
-    if field.is_relation:
-        yield f"{path}__{field.target_field.name if field.concrete else field.related_model._meta.pk.name}__exact"
-    else:
-        yield from (path + suffix for suffix in _suffixes(kind))
-    if getattr(field, "null", True):
-        yield f"{path}__isnull"
-
-
-def is_choice_of_foreign_key(model: Any, lookup: str, value: str) -> bool:
-    """Return whether a foreign key to the model has this lookup and value in its ``limit_choices_to``.
-
-    The icon of ``raw_id_fields`` opens the list with these lookups.
-    """
-    choices = (each() if callable(each) else each for each in model._meta.related_fkey_lookups)
-    return any((lookup, value) in url_params_from_lookup_dict(each).items() for each in choices)
-
-
-def _suffixes(kind: Any) -> tuple[str, ...]:
-    return next(suffixes for each, suffixes in _LOOKUPS if issubclass(kind, each))
 
 
 def elapsed(since: datetime, now: datetime | None = None) -> str:
@@ -171,23 +134,52 @@ class ReadOnlyAdmin(AnyModelAdmin):
         """Return our change list."""
         return CappedChangeList
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+    def own_path(self, route: str, page: str, view: Any, *methods: str) -> URLPattern:
+        """Return the URL of a page of ours, which takes these methods; without any, GET and HEAD."""
+        checked = require_http_methods(methods or ["GET", "HEAD"])(self.admin_site.admin_view(view))
+        return path(route, checked, name=f"{self.opts.app_label}_{self.opts.model_name}_{page}")
+
+    def address(self, page: str, *arguments: Any) -> str:
+        """Return the address of a page of the model, such as ``changelist``, on the same admin site."""
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=arguments, current_app=self.admin_site.name)
+
+    def answer(self, request: Any, template: str, context: dict[str, Any]) -> HttpResponse:
+        """Return a page of ours, by the name of its template."""
+        request.current_app = self.admin_site.name
+        about = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media}
+        return TemplateResponse(request, f"admin/django_pglock/{template}.html", {**about, **context})
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """Return whether the list serves a lookup: those of filters and links, each at most once in the query string.
 
-        Django answers 400 to all others, without a query. They could reveal redacted values, and no index serves them.
+        Django serves any lookup on the fields of a model. With ``?kwargs__email__startswith=u`` a user who may only
+        view tasks could guess a redacted argument. So the answer to all others is 400, without a query.
         """
-        filters: Any = self.list_filter
-        if request is not None:
-            filters = self.get_list_filter(request)
-            if len(request.GET.getlist(lookup)) > 1:
-                return False
-        served = {*self.linked_lookups, *(name for each in filters for name in lookups_of(self.model, each))}
+        if len(request.GET.getlist(lookup)) > 1:
+            return False
+        served = {
+            *self.linked_lookups,
+            *(name for each in self.get_list_filter(request) for name in self._names_of(each, request)),
+        }
         if self.date_hierarchy:
             served.update(f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
         # Some admin themes make a list with the query string of the page of a row, which may have this name. No field
         # has it, so Django sends no query.
         served.add("_changelist_filters")
-        return lookup in served or is_choice_of_foreign_key(self.model, lookup, value)
+        # The icon of ``raw_id_fields`` opens the list with the lookups of ``limit_choices_to`` of the foreign key.
+        choices = (each() if callable(each) else each for each in self.model._meta.related_fkey_lookups)
+        return lookup in served or any((lookup, value) in url_params_from_lookup_dict(each).items() for each in choices)
+
+    def _names_of(self, list_filter: Any, request: HttpRequest) -> list[Any]:
+        """Return the parameters of one item of ``list_filter``."""
+        if callable(list_filter):
+            return [getattr(list_filter, "parameter_name", None)]
+        name, make = list_filter if isinstance(list_filter, tuple) else (list_filter, admin.FieldListFilter.create)
+        name = getattr(name, "name", name)
+        field: Any = get_fields_from_path(self.model, name)[-1]
+        names: Any = make(field, request, {}, self.model, self, field_path=name).expected_parameters()
+        return [each for each in names if field.null or not each.endswith("__isnull")]
 
     def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
         """Return whether ``_to_field`` names the primary key. Rows are found by no other field."""

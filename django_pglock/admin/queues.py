@@ -10,8 +10,8 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.forms import ModelForm
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -131,7 +131,7 @@ class QueueAdmin(ReadOnlyAdmin):
         if not self.has_pause_permission(request):
             return {}
         verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
-        url = self._address("verb", quote(obj.pk), verb)
+        url = self.address("verb", quote(obj.pk), verb)
         return {"pglock_verb": {"label": label, "url": url}}
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -144,13 +144,11 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URL of the button."""
-        view = self.admin_site.admin_view(self.verb_view)
-        return [path("<path:object_id>/do/<str:verb>/", view, name="django_pglock_queue_verb"), *super().get_urls()]
+        own = self.own_path("<path:object_id>/do/<str:verb>/", "verb", self.verb_view, "POST")
+        return [own, *super().get_urls()]
 
     def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Pause or resume the queue: only by POST, with CSRF protection, and with the permission to pause."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
         queue = self.get_object(request, unquote(object_id))
         if verb not in VERBS or not self.has_pause_permission(request) or not self.has_view_permission(request, queue):
             raise PermissionDenied
@@ -158,10 +156,7 @@ class QueueAdmin(ReadOnlyAdmin):
             raise Http404
         # PostgreSQL cannot store a NUL character in text.
         perform(verb, request, [queue.pk], reason=request.POST.get("reason", "").replace("\x00", ""))
-        return HttpResponseRedirect(self._address("change", quote(queue.pk)))
-
-    def _address(self, page: str, *arguments: Any) -> str:
-        return reverse(f"admin:django_pglock_queue_{page}", args=arguments, current_app=self.admin_site.name)
+        return HttpResponseRedirect(self.address("change", quote(queue.pk)))
 
     @admin.display(description=_("name"))
     def shown_name(self, queue: Queue) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
@@ -114,7 +114,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return the buttons that the user may press, and the last runs for those who may view tasks."""
         names = ("run_now", "disable" if obj.is_enabled else "enable") if self.has_switch_permission(request) else ()
-        buttons = [{"label": VERBS[name].button, "url": self._address("verb", quote(obj.pk), name)} for name in names]
+        buttons = [{"label": VERBS[name].button, "url": self.address("verb", quote(obj.pk), name)} for name in names]
         if not request.user.has_perm("django_pglock.view_task"):
             return {"pglock_verbs": buttons}
         return {
@@ -126,13 +126,11 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URL of the buttons."""
-        view = self.admin_site.admin_view(self.verb_view)
-        return [path("<path:object_id>/do/<str:verb>/", view, name="django_pglock_schedule_verb"), *super().get_urls()]
+        own = self.own_path("<path:object_id>/do/<str:verb>/", "verb", self.verb_view, "POST")
+        return [own, *super().get_urls()]
 
     def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Apply the verb of a button: only by POST, with CSRF protection, and with the permission to switch."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
         schedule = self.get_object(request, unquote(object_id))
         may_see = self.has_view_permission(request, schedule)
         if verb not in VERBS or not self.has_switch_permission(request) or not may_see:
@@ -140,10 +138,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
         if schedule is None:
             raise Http404
         perform(VERBS[verb], request, self.get_queryset(request).filter(pk=schedule.pk))
-        return HttpResponseRedirect(self._address("change", quote(schedule.pk)))
-
-    def _address(self, page: str, *arguments: Any) -> str:
-        return reverse(f"admin:django_pglock_schedule_{page}", args=arguments, current_app=self.admin_site.name)
+        return HttpResponseRedirect(self.address("change", quote(schedule.pk)))
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may enable, disable and run schedules."""

@@ -16,7 +16,6 @@ from django.db.models import F, OuterRef, Subquery
 from django.db.models.functions import Right
 from django.forms.models import BaseInlineFormSet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -334,7 +333,7 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
     found = list(rows[: PER_PAGE + 1])
     older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
     context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
-    return answer(model_admin, request, task, "attempts", context)
+    return _answer(model_admin, request, task, "attempts", context)
 
 
 def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
@@ -345,7 +344,7 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
     if attempt is None:
         raise Http404
     title = gettext("Attempt %(number)d") % {"number": number}
-    return answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
+    return _answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
 
 
 def newest_first(rows: Any) -> Any:
@@ -365,13 +364,9 @@ def seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
     return task
 
 
-def answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
-    """Return a page about a task, by the name of its template."""
-    site = model_admin.admin_site
-    request.current_app = site.name
-    about = {"opts": model_admin.opts, "task": task, "subtitle": str(task), "media": model_admin.media}
-    template = f"admin/django_pglock/task/{name}.html"
-    return TemplateResponse(request, template, {**site.each_context(request), **about, **context})
+def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
+    answer: HttpResponse = model_admin.answer(request, f"task/{name}", {"task": task, "subtitle": str(task), **context})
+    return answer
 
 
 def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
@@ -383,7 +378,7 @@ def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResp
     if request.method != "POST":
         found = wait_for_stack(using, task.pk, timeout=STACK_TIMEOUT)
         context = {"title": gettext("Stack"), "found": found, "is_running": task.status == "RUNNING"}
-        return answer(model_admin, request, task, "stack", context)
+        return _answer(model_admin, request, task, "stack", context)
     with transaction.atomic(using=using):
         if request_stack(using, task.pk):
             record(request, Task, "stack: asked for", object_id=str(task.pk))

@@ -12,11 +12,10 @@ from django.contrib.messages import WARNING
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
 from django_pglock.admin import task_page as page
 from django_pglock.admin.actions import admin_action, perform
@@ -41,7 +40,6 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 from django_pglock.why_it_waits import why_it_waits
 
-_LOOK, _DO = ["GET", "HEAD"], ["POST"]
 #: The pages that do not show arguments, or that load them by themselves.
 _WITHOUT_ARGUMENTS = ("changelist", "attempts", "attempt", "stack", "export")
 
@@ -181,24 +179,17 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of the buttons and of the pages below the list and the page of a task."""
-        own: tuple[tuple[str, str, list[str], Callable[..., Any]], ...] = (
-            ("export/<str:form>/", "export", _DO, partial(export_view, self)),
-            ("enqueue/", "enqueue", [*_LOOK, *_DO], partial(enqueue_page, self)),
-            ("<int:task_id>/do/<str:verb>/", "verb", _DO, self.verb_view),
-            ("<int:task_id>/again/", "again", [*_LOOK, *_DO], partial(again_page, self)),
-            ("<int:task_id>/stack/", "stack", [*_LOOK, *_DO], partial(page.stack_page, self)),
-            ("<int:task_id>/attempts/", "attempts", _LOOK, partial(page.list_page, self)),
-            ("<int:task_id>/attempts/<int:number>/", "attempt", _LOOK, partial(page.traceback_page, self)),
-        )
-        urls = [
-            path(
-                route,
-                require_http_methods(methods)(self.admin_site.admin_view(view)),
-                name=f"django_pglock_task_{name}",
-            )
-            for route, name, methods, view in own
+        both = ("GET", "HEAD", "POST")
+        return [
+            self.own_path("export/<str:form>/", "export", partial(export_view, self), "POST"),
+            self.own_path("enqueue/", "enqueue", partial(enqueue_page, self), *both),
+            self.own_path("<int:task_id>/do/<str:verb>/", "verb", self.verb_view, "POST"),
+            self.own_path("<int:task_id>/again/", "again", partial(again_page, self), *both),
+            self.own_path("<int:task_id>/stack/", "stack", partial(page.stack_page, self), *both),
+            self.own_path("<int:task_id>/attempts/", "attempts", partial(page.list_page, self)),
+            self.own_path("<int:task_id>/attempts/<int:number>/", "attempt", partial(page.traceback_page, self)),
+            *super().get_urls(),
         ]
-        return [*urls, *super().get_urls()]
 
     def verb_view(self, request: HttpRequest, task_id: int, verb: str) -> HttpResponse:
         """Apply the verb of a button: only by POST, with CSRF protection, and with the permission of the verb."""
@@ -209,10 +200,6 @@ class TaskAdmin(ReadOnlyAdmin):
         task = page.seen_task(self, request, task_id)
         perform(asked, request, self.get_queryset(request).filter(pk=task.pk))
         return HttpResponseRedirect(self.address("change", task.pk))
-
-    def address(self, name: str, *arguments: Any) -> str:
-        """Return the address of the list, of the page of a task, or of a page below them."""
-        return reverse(f"admin:django_pglock_task_{name}", args=arguments, current_app=self.admin_site.name)
 
     def _may(self, request: HttpRequest, verb: Any) -> bool:
         return bool(request.user.has_perm(f"django_pglock.{verb.permission}_task"))

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_pglock.admin import overview
+from django_pglock.admin import overview_attention
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import VIEWED, Overview, queue_table
 from django_pglock.models import Number, Queue
@@ -155,7 +155,7 @@ def test_the_rate_of_a_queue_is_that_of_its_attempts(facts):
 
 
 def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):
-    monkeypatch.setattr(overview, "MOST_RUNNING", 3)
+    monkeypatch.setattr(overview_attention, "MOST_RUNNING", 3)
     worker = start_worker()
     for queue in ("mail", "mail", "other", "other"):
         make("RUNNING", queue=queue, worker=worker)
