@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django_pglock.management.arguments import read_by
 from django_pglock.worker.claiming.queues import ORDERS
 from django_pglock.worker.options import NUMBERS, up_to
-from django_pglock.worker.probes.server import DEFAULT_HOST
+from django_pglock.worker.probes.probes import DEFAULT_HOST
 
 
 def add_worker_arguments(parser: CommandParser) -> None:

@@ -32,9 +32,8 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
-from django_pglock.worker.running.forked_child import end_process
-from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
-from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSockets
+from django_pglock.worker.running.task_thread import end_process
+from django_pglock.worker.supervising.channel import HANG_UP, LEFT_BEHIND, SupervisorSockets, stop_signals
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

@@ -17,7 +17,7 @@ from django_pglock.management.worker_process import (
     stop_at_signals,
 )
 from django_pglock.worker import Worker
-from django_pglock.worker.signal_safe_event import HANG_UP, stop_signals
+from django_pglock.worker.supervising.channel import HANG_UP, stop_signals
 
 #: The exit code by which Django's reloader reports that code has changed.
 CHANGED = 3

@@ -7,17 +7,25 @@ settler takes ended claims from the outbox and removes them. Python's SimpleQueu
 from __future__ import annotations
 
 import math
+import os
+import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
-from django_pglock.store.outcome import Abandoned, GivenBack
+from django_pglock.store.outcome import Abandoned, GivenBack, Outcome
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
-from django_pglock.worker.ended_claim import EndedClaim
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.compat import TaskResult
 
 #: The number of outcomes that may wait for the database: two batches of the settler. While more outcomes wait, the
 #: process claims nothing.
@@ -194,3 +202,65 @@ class InFlight:
         """Abandon claims: their tasks run again in ``delay`` seconds, and later outcomes of them are dropped."""
         for claim in claims:
             self.outbox.put(EndedClaim(claim, Abandoned(delay)))
+
+
+@dataclass(slots=True, eq=False)
+class EndedClaim:
+    """One claim and its outcome.
+
+    ``outcome`` is None if the task no longer belonged to the claim. ``is_settled``: an atomic task has already written
+    the outcome in its own transaction, so the settler only reports it.
+    """
+
+    claim: Claim
+    outcome: Outcome | None
+    #: The result object for signal receivers and logs; None: there is no observer.
+    result: TaskResult[..., object] | None = None
+    is_settled: bool = False
+    #: How many seconds the function ran, if it began.
+    seconds: float | None = None
+    #: When the task finished, in seconds since the epoch by the database's clock.
+    finished_at: float | None = None
+    #: The other claims of the same group call, with their outcomes.
+    same_call: Sequence[EndedClaim] = ()
+
+
+#: ``max_time`` is shortened by up to this share at random, so that not all processes end together.
+JITTER = 0.1
+MEBIBYTE = 2**20
+
+
+class Limits:
+    """The limits of one process: ``max_memory`` in MiB, ``max_time`` in seconds. ``InFlight`` counts the tasks."""
+
+    def __init__(self, in_flight: InFlight, *, max_memory: float | None, max_time: float | None) -> None:
+        self.in_flight = in_flight
+        self.max_memory = max_memory
+        time_left = None if max_time is None else max_time * random.uniform(1 - JITTER, 1)  # noqa: S311
+        self._ends_at = None if time_left is None else time.monotonic() + time_left
+
+    def reached(self) -> str:
+        """Return in words which limit is reached; empty: none."""
+        if self.in_flight.claims_left == 0 and not self.in_flight.claims:
+            return "it has run its maximum number of tasks"
+        # Only after one task. If the limit is below the memory of the project itself, the worker still runs some tasks.
+        if (
+            self.max_memory is not None
+            and self.in_flight.has_ended_any
+            and resident_memory() > self.max_memory * MEBIBYTE
+        ):
+            return f"it uses {resident_memory() / MEBIBYTE:.0f} MiB of memory"
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            return "its maximum time is over"
+        return ""
+
+
+def resident_memory() -> int:
+    """Return how many bytes of memory the process uses now or, on systems that do not report this, at its peak."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -20,28 +20,28 @@ from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.identity import Identity
-from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.liveness.deadlines import Deadlines
+from django_pglock.worker.in_flight import InFlight, Limits
 from django_pglock.worker.liveness.heartbeat import Heartbeat
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess, instructions_for
 from django_pglock.worker.liveness.listener import Listener
-from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.running_tasks import RunningTasks
-from django_pglock.worker.liveness.session_watch import SessionWatch
-from django_pglock.worker.options import check_clock, check_options, database_to_serve
+from django_pglock.worker.liveness.session_watch import Deadlines, SessionWatch
+from django_pglock.worker.liveness.timing import Rest
+from django_pglock.worker.options import Identity, check_clock, check_options, database_to_serve
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.probes import Probes
 from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.watchdog import Watchdog
-from django_pglock.worker.service import ConnectedService, Service
-from django_pglock.worker.settling.progress import Progress
-from django_pglock.worker.settling.settler import Settler
-from django_pglock.worker.shared_sessions import SharedSessions
-from django_pglock.worker.signal_safe_event import SignalSafeEvent
-from django_pglock.worker.supervising.channel import ENDING, REPLACE, SupervisorChannel, SupervisorSockets
-from django_pglock.worker.supervising.limits import Limits
+from django_pglock.worker.service import ConnectedService, Service, SharedSessions
+from django_pglock.worker.settling.settler import Progress, Settler
+from django_pglock.worker.supervising.channel import (
+    ENDING,
+    REPLACE,
+    SignalSafeEvent,
+    SupervisorChannel,
+    SupervisorSockets,
+)
 from django_pglock.worker.upkeep.upkeep import Upkeep
 
 logger = get_logger(WORKER)

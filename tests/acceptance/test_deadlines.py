@@ -11,7 +11,7 @@ from django_pglock.models import Task
 from django_pglock.postgres import sessions as private_sessions
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
-from django_pglock.worker.liveness import deadlines
+from django_pglock.worker.liveness import session_watch
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
@@ -34,8 +34,8 @@ def proxy(transactional_db, monkeypatch):
 @pytest.fixture
 def short_timeouts(monkeypatch):
     monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
-    monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
+    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(session_watch, "LEFT_TO_SERVER", 0.5)
 
 
 def sessions():

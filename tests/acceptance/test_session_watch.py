@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import has_statement_in_progress
-from django_pglock.worker.liveness import deadlines, session_watch
+from django_pglock.worker.liveness import session_watch
 from django_pglock.worker.liveness.session_watch import Question, SessionWatch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
@@ -42,8 +42,8 @@ def proxy(transactional_db, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
-    monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
+    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(session_watch, "LEFT_TO_SERVER", 0.5)
     monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(session_watch, "LONGEST_TRANSIT", 0.5)
 

@@ -37,10 +37,9 @@ from django_pglock.store.requests_to_worker import answer_stack
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.in_flight import EndedClaim, InFlight
 from django_pglock.worker.settling import settler
-from django_pglock.worker.settling.progress import Progress
+from django_pglock.worker.settling.settler import Progress
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import VERBS, Results, Verb, verb
 from tests.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World

@@ -279,7 +279,7 @@ inline list_in_flight(me) {
     listed[me] = true
 }
 
-/* store/give_back.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/claim_comparison.py: compare `older_than=limit` */
+/* store/give_back.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/running_tasks.py: compare `older_than=limit` */
 inline give_back(me) {
     listed[me] && does[me] != DEAD;
     listed[me] = false;
@@ -295,7 +295,7 @@ inline give_back(me) {
 }
 
 /* environment: HEARTBEAT_LIMIT passes after a claim. By then an answer has come or the session is given up
-   (worker/liveness/deadlines.py: Deadlines), and the heartbeat is not between its list and its statement. */
+   (worker/liveness/session_watch.py: Deadlines), and the heartbeat is not between its list and its statement. */
 inline grow_old() {
     status == RUNNING && !old && does[worker] != CLAIMED && !listed[worker];
     old = true

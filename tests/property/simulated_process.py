@@ -15,14 +15,12 @@ from uuid import uuid4
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.worker import capacity, in_flight
-from django_pglock.worker.claiming import claimer, exclusive_run, fetcher, function_kinds, queue_cursor, sleep
-from django_pglock.worker.claiming import ready_queues as ready_queues_module
+from django_pglock.worker.claiming import claimer, exclusive_run, fetcher, queue_cursor, sleep
+from django_pglock.worker.claiming.claimer import ASYNC, EMPTY_PAUSE, SYNC
 from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.claiming.function_kinds import ASYNC, EMPTY_PAUSE, SYNC
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.in_flight import EndedClaim, InFlight
 from django_pglock.worker.running import executor
 from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.settling import settler
@@ -31,10 +29,7 @@ from tests.property.interleaving import Event, Lock, Queue, Schedule
 from tests.property.table import Call, Shape, Table
 
 #: The modules whose lines are interleaved.
-MODULES = (
-    *(capacity, claimer, exclusive_run, executor, fetcher, function_kinds, in_flight, queue_cursor),
-    *(ready_queues_module, settler, sleep),
-)
+MODULES = (capacity, claimer, exclusive_run, executor, fetcher, in_flight, queue_cursor, settler, sleep)
 MAX_RESCUES = 3
 #: The largest number of seconds for which a claim may wait in the process. The fetcher checks it after 0.2 s.
 LONGEST_WAIT_HERE = 1.0
@@ -225,7 +220,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (queue_cursor, "claim_statement", lambda table, **options: table.claim_statement(**options)),
         (queue_cursor, "claims_of", lambda rows, worker: rows),
         (queue_cursor, "claim_fair", lambda table, **options: ([], "")),
-        (ready_queues_module, "ready_queues", Table.ready_queues),
+        (queue_cursor, "ready_queues", Table.ready_queues),
         (
             sleep,
             "write_sleep_flag",

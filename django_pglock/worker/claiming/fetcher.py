@@ -14,12 +14,13 @@ from django_pglock.store.admit import admit
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.ready import ready_paths
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker.claiming.claimer import Claimer
-from django_pglock.worker.claiming.discovery import Discovery
+from django_pglock.tasks import registry
+from django_pglock.tasks.registry import import_function
+from django_pglock.worker.claiming.claimer import EMPTY_PAUSE, Claimer, FunctionKind
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.exclusive_run import ExclusiveRun
-from django_pglock.worker.claiming.function_kinds import EMPTY_PAUSE, FunctionKind
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.claiming.sleep import Sleep
 from django_pglock.worker.in_flight import InFlight
@@ -27,7 +28,7 @@ from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.shared_sessions import SharedSessions
+    from django_pglock.worker.service import SharedSessions
 
 #: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time. Without the
 #: wait, the task would begin only after the fetcher has prepared its next poll.
@@ -367,3 +368,42 @@ class Fetcher(ConnectedService):
         self._busy_since = self._busy_since or now
         if now - self._busy_since > BUSY:
             self.sleep.end()
+
+
+#: Seconds between two checks while tasks are ready that this process cannot claim, and while it has other work.
+SEARCH_INTERVAL, BUSY_SEARCH_INTERVAL = 1.0, 30.0
+
+
+class Discovery:
+    """Imports the modules that ready tasks of the served queues name, if ``tasks/registry.py`` allows them."""
+
+    def __init__(self, using: str, queues: Queues) -> None:
+        self.using = using
+        self.queues = queues
+        self._checked_at = float("-inf")
+        # Whether a check was refused because the previous one was just before.
+        self._is_owed = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to check although there is other work."""
+        return time.monotonic() - self._checked_at >= BUSY_SEARCH_INTERVAL
+
+    @property
+    def next_in(self) -> float:
+        """Seconds until the check that was refused; infinity: none was."""
+        return max(0.0, self._checked_at + SEARCH_INTERVAL - time.monotonic()) if self._is_owed else math.inf
+
+    def check(self, *, is_urgent: bool = False) -> bool:
+        """Check, unless the last check was less than ``SEARCH_INTERVAL`` ago. Return whether functions were found.
+
+        With ``is_urgent``, check in any case.
+        """
+        self._is_owed = not is_urgent and time.monotonic() - self._checked_at < SEARCH_INTERVAL
+        if self._is_owed:
+            return False
+        self._checked_at = time.monotonic()
+        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
+        unknown = [path for path in sorted(served) if registry.find(path) is None]
+        found = [path for path in unknown if import_function(path)]
+        return bool(found)

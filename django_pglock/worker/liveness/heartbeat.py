@@ -3,7 +3,7 @@
 The session is the worker's own, or that of a supervisor, which beats for all of its processes. If the supervisor does
 not beat, the worker itself does, from its next beat on (``supervisor_heartbeat.py``).
 
-A worker that has nothing in flight may rest: it beats about each third interval (``rest.py``).
+A worker that has nothing in flight may rest: it beats about each third interval (``timing.py``).
 
 While a task keeps this thread from running, the heartbeat process beats in its place (``heartbeat_process.py``).
 
@@ -15,29 +15,34 @@ can beat again.
 
 from __future__ import annotations
 
+import pkgutil
 import socket
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from django.apps import apps
 from django.db import Error as DatabaseFailure
+from django.db import ProgrammingError, connections, router
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+from psycopg.errors import InsufficientPrivilege
 
 from django_pglock.error_reading import one_line
+from django_pglock.keys.reserved import draw_number
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import Beat, HeartbeatReply, beat_all, deregister
+from django_pglock.store.worker_lock import lock_worker, unlock_worker
 from django_pglock.tasks import registry
-from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.liveness.listener import Listener, NotificationSession, SelfPipe
-from django_pglock.worker.liveness.pending_migrations import pending_migrations
-from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.supervisor_heartbeat import Answer, SupervisorHeartbeat
-from django_pglock.worker.liveness.timing import heartbeat_timing
-from django_pglock.worker.liveness.worker_lock import WorkerLock
-from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.shared_sessions import SharedSessions
+from django_pglock.worker.liveness.timing import Rest, heartbeat_timing
+from django_pglock.worker.options import Identity
+from django_pglock.worker.service import ConnectedService, SharedSessions, logger
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
@@ -403,3 +408,105 @@ class Heartbeat(ConnectedService):
             deregister(self.using, self.identity.id)
         except DatabaseFailure as error:
             logger.warning("The row of this worker could not be deleted. Other workers will delete it: %s", error)
+
+
+# The advisory lock of a worker. While a session holds it, missing heartbeats of the worker are tolerated for longer.
+#
+# Behind a pooler in transaction mode, a worker has no session of its own. There it holds no lock, and its row says so.
+# The pooler is detected if the process number that it gives to the client is not that of the server. Otherwise the
+# worker must be started with ``--no-listen``.
+
+
+class WorkerLock:
+    """The lock of one worker, in the session that the current thread uses for the database alias."""
+
+    def __init__(self, using: str, *, is_pooled: bool = False) -> None:
+        self.using = using
+        self.is_pooled = is_pooled
+        #: The number of the lock. Behind a pooler the session does not hold it.
+        self.number = draw_number()
+        # Whether the present session holds the lock; None: not tried yet.
+        self._is_held: bool | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the present session holds the lock."""
+        return bool(self._is_held)
+
+    @property
+    def held_number(self) -> int | None:
+        """The number for the worker's row: None if no session holds the lock."""
+        return self.number if self._is_held else None
+
+    def note_session(self) -> None:
+        """Note that the session has ended. The next one does not hold the lock yet."""
+        self._is_held = False if self.is_pooled else None
+
+    def hold(self) -> None:
+        """Take the lock, unless this session holds it or belongs to a pooler.
+
+        Another worker may have drawn the same number, or an earlier, half-open session of ours may still hold the lock.
+        Then another number is drawn, and the next beat writes it into the worker's row.
+        """
+        while self._is_held is None:
+            is_held = lock_worker(self.using, self.number)
+            if is_held is False:
+                self.number = draw_number()
+            else:
+                self._is_held = bool(is_held)
+
+    def release(self) -> None:
+        """Release the lock, if this session holds it."""
+        if self._is_held:
+            self._is_held = None
+            unlock_worker(self.using, self.number)
+
+
+APP = "django_pglock"
+# Those of the names of tables that exist. Django's introspection would describe all tables and views of the project.
+EXISTING_TABLES = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(quote_ident(name)) IS NOT NULL"
+
+
+def pending_migrations(using: str) -> list[str]:
+    """Return the names of the migrations of this package that are not applied to the database, in order.
+
+    The list is empty if the project does not use these migrations: ``MIGRATION_MODULES`` disables them, or all tables
+    of the package exist and no migration is recorded. It is also empty if the role may not read the table of
+    migrations.
+    """
+    module, _ = MigrationLoader.migrations_module(APP)
+    if module is None:
+        return []
+    package = import_module(module)
+    names = {each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"}
+    connection = connections[using]
+    # All tables are checked, and before the recorded migrations are read, because "migrate" may run at the same time.
+    # It may have created only some tables, or may create them between the two queries.
+    tables, records = _tables(using), MigrationRecorder.Migration._meta.db_table
+    existing = _existing(connection, [*tables, records])
+    try:
+        applied = _applied(connection) if records in existing else set()
+    except ProgrammingError as error:
+        if isinstance(error.__cause__, InsufficientPrivilege):
+            return []
+        raise
+    if not applied and tables <= existing:
+        return []
+    return sorted(names - applied)
+
+
+def _existing(connection: Any, names: list[str]) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(EXISTING_TABLES, [names])
+        return {name for (name,) in cursor.fetchall()}
+
+
+def _applied(connection: Any) -> set[str]:
+    """Return the names of the migrations of this package that are recorded in the database."""
+    return set(MigrationRecorder(connection).migration_qs.filter(app=APP).values_list("name", flat=True))
+
+
+def _tables(using: str) -> set[str]:
+    """Return the names of the tables that the package has in this database."""
+    models = [model for model in apps.get_app_config(APP).get_models() if model._meta.managed]
+    return {model._meta.db_table for model in models if router.allow_migrate_model(using, model)}

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import ConfigurationError
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
-from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
 from django_pglock.worker.probes.metrics import Metrics, Outcomes, Readings
-from django_pglock.worker.probes.server import ProbeServer
-from django_pglock.worker.probes.systemd import SystemdNotifier
+from django_pglock.worker.service import Service
+
+if TYPE_CHECKING:
+    from django_pglock.worker.probes.http_server import ProbeHTTPServer
 
 
 class Probes:
@@ -54,3 +67,183 @@ class Probes:
         """End in order, after everything else of the worker."""
         self.systemd.stop()
         self.leave_to_replacement()
+
+
+# The probe server: answers over HTTP whether the worker lives and works, and returns its metrics.
+#
+# A client cannot disturb the worker: there are few threads, each request has a time limit, and no answer waits. The
+# answers contain nothing secret: no arguments, no errors, no addresses.
+
+
+logger = get_logger(WORKER)
+
+#: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
+#: port.
+DEFAULT_HOST = "0.0.0.0"  # noqa: S104
+#: Seconds between two checks whether the server has to stop, or has to close a request.
+CHECK_INTERVAL = 0.25
+
+
+class ProbeServer:
+    """The HTTP server of one worker, in its own thread.
+
+    ``port`` 0 takes any free port. Process 1 of a supervisor takes ``port``, process 2 the next port, and so on.
+    """
+
+    def __init__(self, health: Health, metrics: Metrics, *, host: str | None, port: int, number: int = 1) -> None:
+        self.health = health
+        self.metrics = metrics
+        self.host = DEFAULT_HOST if host is None else host
+        self.port = port + number - 1 if port else port
+        self._server: ProbeHTTPServer | None = None
+
+    def start(self) -> None:
+        """Listen. Raises ``ConfigurationError`` if that is not possible."""
+        # Not imported at module level, to save memory (http_server.py).
+        from django_pglock.worker.probes.http_server import ProbeHTTPServer
+
+        try:
+            server = ProbeHTTPServer(self.health, self.metrics, self.host, self.port)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(f"Probes cannot be answered at {self.host} port {self.port}: {error}.") from None
+        self._server, self.port = server, server.server_address[1]
+        threading.Thread(
+            target=server.serve_forever, args=(CHECK_INTERVAL,), name="lockworker-probes", daemon=True
+        ).start()
+        logger.info("Answering probes at %s port %d.", self.host, self.port)
+
+    def stop(self) -> None:
+        """Stop listening. Does not wait for requests that are being answered."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+class HeartbeatFile:
+    """An empty file that is touched at each beat and removed at the end. Without a path there is no file.
+
+    Each process of a supervisor has its own file, by its ``number``: ``path``, ``path.2``, ``path.3``...
+    """
+
+    def __init__(self, path: str | None, *, number: int = 1) -> None:
+        self.path = Path(path if number == 1 else f"{path}.{number}") if path is not None else None
+        self._has_failed = False
+        # One thread touches the file, and another one removes it. After that it must not be created again.
+        self._moving = threading.Lock()
+
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` if the file cannot be written. Does not create it, as there is no beat yet."""
+        if self.path is None:
+            return
+        try:
+            if self.path.exists():
+                self.path.open("ab").close()
+            else:
+                tempfile.TemporaryFile(dir=self.path.parent).close()
+        except OSError as error:
+            raise ConfigurationError(f"The heartbeat file {self.path} cannot be written: {error.strerror}.") from None
+
+    def touch(self) -> None:
+        """Set the file's mtime to now. Create a missing file. The first failure is logged, and none is raised."""
+        with self._moving:
+            if self.path is None:
+                return
+            try:
+                self.path.touch()
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.warning(
+                        "The heartbeat file %s cannot be written. The worker continues to run tasks: %s",
+                        self.path,
+                        error,
+                    )
+            else:
+                self._has_failed = False
+
+    def remove(self) -> None:
+        """Remove the file for good: the worker has ended in order, or another process replaces it."""
+        with self._moving:
+            path, self.path = self.path, None
+        if path is not None:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("The heartbeat file %s cannot be removed: %s", path, error)
+
+
+class SystemdNotifier(Service):
+    """Tells systemd the state of the worker: ready, alive, stopping, and a status text. Needs ``NOTIFY_SOCKET``.
+
+    It has its own thread, because the heartbeat waits for the database, and systemd must not end a worker whose
+    database cannot be reached. It reports the worker as alive while no part of the worker hangs, the heartbeat
+    included. ``outcomes``: the number of ended claims by class of outcome.
+    """
+
+    name = "notifier"
+
+    def __init__(
+        self, health: Health, in_flight: InFlight, *, outcomes: Counter[type[Any] | None], is_one_of_several: bool
+    ) -> None:
+        super().__init__()
+        self.health = health
+        self.in_flight = in_flight
+        self.outcomes = outcomes
+        self.is_one_of_several = is_one_of_several
+        self.address = os.environ.get("NOTIFY_SOCKET", "")
+        #: Seconds within which systemd expects a message; None: systemd expects no messages.
+        self.limit = watchdog_limit(is_one_of_several=is_one_of_several)
+        self._has_failed = False
+
+    def start(self) -> None:
+        """Start the thread if there is a socket to send to."""
+        if self.address:
+            super().start()
+
+    def run_once(self) -> None:
+        """Send the status. The interval is short enough that one message may be lost."""
+        lines = [f"STATUS={self._status()}"]
+        if self.limit is not None and self.health.hung() is None:
+            lines.append("WATCHDOG=1")
+        self.say(*lines)
+        self.stopping.wait(get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3)
+
+    def tell_ready(self) -> None:
+        """Tell systemd that the worker has started."""
+        self.say("READY=1", f"STATUS={self._status()}")
+
+    def tell_stopping(self) -> None:
+        """Tell systemd that the worker stops. One process of several does not: the service continues without it."""
+        if not self.is_one_of_several:
+            self.say("STOPPING=1", f"STATUS={self._status()}")
+
+    def _status(self) -> str:
+        done, failed = self.outcomes[Succeeded], self.outcomes[Failed]
+        work = f"{self.in_flight.running} tasks running, {done} succeeded, {failed} failed"
+        return self.health.hung() or self.health.unready() or work
+
+    def say(self, *lines: str) -> None:
+        """Send one message. Does not wait. The first failure is logged, and none is raised."""
+        if not self.address:
+            return
+        # "@" stands for the NUL byte at the start of the name of an abstract socket.
+        address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                channel.setblocking(False)
+                channel.sendto("\n".join(lines).encode(), address)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("Messages to NOTIFY_SOCKET cannot be sent: %s", error)
+
+
+def watchdog_limit(*, is_one_of_several: bool) -> float | None:
+    """Return the seconds of ``WatchdogSec=``; None if it is not set, or is for another process.
+
+    It is for the main process of the service. If that is a supervisor, its processes may send the messages.
+    """
+    text = os.environ.get("WATCHDOG_USEC", "")
+    is_ours = is_one_of_several or os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(text) / 1e6 if is_ours and text.isdigit() and int(text) else None

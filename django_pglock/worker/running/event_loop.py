@@ -18,15 +18,13 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.running import forked_child, task_connections
+from django_pglock.worker.in_flight import EndedClaim, InFlight
+from django_pglock.worker.running import task_connections, task_thread
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.orm_thread import OrmThread
 from django_pglock.worker.running.run import end_by_error, run_async
-from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.running.stoppable import StoppableAttempt, coroutine_text, stack_text
 from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
-from django_pglock.worker.running.task_stack import coroutine_text, stack_text
 from django_pglock.worker.running.watchdog import Watchdog
 
 logger = get_logger(WORKER)
@@ -39,7 +37,7 @@ class EventLoop:
         self.in_flight = in_flight
         self.watchdog = watchdog
         self.using = using
-        self.generation = forked_child.generation
+        self.generation = task_thread.generation
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -158,8 +156,8 @@ class EventLoop:
         try:
             return await attempt.call()
         finally:
-            if forked_child.generation != self.generation:
-                forked_child.end_process(sys.exc_info()[1])
+            if task_thread.generation != self.generation:
+                task_thread.end_process(sys.exc_info()[1])
 
     def stack_of(self, claim: Claim, innermost: Mapping[int, FrameType]) -> str:
         """Return the stack of the coroutine that runs for a claim; empty if there is none. For other threads.

@@ -6,24 +6,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import psycopg
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from django_pglock.error_reading import one_line
+from django_pglock.error_reading import one_line, traceback_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.worker.logs import log_claim
-from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import expect_next_task, is_closed, is_reusable
 
@@ -60,7 +61,7 @@ class TaskThread:
         #: The claim that the thread runs, from the first to the last statement for it.
         self.claim: Claim | None = None
         self.ident = threading.get_ident()
-        self.generation = forked_child.generation
+        self.generation = generation
         self._stopping = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
         _here.thread = self
@@ -78,8 +79,8 @@ class TaskThread:
             try:
                 value = attempt.call()
             finally:
-                if forked_child.generation != self.generation:
-                    forked_child.end_process(sys.exc_info()[1])
+                if generation != self.generation:
+                    end_process(sys.exc_info()[1])
             if attempt.timeout is not None:
                 attempt.refuse_late_success()
         except BaseException as error:
@@ -176,3 +177,39 @@ def _add_session(connection: Any, **kwargs: Any) -> None:
     thread: TaskThread | None = getattr(_here, "thread", None)
     if thread is not None:
         thread.add(connection)
+
+
+#: The number of forks from the process that has imported this module to this process. It is compared before and after
+#: each task, because that is several times faster than to compare process ids.
+generation = 0
+
+
+def _after_fork_in_child() -> None:
+    global generation
+    generation += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def end_process(error: BaseException | None) -> NoReturn:
+    """End this process at once, with the exit code that Python would use for ``error``.
+
+    A forked child that returns from the task's function must not continue as a thread of the worker. It would settle
+    the claim of its parent, and run the claims in the parent's inbox.
+    """
+    code = 0 if error is None else 1
+    try:
+        if error is not None:
+            status: Any = error.code if isinstance(error, SystemExit) else error
+            if status is None or isinstance(status, int):
+                code = int(status or 0)
+            else:
+                sys.stderr.write(traceback_of(error))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+    finally:
+        # Also if the streams of the project raise.
+        os._exit(code & 0xFF)

@@ -23,7 +23,7 @@ from django_pglock.store.outcome import (
     Succeeded,
 )
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import EndedClaim
 
 logger = get_logger(WORKER)
 

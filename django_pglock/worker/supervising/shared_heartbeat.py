@@ -16,10 +16,10 @@ from uuid import UUID
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import Beat, beat_all
-from django_pglock.worker.liveness.json_lines import JsonLines
+from django_pglock.worker.liveness.heartbeat import WorkerLock
 from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
+from django_pglock.worker.liveness.supervisor_heartbeat import JsonLines
 from django_pglock.worker.liveness.timing import heartbeat_timing
-from django_pglock.worker.liveness.worker_lock import WorkerLock
 from django_pglock.worker.service import ConnectedService, logger
 
 

@@ -19,7 +19,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
@@ -29,9 +29,21 @@ from django.db import transaction
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import admit
-from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
+from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead, is_oldest
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
-from django_pglock.store.numbers import BETWEEN_DEPTHS, PAUSE_FACTOR, add_rescued, clock, count_depths, prune_numbers
+from django_pglock.store.numbers import (
+    BETWEEN_DEPTHS,
+    MAX_AGE,
+    PAUSE_FACTOR,
+    Total,
+    add_rescued,
+    clock,
+    count_depths,
+    counters,
+    depths,
+    prune_numbers,
+)
 from django_pglock.store.promote import next_due_in, promote, restart_delays
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
@@ -39,14 +51,13 @@ from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
+from django_pglock.store.unknown import UnknownTasks, unknown, unserved_queues
 from django_pglock.store.wake import wake
 from django_pglock.store.worker_lock import try_upkeep_lock
 from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.upkeep.readings import Readings
-from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.worker.shared_sessions import SharedSessions
+    from django_pglock.worker.service import SharedSessions
 
 T = TypeVar("T")
 
@@ -335,3 +346,89 @@ class Upkeep(ConnectedService):
                 break
         delete_dead(self.using)
         self._rescued = [(task.queue, task.task_path, task.status) for task in found]
+
+
+#: Seconds between two readings, and for which the upkeep reads after the last call of ``request()``.
+BETWEEN_READINGS, READ_FOR = 10.0, 600.0
+
+
+class Readings:
+    """The depths of the queues and the counters of attempts. The upkeep reads them while clients request them.
+
+    ``request()`` does not wait. It returns what the upkeep has read last. So it needs no session.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._requested_at = self._read_at = -math.inf
+        self._depths: Sequence[QueueCounts] = ()
+        self._counters: Sequence[Total] = ()
+
+    def request(self) -> tuple[Sequence[QueueCounts], Sequence[Total]]:
+        """Return depths and counters; both empty if they are not known."""
+        self._requested_at = time.monotonic()
+        return (self._depths, self._counters) if self._requested_at - self._read_at < MAX_AGE else ((), ())
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a client has requested the numbers lately."""
+        return time.monotonic() - self._requested_at < READ_FOR
+
+    def run_if_due(self) -> None:
+        """Read the numbers if they are due and requested. A queue that has become empty stays, with zeros."""
+        now = time.monotonic()
+        if self.is_requested and now - self._read_at >= BETWEEN_READINGS:
+            found = {each.queue: each for each in depths(self.using)}
+            empty = dict.fromkeys(COUNTED, 0)
+            gone = [QueueCounts.of(each.queue, empty, None, None) for each in self._depths if each.queue not in found]
+            self._depths, self._counters = [*found.values(), *gone], counters(self.using)
+            self._read_at = now
+
+
+#: Seconds between two checks, and before the first one. By then, workers that start together have written which
+#: functions they know.
+CHECK_INTERVAL = 30.0
+
+
+class UnknownReport:
+    """Warns once about each function and queue, and again after its tasks were gone. Only the oldest worker checks."""
+
+    def __init__(self, using: str, worker: UUID) -> None:
+        self.using = using
+        self.worker = worker
+        self._checked_at = time.monotonic()
+        self._reported: set[str] = set()
+        self._reported_queues: set[str] = set()
+
+    def run_if_due(self) -> None:
+        """Check for such tasks, if this is due."""
+        if time.monotonic() - self._checked_at < CHECK_INTERVAL:
+            return
+        self._checked_at = time.monotonic()
+        if is_oldest(self.using, self.worker):
+            self._report(unknown(self.using))
+            self._report_queues(set(unserved_queues(self.using)))
+
+    def _report(self, found: list[UnknownTasks]) -> None:
+        for each in found:
+            if each.task_path not in self._reported:
+                self._reported.add(each.task_path)
+                logger.warning(
+                    "%s of queue %r %s %r, which no running worker has imported. "
+                    "Import its module in the workers, or deploy the version that defines it.",
+                    "1 task" if each.waiting == 1 else f"{each.waiting} tasks",
+                    each.queue,
+                    "calls" if each.waiting == 1 else "call",
+                    each.task_path,
+                )
+        self._reported &= {each.task_path for each in found}
+
+    def _report_queues(self, found: set[str]) -> None:
+        for queue in sorted(found - self._reported_queues):
+            logger.warning(
+                "Tasks wait in the queue %r, which no running worker serves. Start a worker for it, or move them: "
+                "manage.py locktasks move-to-queue --queue %s --to OTHER",
+                queue,
+                queue,
+            )
+        self._reported_queues = found

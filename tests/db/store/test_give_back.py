@@ -16,7 +16,7 @@ from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.liveness.claim_comparison import ClaimComparison
+from django_pglock.worker.liveness.running_tasks import ClaimComparison
 from tests import server_clock
 from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed

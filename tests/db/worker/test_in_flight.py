@@ -10,8 +10,7 @@ from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.outcome import GivenBack
 from django_pglock.store.settle import settle
-from django_pglock.worker.ended_claim import EndedClaim
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.in_flight import EndedClaim, InFlight
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

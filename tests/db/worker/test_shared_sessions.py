@@ -6,8 +6,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_pglock.models import Task
-from django_pglock.worker.service import ConnectedService
-from django_pglock.worker.shared_sessions import SharedSessions
+from django_pglock.worker.service import ConnectedService, SharedSessions
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 

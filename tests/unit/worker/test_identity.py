@@ -7,8 +7,8 @@ import os
 import pytest
 
 from django_pglock.models import Worker
-from django_pglock.worker import identity
-from django_pglock.worker.identity import Identity
+from django_pglock.worker import options
+from django_pglock.worker.options import Identity
 
 
 def test_two_starts_in_one_process_are_two_workers():
@@ -22,7 +22,7 @@ def test_two_starts_in_one_process_are_two_workers():
 
 @pytest.mark.parametrize("length", [1, 80, 255, 5000])
 def test_names_fit_the_table_and_tell_workers_of_one_host_apart(monkeypatch, length):
-    monkeypatch.setattr(identity.socket, "gethostname", lambda: "h" * length)
+    monkeypatch.setattr(options.socket, "gethostname", lambda: "h" * length)
     names = {Identity(pid=2**31).name for _ in range(20)}
     assert len(names) == 20
     assert max(map(len, names)) <= Worker._meta.get_field("name").max_length

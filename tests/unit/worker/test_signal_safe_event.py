@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from django_pglock.worker.signal_safe_event import SignalSafeEvent, stop_signals
+from django_pglock.worker.supervising.channel import SignalSafeEvent, stop_signals
 from tests.conftest import NEVER
 
 

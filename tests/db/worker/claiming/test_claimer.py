@@ -84,7 +84,7 @@ def claim(fetcher, count):
 def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     """The cache contains only one ready queue, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
-    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
+    monkeypatch.setattr("django_pglock.worker.claiming.queue_cursor.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
     fill("b", 1)

@@ -14,8 +14,8 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming import discovery
-from django_pglock.worker.claiming.discovery import Discovery
+from django_pglock.worker.claiming import fetcher
+from django_pglock.worker.claiming.fetcher import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -65,7 +65,7 @@ def test_a_sleeping_worker_imports_the_module_of_a_task_after_its_notification(w
 def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, eventually, settings, monkeypatch, gate):
     """The next poll of the worker would come ten minutes later."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "POLL_INTERVAL": 600.0}
-    monkeypatch.setattr(discovery, "import_function", lambda path: False)
+    monkeypatch.setattr(fetcher, "import_function", lambda path: False)
     row = enqueue_unknown()
     running_tasks.wait_for_note.enqueue("go on")
     polling = worker()

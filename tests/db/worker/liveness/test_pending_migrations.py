@@ -7,8 +7,8 @@ from django.db import connection, connections
 from django.test import override_settings
 
 from django_pglock.models import Task
-from django_pglock.worker.liveness import pending_migrations as module
-from django_pglock.worker.liveness.pending_migrations import pending_migrations
+from django_pglock.worker.liveness import heartbeat as module
+from django_pglock.worker.liveness.heartbeat import pending_migrations
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 

@@ -10,7 +10,7 @@ from django_pglock.models import AdvisoryLock
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import Worker
-from django_pglock.worker.liveness.worker_lock import WorkerLock
+from django_pglock.worker.liveness.heartbeat import WorkerLock
 from tests.db.locks.sessions import advisory_rows
 
 pytestmark = pytest.mark.django_db(transaction=True)

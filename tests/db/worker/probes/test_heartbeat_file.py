@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Worker
-from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
+from django_pglock.worker.probes.probes import HeartbeatFile
 from django_pglock.worker.supervising.channel import SupervisorSockets
 from tests.conftest import NEVER
 

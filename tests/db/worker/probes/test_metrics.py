@@ -6,7 +6,7 @@ import pytest
 from django.db.models import F
 
 from django_pglock.models import Number, Queue, Task
-from django_pglock.worker.upkeep import readings
+from django_pglock.worker.upkeep import upkeep
 from tests.conftest import NEVER
 from tests.db.worker.probes.asking import metrics
 from tests.sample import running_tasks, tasks
@@ -80,8 +80,8 @@ def test_metrics_count_the_tasks_in_flight(probed, eventually):
 def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
     read = []
-    depths = readings.depths
-    monkeypatch.setattr(readings, "depths", lambda using: read.append(1) or depths(using))
+    depths = upkeep.depths
+    monkeypatch.setattr(upkeep, "depths", lambda using: read.append(1) or depths(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
     Queue.objects.pause("mail")
@@ -99,11 +99,11 @@ def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually
         metrics(worker)
         worker.upkeep.readings.run_if_due()
     assert len(read) == 1
-    monkeypatch.setattr("django_pglock.worker.upkeep.readings.BETWEEN_READINGS", 0.1)
+    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.BETWEEN_READINGS", 0.1)
     Task.objects.all().delete()
     Number.objects.filter(kind="counted").update(total=0)
     eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.upkeep.readings.MAX_AGE", 0.0)
+    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.MAX_AGE", 0.0)
     assert f"tasks_ready {odd}" not in metrics(worker)
 
 

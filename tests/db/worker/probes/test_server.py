@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.worker.probes.server import ProbeServer
+from django_pglock.worker.probes.probes import ProbeServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from django_pglock.worker.probes.systemd import watchdog_limit
+from django_pglock.worker.probes.probes import watchdog_limit
 from django_pglock.worker.supervising.channel import SupervisorSockets
 
 pytestmark = [

@@ -10,8 +10,8 @@ from asgiref.sync import sync_to_async
 from django_pglock import Snooze, task
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
-from django_pglock.worker.running import captured_logs
-from django_pglock.worker.running.captured_logs import CapturedLogs
+from django_pglock.worker.running import attempt
+from django_pglock.worker.running.attempt import CapturedLogs
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,7 +24,7 @@ def levels():
     logger.setLevel(logging.DEBUG)
     yield
     logger.setLevel(logging.NOTSET)
-    logging.getLogger().removeHandler(captured_logs._handler)
+    logging.getLogger().removeHandler(attempt._handler)
 
 
 def say(name):
@@ -179,16 +179,16 @@ def test_a_record_that_cannot_be_formatted_or_stored_raises_nothing():
 def test_only_the_last_records_are_kept_and_few_characters():
     logs = CapturedLogs(0)
     assert logs.text() is None
-    for number in range(captured_logs.MOST_RECORDS + 5):
+    for number in range(attempt.MOST_RECORDS + 5):
         logs.add(record(f"number {number}"))
     first, second, *_, last = lines_of(logs.text())
     assert (first, second) == ("… 5 earlier records", "INFO name: number 5")
-    assert last == f"INFO name: number {captured_logs.MOST_RECORDS + 4}"
+    assert last == f"INFO name: number {attempt.MOST_RECORDS + 4}"
     for _ in range(20):
         logs.add(record("x" * 10_000))
     lines = logs.text().splitlines()
-    assert sum(map(len, lines)) <= captured_logs.MOST_CHARACTERS + 100
-    assert {len(line) for line in lines[1:]} == {captured_logs.LONGEST_RECORD + 1}
+    assert sum(map(len, lines)) <= attempt.MOST_CHARACTERS + 100
+    assert {len(line) for line in lines[1:]} == {attempt.LONGEST_RECORD + 1}
 
 
 @pytest.mark.parametrize("value", ["LOUD", -1, 1.5, [], b"INFO"])

@@ -16,7 +16,7 @@ from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.running import attempt as attempts
 from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest
-from django_pglock.worker.running.group import GroupAttempt, with_others
+from django_pglock.worker.running.executor import GroupAttempt, with_others
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django_pglock import task
 from django_pglock.models import Task
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.worker.running.task_stack import MOST_CHARACTERS, MOST_FRAMES, stack_text
+from django_pglock.worker.running.stoppable import MOST_CHARACTERS, MOST_FRAMES, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.worker import task_signals
+from django_pglock.worker import logs
 from django_pglock.worker.running import attempt
 from tests.sample import tasks
 
@@ -26,11 +26,11 @@ def made(monkeypatch):
         return make(*args, **kwargs)
 
     monkeypatch.setattr(attempt, "make_result", note)
-    monkeypatch.setattr(task_signals.PACKAGE_LOGGER, "level", logging.WARNING)
-    task_signals.PACKAGE_LOGGER.manager._clear_cache()
+    monkeypatch.setattr(logs.PACKAGE_LOGGER, "level", logging.WARNING)
+    logs.PACKAGE_LOGGER.manager._clear_cache()
     yield results
     monkeypatch.undo()
-    task_signals.PACKAGE_LOGGER.manager._clear_cache()
+    logs.PACKAGE_LOGGER.manager._clear_cache()
 
 
 def run(worker, eventually, *results):

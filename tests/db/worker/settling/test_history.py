@@ -14,7 +14,7 @@ from django_pglock.store.counts import OUTCOMES
 from django_pglock.store.numbers import add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import EndedClaim
 from django_pglock.worker.settling.history import waited
 from tests.sample import keyed_tasks, tasks
 

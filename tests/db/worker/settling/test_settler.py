@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import EndedClaim
 from django_pglock.worker.settling import settler
 from tests.sample import tasks
 

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.worker.liveness.json_lines import JsonLines
+from django_pglock.worker.liveness.supervisor_heartbeat import JsonLines
 from django_pglock.worker.supervising import shared_heartbeat
 from django_pglock.worker.supervising.channel import SupervisorSockets
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat

@@ -14,7 +14,7 @@ from django_pglock.store.claim import claim_statement
 from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.upkeep import unknown_report as unknown
+from django_pglock.worker.upkeep import upkeep as unknown
 from tests.sample import tasks
 from tests.sample.models import Effect
 

@@ -22,7 +22,7 @@ from django_pglock.store.liveness import UPKEEP_WORKERS
 from django_pglock.store.numbers import KEPT, add_numbers
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.liveness.rest import Rest
+from django_pglock.worker.liveness.timing import Rest
 from django_pglock.worker.upkeep import upkeep
 from tests.conftest import NEVER
 from tests.db.store.schedules import HOUR, decorate

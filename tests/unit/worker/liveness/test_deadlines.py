@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from django_pglock.worker.liveness import deadlines
-from django_pglock.worker.liveness.deadlines import _Awaited
+from django_pglock.worker.liveness import session_watch
+from django_pglock.worker.liveness.session_watch import _Awaited
 
 
 class Waits:
@@ -22,7 +22,7 @@ class Waits:
 @pytest.fixture
 def shut_down(monkeypatch):
     shut_down = []
-    monkeypatch.setattr(deadlines, "shut_down_socket", shut_down.append)
+    monkeypatch.setattr(session_watch, "shut_down_socket", shut_down.append)
     return shut_down
 
 

@@ -13,7 +13,7 @@ from tests.warm.process import start
 
 PROGRAM = """
 import sys
-from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.running.task_thread import end_process
 
 class Hostile(Exception):
     def __str__(self):

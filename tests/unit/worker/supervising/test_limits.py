@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.supervising import limits as limits_module
-from django_pglock.worker.supervising.limits import Limits, resident_memory
+from django_pglock.worker import in_flight as limits_module
+from django_pglock.worker.in_flight import InFlight, Limits, resident_memory
 
 
 def limits(in_flight=None, **limits):

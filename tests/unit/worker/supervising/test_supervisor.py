@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker.supervising import child_process, supervisor
+from django_pglock.worker.supervising import supervisor
 from django_pglock.worker.supervising.supervisor import Supervisor
 from tests.conftest import NEVER
 
@@ -143,7 +143,7 @@ sys.exit(0 if channel.recv(1) == b"h" and len(heard) == 1 else 5)
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
-    popen, attempts = child_process.subprocess.Popen, []
+    popen, attempts = supervisor.subprocess.Popen, []
 
     def fail_twice(*args, **kwargs):
         attempts.append(1)
@@ -151,7 +151,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch,
             raise BlockingIOError(11, "no more processes")
         return popen(*args, **kwargs)
 
-    monkeypatch.setattr(child_process, "subprocess", SimpleNamespace(Popen=fail_twice))
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=fail_twice))
     assert len(supervise("")[1]) == 1
     assert caplog.text.count("cannot be started") == 2
 
