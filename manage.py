@@ -114,7 +114,7 @@ def missing():
     """Return what this Python lacks for the command that was asked for."""
     from importlib.util import find_spec
 
-    needed = ["django", "psycopg", "environ", "pgtrigger"] + (["pytest", "pytest_django"] if "test" in extras() else [])
+    needed = ["django", "psycopg", "environ"] + (["pytest", "pytest_django"] if "test" in extras() else [])
     return [name for name in needed if find_spec(name) is None]
 
 

@@ -47,7 +47,7 @@ def prepare(folder: str) -> tuple[Any, Any]:
     database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres", "CONN_MAX_AGE": None}
     settings.configure(
         DATABASES={"default": {**database, "HOST": folder}},
-        INSTALLED_APPS=["pgtrigger", "django_pglock"],
+        INSTALLED_APPS=["django_pglock"],
         TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}},
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         USE_TZ=True,
@@ -98,7 +98,9 @@ def tables() -> list[Any]:
         pass
 
     class Captured(Order):
-        capture = Capture(reindex)
+        class Meta(Order.Meta):
+            abstract = False
+            constraints = [Capture(reindex, name="bench_capture")]
 
     class PlainLine(models.Model):
         order = models.ForeignKey(Plain, models.CASCADE)
@@ -221,7 +223,7 @@ def heading() -> str:
     with connection.cursor() as cursor:
         cursor.execute("SHOW server_version")
         server = cursor.fetchone()[0]
-    packages = ", ".join(f"{name} {version(name)}" for name in ("django", "psycopg", "django-pgtrigger"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("django", "psycopg"))
     return (
         f"{date.today():%d %B %Y}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, "
         f"PostgreSQL {server} with fsync on, over a Unix socket, {packages}."

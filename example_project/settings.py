@@ -28,7 +28,6 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "pgtrigger",
     "django_pglock",
     "example_project.shop",
     "example_project.systems",

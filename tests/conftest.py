@@ -18,16 +18,13 @@ from typing import Any
 
 import hypothesis
 import pytest
-from django.apps import apps
 from django.db import connection, connections
 from django.db.backends.postgresql.base import DatabaseWrapper
-from django.db.models import Model
 from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
 
 from django_pglock import loggers
 from django_pglock.conf import get_settings
-from django_pglock.contrib.capture import Capture, CaptureTrigger
 from django_pglock.postgres.message import OWN_WRAPPERS
 from django_pglock.store import plans
 from django_pglock.store import wake as wakeup
@@ -250,25 +247,6 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
         worker.shutdown()
         # The process continues, and so do functions that exceed the grace period, with their sessions.
         worker.executor.wait(3)
-
-
-@pytest.fixture
-def capture(db: None) -> Iterator[Callable[..., Capture]]:
-    """Install the triggers of a capture for the rest of a test, without a migration."""
-    installed: list[tuple[CaptureTrigger, type[Model]]] = []
-
-    def install(task: Any, *, model: type[Model] | None = None, name: str = "capture", **options: Any) -> Capture:
-        # The models are not loaded yet when this file is.
-        model = model or apps.get_model("sample", "Product")
-        capture = Capture(task, **options)
-        for trigger in capture.triggers(model, name):
-            trigger.install(model)
-            installed.append((trigger, model))
-        return capture
-
-    yield install
-    for trigger, model in installed:
-        trigger.uninstall(model)
 
 
 def environment_at(url: str, **environment: str) -> dict[str, str]:

@@ -1,336 +1,292 @@
-"""Capture every change of a table as tasks, by triggers: ``pip install "django-pglock-tasks[capture]"``.
+"""Capture every change of a table as tasks, by triggers.
 
-A trigger of django-pgtrigger enqueues the tasks in the transaction of the change, whether the ORM makes it, plain SQL,
-COPY, or another program. ``makemigrations`` writes the triggers into the migrations of the model's app::
-
-    INSTALLED_APPS = [..., "pgtrigger", "django_pglock"]
+A ``Capture`` stands among the constraints of a model. So ``makemigrations`` writes it into the migrations of the app,
+and a renamed table keeps its triggers::
 
     class Product(models.Model):
         name = models.CharField(max_length=100)
-        capture = Capture("shop.tasks.reindex", fields=["name"])
+
+        class Meta:
+            constraints = [Capture("shop.tasks.reindex", name="product_capture", fields=["name"])]
 
     @task
     def reindex(ids):  # in shop/tasks.py
         ...
+
+A trigger does one thing, in the transaction of the change: it inserts a row for the task ``captured``, with the ids of
+the changed rows. A worker runs ``captured``, which enqueues the declared function. So keys, groups, uniqueness and all
+other options of the function are applied by Python, and changing them needs no migration.
+
+Changes keep their order. A transaction that changes a row waits for the one that has changed it before, so its trigger
+runs later, and its task has a later date and a larger id. All tasks of one capture have one lock key, so they run one
+after the other, up to a hundred in one call. A call enqueues in the transaction that ends it, so it does so exactly
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import pgtrigger
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, register
-from django.core.exceptions import FieldDoesNotExist, FieldError
+from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, models, router
-from django.db.models.signals import class_prepared
-from django.db.models.sql.query import Query
+from django.db.backends.ddl_references import Statement, Table
+from django.db.models.constraints import BaseConstraint
 from django.utils.module_loading import import_string
-from pgtrigger import compiler
+from psycopg import sql
 
-from django_pglock.errors import NOT_INSTALLED, LockKeyError, TaskOptionError
-from django_pglock.store.capture import OLD_ROW, Captured, Columns, body_of, identifier, literal
+from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
+from django_pglock.store.statements import filled
+from django_pglock.store.wake import SCHEDULED_CHANNEL
+from django_pglock.tasks.backends import our_backends
+from django_pglock.tasks.bulk import enqueue_many
+from django_pglock.tasks.call_keys import call_signature, names_in_keys
 from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.decorator import task
 from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.options import Group
+from django_pglock.tasks.states import UniqueScope
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.definition import TaskFunction
-
-#: The operations that can be captured.
-OPERATIONS: dict[str, pgtrigger.Operation] = {
-    "insert": pgtrigger.Insert,
-    "update": pgtrigger.Update,
-    "delete": pgtrigger.Delete,
-    "truncate": pgtrigger.Truncate,
+#: The operations that can be captured, each with the transition tables that its trigger reads.
+OPERATIONS = {
+    "insert": {"new_rows": "NEW"},
+    "update": {"old_rows": "OLD", "new_rows": "NEW"},
+    "delete": {"old_rows": "OLD"},
 }
-#: Types of fields whose values may be part of a key.
-PLAIN = (models.IntegerField, models.UUIDField)
-#: The quotes of the function's text.
-QUOTES = "$capture$"
+#: The parameters of a function to which a capture passes values. A function has either ``id`` or ``ids``.
+ARGUMENTS = {"id", "ids", "model", "operation", "schema"}
+
+# The ids of the changed rows. If an UPDATE leaves the watched columns of a row as they were, both tables have the row
+# with the same text. The text also compares values whose type has no operator "=", such as json.
+CHANGED = "SELECT id FROM ({rows}) AS changed WHERE id IS NOT NULL GROUP BY id ORDER BY id"
+WATCHED = """
+SELECT id FROM (SELECT id FROM ({rows}) AS changed GROUP BY id, state HAVING count(*) = 1) AS changed
+WHERE id IS NOT NULL GROUP BY id ORDER BY id
+"""
+
+# The function has the rights of its owner, the role that migrates. So a program that may only write to the table works
+# as before. No other role may make a trigger of the function, and it finds names only in the schemas in which the
+# migration finds them, and in those before temporary tables.
+#
+# A task with a lock key is admitted after the commit. Here the worker that promotes the task does so, and NOTIFY wakes
+# it. The date is the time of the trigger, not of its statement, which may have waited for an earlier change.
+TRIGGER = """
+CREATE OR REPLACE FUNCTION %(function)s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $capture$
+BEGIN
+    INSERT INTO %(task)s (status, run_after, queue, backend, task_path, max_retries, lock_key, group_key, kwargs)
+    SELECT 'SCHEDULED', clock_timestamp(), %(values)s, jsonb_build_object('name', %(name)s, 'schema', TG_TABLE_SCHEMA,
+        'table', TG_TABLE_NAME, 'operation', lower(TG_OP), 'ids', to_jsonb(changed.ids[first:first + 999]))
+    FROM (SELECT ARRAY(%(ids)s) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first;
+    PERFORM pg_notify(%(channel)s, %(queue)s) WHERE FOUND AND EXISTS (SELECT FROM %(worker)s WHERE is_sleeping);
+    RETURN NULL;
+END $capture$;
+REVOKE ALL ON FUNCTION %(function)s() FROM PUBLIC;
+DO $capture$ BEGIN
+EXECUTE format('ALTER FUNCTION %(function)s() SET search_path = pg_catalog, %%s, pg_temp', (
+    SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_schemas(false)) AS name));
+END $capture$;
+CREATE TRIGGER %(function)s AFTER %(operation)s ON %(table)s REFERENCING %(tables)s
+FOR EACH STATEMENT EXECUTE FUNCTION %(function)s();
+"""
 
 
-class Capture:
-    """Declared on a model, it makes a task of each change of the model's table, in the transaction of the change.
+class Capture(BaseConstraint):
+    """Among the ``constraints`` of a model, it makes a task of each change of the table, in the change's transaction.
 
     - ``task``: a task function, with ``using()`` if need be, or the path of one, such as ``"shop.tasks.reindex"``. The
-      function has any of these parameters: ``ids``, a list of the ids of changed rows, or ``id``, one of them;
-      ``operation``, which is ``"insert"``, ``"update"``, ``"delete"`` or ``"truncate"``; ``model``, such as
-      ``"shop.product"``; and ``schema``, the schema of the table. With ``ids`` one statement makes a task for each
-      ``batch_size`` ids, with ``id`` one for each id, and with neither one.
-    - ``on``: what is captured, of ``"insert"``, ``"update"``, ``"delete"`` (default: these) and ``"truncate"``.
-    - ``fields``: an UPDATE counts only if it changes one of these fields. Default: every UPDATE counts.
-    - ``when``: a ``Q`` of the model's own fields; a row counts if it matches before the change or after it.
-    - ``ids``: the field whose values are the ids; default: the primary key. With ``ids="order"`` the task gets the ids
-      of the orders whose rows have changed, each once, of the old and of the new order if a row moves.
-    - ``batch_size``: ids that one task gets at most.
-
-    On an abstract model it captures the tables of all models that inherit their columns from it. Raises
-    ``TaskOptionError`` for a wrong ``on``, ``fields`` or ``batch_size``. A system check finds all other mistakes.
+      function has any of these parameters: ``ids``, a list of ids of changed rows, or ``id``, one of them;
+      ``operation``, which is ``"insert"``, ``"update"`` or ``"delete"``; ``model``, such as ``"shop.product"``; and
+      ``schema``, the schema of the table.
+    - ``name``: the name of the triggers. It stays when the model is renamed.
+    - ``on``: what is captured. ``fields``: an UPDATE counts only if it changes one of these fields.
+    - ``ids``: the field whose values are the ids; default: the primary key. With ``ids="order"`` the function gets the
+      ids of the orders whose rows have changed, of the old and of the new order if a row moves.
+    - ``queue_name``: the queue of the tasks that the triggers insert. The function has its own queue.
     """
 
     def __init__(
         self,
-        task: PostgresTask | TaskFunction[..., Any] | str,
+        task: Any,
         *,
-        on: str | Iterable[str] = ("insert", "update", "delete"),
+        name: str,
+        on: str | Iterable[str] = tuple(OPERATIONS),
         fields: Sequence[str] = (),
-        when: models.Q | None = None,
         ids: str | None = None,
-        batch_size: int = 1000,
+        queue_name: str = "default",
     ) -> None:
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if not self.on or not set(self.on) <= set(OPERATIONS):
             raise TaskOptionError(f"Capture: on is {on!r}; give one or more of {', '.join(OPERATIONS)}.")
         if isinstance(fields, str):
             raise TaskOptionError(f"Capture: fields is {fields!r}; give a list of names.")
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give 1 or a larger number.")
-        self._task, self._fields, self._when, self._ids, self._size = task, fields, when, ids, batch_size
+        self._task, self.fields, self.ids, self.queue_name = task, tuple(fields), ids, queue_name
+        super().__init__(name=name)
 
-    def contribute_to_class(self, model: type[models.Model], name: str) -> None:
-        """Attach the triggers to the model, or to those that inherit it if it is abstract."""
-        setattr(model, name, self)
+    def __eq__(self, other: object) -> bool:
+        # The triggers do not depend on the function: another function needs no migration.
+        if not isinstance(other, Capture):
+            return NotImplemented
+        return {**self.deconstruct()[2], "task": None} == {**other.deconstruct()[2], "task": None}
 
-        def attach(sender: Any, **kwargs: Any) -> None:
-            if sender is model or (_inherits_from_abstract(sender, model) and getattr(sender, name) is self):
-                for trigger in self.triggers(sender, name):
-                    trigger.register(sender)
+    __hash__ = BaseConstraint.__hash__
 
-        class_prepared.connect(attach, weak=False)
+    def deconstruct(self) -> Any:
+        """Return what a migration contains."""
+        _, args, kwargs = super().deconstruct()
+        path = self._task if isinstance(self._task, str) else self._task.module_path
+        own = {"on": self.on, "fields": self.fields, "ids": self.ids, "queue_name": self.queue_name}
+        return f"{__name__}.Capture", args, {**kwargs, "task": path, **{key: own[key] for key in own if own[key]}}
 
-    def triggers(self, model: type[models.Model], name: str) -> list[CaptureTrigger]:
-        """Return the triggers on the table of a model. Their names begin with ``name``."""
-        triggers = [CaptureTrigger(self, f"{name}_{operation}", operation) for operation in self.on]
-        if "update" in self.on and self._reads_key_only(model):
-            triggers.append(ChangedKeyTrigger(self, f"{name}_key", "update"))
-        return triggers
-
-    def _reads_key_only(self, model: type[models.Model]) -> bool:
-        """Return whether only primary keys are read of an UPDATE. May be called before all models are loaded."""
-        key = model._meta.pk
-        has_key_as_id = self._ids is None or (key is not None and self._ids in (key.name, key.attname))
-        return has_key_as_id and not self._fields and self._when is None
+    def clone(self) -> Capture:
+        """Return a copy, whose task keeps the options of ``using()``."""
+        return Capture(**{**self.deconstruct()[2], "task": self._task})
 
     @property
     def task(self) -> PostgresTask:
         """The task. Raises ``TaskOptionError`` if its path leads to none."""
-        task: Any = self._task
-        if isinstance(task, str):
+        found: Any = self._task
+        if isinstance(found, str):
             try:
-                task = import_string(task)
+                found = import_string(found)
             except ImportError as error:
                 raise TaskOptionError(f"Capture: the task {self._task!r} cannot be imported: {error}.") from error
-        if not isinstance(task, PostgresTask):
+        if not isinstance(found, PostgresTask):
             raise TaskOptionError(f"Capture: {self._task!r} is not a task; decorate the function with @task.")
-        return task
+        return found
 
-    def tables(self, model: type[models.Model], operation: str) -> tuple[str, ...]:
-        """Return the transition tables that the trigger of an operation reads."""
-        if operation == "update":
-            return ("new_rows",) if self._reads_key_only(model) else ("old_rows", "new_rows")
-        return {"insert": ("new_rows",), "delete": ("old_rows",)}.get(operation, ())
+    def calls(self, model: type[models.Model], *, ids: list[Any], **values: Any) -> list[dict[str, Any]]:
+        """Return the arguments of each call of the function for a row that a trigger has inserted."""
+        names = _arguments_of(self.task)
+        values["model"] = (model._meta.concrete_model or model)._meta.label_lower
+        own = {name: value for name, value in values.items() if name in names}
+        if "id" in names:
+            return [{**own, "id": each} for each in ids]
+        return [{**own, "ids": ids} if "ids" in names else own]
 
-    def body(self, model: type[models.Model], operation: str, rows: tuple[str, ...]) -> tuple[str, str]:
-        """Return the variables and the statements of a trigger function that reads these rows.
+    def constraint_sql(self, model: Any, schema_editor: Any) -> None:
+        """Make the triggers of a new table, after the table."""
+        schema_editor.deferred_sql.extend(self.statements(model, schema_editor))
 
-        Raises ``TaskOptionError``.
-        """
-        try:
-            captured = Captured(operation, _concrete(model)._meta.label_lower, self._columns(model), rows)
-            declare, statements = body_of(self.task, captured, size=self._size)
-        except (FieldDoesNotExist, FieldError, LockKeyError) as error:
-            raise TaskOptionError(f"Capture: {error}") from error
-        if QUOTES in statements:
-            raise TaskOptionError(f"Capture: no option may contain {QUOTES}.")
-        return declare, statements
+    def create_sql(self, model: Any, schema_editor: Any) -> Any:
+        """Return the statements that make the triggers of a table."""
+        return "".join(map(str, self.statements(model, schema_editor)))
 
-    def _columns(self, model: type[models.Model]) -> Columns:
-        key = [identifier(str(field.column)) for field in model._meta.pk_fields]
-        if self._ids is None and len(key) > 1:
+    def remove_sql(self, model: Any, schema_editor: Any) -> Any:
+        """Return the statements that drop the functions and, with them, the triggers."""
+        return "".join(f"DROP FUNCTION IF EXISTS {self.name}_{each}() CASCADE;\n" for each in self.on)
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse no row."""
+
+    def statements(self, model: Any, schema_editor: Any) -> list[Statement]:
+        """Return the function and the trigger of each operation. Raises ``TaskOptionError``, ``FieldDoesNotExist``."""
+        if not re.fullmatch("[a-z_][a-z0-9_]{0,55}", self.name):
+            raise TaskOptionError(f"Capture: name is {self.name!r}; give 1 to 56 of a to z, 0 to 9 and _.")
+        alias, key = schema_editor.connection.alias, f"captured:{self.name}"
+        backend = next((each.alias for each in our_backends() if each.database == alias), "default")
+        values = (self.queue_name, backend, captured.module_path, captured.max_attempts - 1, key, key)
+        parts = {
+            "task": filled("{task}"),
+            "worker": filled("{worker}"),
+            "name": _literal(self.name),
+            "queue": _literal(self.queue_name),
+            "channel": _literal(SCHEDULED_CHANNEL),
+            "values": ", ".join(map(_literal, values)),
+            "table": Table(model._meta.db_table, schema_editor.quote_name),
+        }
+        return [
+            Statement(TRIGGER, **parts, **self._parts_of(each, model, schema_editor.quote_name)) for each in self.on
+        ]
+
+    def _parts_of(self, operation: str, model: Any, quoted: Any) -> dict[str, str]:
+        tables = OPERATIONS[operation]
+        field = _own_field(model, self.ids) if self.ids else model._meta.pk
+        keys = [quoted(each.column) for each in (*model._meta.pk_fields, *(_own_field(model, f) for f in self.fields))]
+        if field.column is None:
             raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
-        field = _own_field(model, self._ids or model._meta.pk_fields[0].name)
-        target = field
-        while isinstance(target, models.ForeignKey):
-            target = target.target_field
-        return Columns(
-            id=identifier(field.column),
-            primary_key=tuple(key),
-            watched=tuple(identifier(_own_field(model, name).column) for name in self._fields),
-            condition="true" if self._when is None else _condition(model, self._when),
-            has_plain_id=isinstance(target, PLAIN),
-        )
+        id_ = quoted(field.column)
+        state = f", ROW({', '.join([id_, *keys])})::text AS state" if self.fields else ""
+        rows = " UNION ALL ".join(f"SELECT {id_} AS id{state} FROM {table}" for table in tables)
+        return {
+            "function": f"{self.name}_{operation}",
+            "operation": operation.upper(),
+            "tables": " ".join(f"{kind} TABLE AS {table}" for table, kind in tables.items()),
+            "ids": (WATCHED if state else CHANGED).format(rows=rows),
+        }
 
 
-class CaptureTrigger(pgtrigger.Trigger):
-    """The trigger of one operation, which runs once for a statement. Made by ``Capture``."""
-
-    level, when = pgtrigger.Statement, pgtrigger.After
-
-    def __init__(self, capture: Capture, name: str, captured: str) -> None:
-        self.capture, self.captured = capture, captured
-        super().__init__(name=name, operation=OPERATIONS[captured])
-
-    def compile(self, model: Any) -> CompiledCapture:
-        """Return what a migration contains. Raises ``TaskOptionError``."""
-        declare, statements = self.body(model)
-        return CompiledCapture(
-            name=self.name,
-            sql=CaptureSql(
-                pgid=self.get_pgid(model),
-                declare=declare,
-                func=statements,
-                table=model._meta.db_table,
-                when=self.when,
-                level=self.level,
-                **self.event(model),
-            ),
-        )
-
-    def body(self, model: Any) -> tuple[str, str]:
-        """Return the variables and the statements of the function. Raises ``TaskOptionError``."""
-        return self.capture.body(model, self.captured, self.capture.tables(model, self.captured))
-
-    def event(self, model: Any) -> dict[str, Any]:
-        """Return when the trigger runs and what it can read, as arguments of ``CaptureSql``."""
-        tables = {name.removesuffix("_rows"): name for name in self.capture.tables(model, self.captured)}
-        referencing: Any = pgtrigger.Referencing
-        return {"operation": self.operation, "referencing": referencing(**tables) if tables else ""}
+@task(lock="captured:{name}", group=Group("captured:{name}", limit=100), atomic=True, max_attempts=20)
+def captured(calls: list[dict[str, Any]]) -> None:
+    """Enqueue the declared functions for the rows that triggers have inserted, in their order."""
+    known = {capture.name: (model, capture) for model, capture in declared()}
+    for call in calls:
+        if call["name"] not in known:
+            raise LookupError(
+                f"The code of this worker declares no Capture {call['name']!r}, but the table {call['table']!r} has "
+                "its triggers. Deploy the code that declares it, or migrate the table and discard this task."
+            )
+        model, capture = known[call["name"]]
+        values = {name: call[name] for name in ("ids", "operation", "schema")}
+        enqueue_many(capture.task, capture.calls(model, **values))
 
 
-class ChangedKeyTrigger(CaptureTrigger):
-    """The trigger for the old primary key of a row, if the trigger of UPDATE reads only new rows.
-
-    It names the column of the key, so that it costs nothing in an UPDATE that does not set it. PostgreSQL allows no
-    transition tables then, so it runs once for each row.
-    """
-
-    level = pgtrigger.Row
-
-    def body(self, model: Any) -> tuple[str, str]:
-        """Return the variables and the statements of the function. Raises ``TaskOptionError``."""
-        return self.capture.body(model, self.captured, (OLD_ROW,))
-
-    def event(self, model: Any) -> dict[str, Any]:
-        """Return when the trigger runs, as arguments of ``CaptureSql``."""
-        return {"operation": f"UPDATE OF {identifier(model._meta.pk.column)}"}
+def declared() -> Iterator[tuple[type[models.Model], Capture]]:
+    """Yield each capture with its model."""
+    for model in apps.get_models():
+        yield from ((model, each) for each in model._meta.constraints if isinstance(each, Capture))
 
 
-class CompiledCapture(compiler.Trigger):
-    """The trigger as a migration contains it. It goes together with its function."""
-
-    @property
-    def uninstall_sql(self) -> str:
-        """The SQL that drops both.
-
-        By the function, because a migration that renames the model does so before it drops the trigger, which still
-        has the old name of the table.
-        """
-        return f"DROP FUNCTION IF EXISTS {self.sql.pgid}() CASCADE;"
+def _arguments_of(task: PostgresTask) -> set[str]:
+    """Return the names of the arguments that the function gets."""
+    parameters = call_signature(task.func, task.takes_context).parameters.values()
+    names = {each.name for each in parameters} & ARGUMENTS
+    has_id = "id" in (names | names_in_keys(task) if task.group else names)
+    if task.group or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names = ARGUMENTS
+    return names - {"ids" if has_id else "id"}
 
 
-class CaptureSql(compiler.UpsertTriggerSql):
-    """The SQL that makes the function and the trigger.
-
-    The function has the rights of its owner, the role of the migration. So a program that has only the right to write
-    to the table works as before. For safety, no other role may make a trigger of the function, and it finds names only
-    in the schemas in which the migration finds them, before temporary tables. The role of the migration has to trust
-    all roles that can create objects in these schemas:
-    https://www.postgresql.org/docs/current/sql-createfunction.html#SQL-CREATEFUNCTION-SECURITY.
-    """
-
-    def get_template(self) -> str:
-        """Return the text, with the names of ``UpsertTriggerSql`` in braces."""
-        return """
-CREATE OR REPLACE FUNCTION {pgid}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $capture$
-#variable_conflict use_column
-{declare}
-BEGIN
-IF TG_NAME = ANY (NULLIF(current_setting('pgtrigger.ignore', true), '')::text[]) THEN
-    RETURN NULL;
-END IF;
-{func}
-RETURN NULL;
-END;
-$capture$;
-REVOKE ALL ON FUNCTION {pgid}() FROM PUBLIC;
-DO $capture$ BEGIN
-EXECUTE format('ALTER FUNCTION {pgid}() SET search_path = pg_catalog, %s, pg_temp', (
-    SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_schemas(false)) AS name));
-END; $capture$;
-DROP TRIGGER IF EXISTS {pgid} ON {table};
-CREATE TRIGGER {pgid} {when} {operation} ON {table} {referencing}
-FOR EACH {level} EXECUTE FUNCTION {pgid}();
-COMMENT ON TRIGGER {pgid} ON {table} IS '{hash}';
-"""
-
-
-def _inherits_from_abstract(model: type[models.Model], base: type[models.Model]) -> bool:
-    """Return whether a model inherits its columns from an abstract model. A child of a table has its own table."""
-    meta = model._meta
-    is_in_parent = any(issubclass(parent, base) for parent in meta.parents)
-    return base._meta.abstract and issubclass(model, base) and not meta.proxy and not is_in_parent
-
-
-def _concrete(model: type[models.Model]) -> type[models.Model]:
-    return model._meta.concrete_model or model
-
-
-def _own_field(model: type[models.Model], name: str) -> Any:
-    field: Any = model._meta.get_field(name)
-    if field not in _concrete(model)._meta.local_concrete_fields:
-        raise TaskOptionError(
-            f"Capture: {model._meta.label}.{name} is not a column of the table {model._meta.db_table}."
-        )
-    if field.generated and not field.db_persist:
-        # https://www.postgresql.org/docs/18/ddl-generated-columns.html: they are computed when they are read.
-        raise TaskOptionError(f"Capture: {model._meta.label}.{name} is not stored, so no trigger can read it.")
+def _own_field(model: Any, name: str) -> Any:
+    field = model._meta.get_field(name)
+    if field not in (model._meta.concrete_model or model)._meta.local_concrete_fields:
+        raise TaskOptionError(f"Capture: {name} is not a column of the table {model._meta.db_table}.")
     return field
 
 
-def _condition(model: type[models.Model], when: models.Q) -> str:
-    """Return a condition on the row as SQL, as Django does for a constraint."""
-    connection = connections[router.db_for_write(model)]
-    for name in when.referenced_base_fields:
-        _own_field(model, name)
-    query = Query(model, alias_cols=False)
-    text, values = query.build_where(when).as_sql(query.get_compiler(connection=connection), connection)
-    return str(text % tuple(map(literal, values)))
+def _literal(value: str | int) -> str:
+    return sql.Literal(value).as_string(None)
 
 
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
-    """E007 to E010: a capture without the app, or that is invalid, or whose tasks no worker would run."""
-    triggers: list[tuple[Any, pgtrigger.Trigger]] = pgtrigger.registered()
-    captures = dict.fromkeys((model, each.capture) for model, each in triggers if isinstance(each, CaptureTrigger))
-    return [problem for model, capture in captures if (problem := _problem(model, capture)) is not None]
+    """E008 and E010: a capture that is invalid, or whose tasks no worker would run."""
+    return [problem for model, capture in declared() if (problem := _problem(model, capture)) is not None]
 
 
 def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
-    if not apps.is_installed("pgtrigger"):
-        return Error(
-            "Capture needs triggers, but no migration creates them, because pgtrigger is not installed.",
-            hint="Add 'pgtrigger' to INSTALLED_APPS and run: manage.py makemigrations",
-            obj=model,
-            id="django_pglock.E009",
-        )
-    if not apps.is_installed("django_pglock"):
-        return Error(NOT_INSTALLED, obj=model, id="django_pglock.E007")
+    database = router.db_for_write(model)
+    if not any(backend.database == database for backend in our_backends()):
+        message = f"The model is written to the database {database!r}, in which no backend of TASKS stores its tasks."
+        return Error(message, obj=model, id="django_pglock.E010")
     try:
-        for trigger in capture.triggers(model, "capture"):
-            trigger.body(model)
-        task = capture.task
-        backend = task.get_backend()
-        backend.validate_task(task)
-    except (TaskOptionError, InvalidTask) as error:
-        return Error(str(error), obj=model, id="django_pglock.E008")
-    written, expected = router.db_for_write(model), getattr(backend, "database", None)
-    if expected in (None, written):
-        return None
-    return Error(
-        f"The model is written to the database {written!r}, where its triggers enqueue {task.module_path}, but the "
-        f"tasks of TASKS[{task.backend!r}] are in {expected!r}.",
-        hint="In @task, name a backend that stores its tasks in the database of the model.",
-        obj=model,
-        id="django_pglock.E010",
-    )
+        _require_valid(model, capture)
+    except (FieldDoesNotExist, InvalidTask, LockKeyError, TaskArgumentsError, TaskOptionError) as error:
+        return Error(f"The capture {capture.name!r} cannot work: {error}", obj=model, id="django_pglock.E008")
+    return None
+
+
+def _require_valid(model: type[models.Model], capture: Capture) -> None:
+    """Raise the error that a migration or a worker would raise."""
+    function = capture.task
+    capture.statements(model, connections[router.db_for_write(model)].schema_editor())
+    [call] = capture.calls(model, ids=[1], operation=capture.on[0], schema="public")
+    function.get_backend().check_call(function, [], call)
+    unique = function.unique
+    if unique is not None and (unique.scope != UniqueScope.WAITING or unique.on_conflict == "raise"):
+        raise TaskOptionError(
+            f"{function.module_path} has to be unique only while it waits, without on_conflict='raise'. Otherwise "
+            "changes are lost."
+        )

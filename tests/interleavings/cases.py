@@ -26,7 +26,7 @@ from tests.interleavings.sessions import (
 from tests.interleavings.verbs import EVERYWHERE, IN_A_TRANSACTION, VERBS, Results, Verb
 from tests.interleavings.worlds import World
 
-#: Verbs for triples: those that change the holder of a key, a tick, a captured change or a row.
+#: Verbs for triples: those that change the holder of a key, a tick or a row.
 BY_THREE = {
     *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
     *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
@@ -37,9 +37,6 @@ BY_THREE = {
         "enable",
         "remove",
         "run_schedules_now",
-        "change_one",
-        "run_captured",
-        "enqueue_by_hand",
     ),
     *("take_two", "bring_back", "lose", "write_off", "write_numbers", "count_for_all"),
 }

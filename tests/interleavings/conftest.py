@@ -14,7 +14,7 @@ from tests.interleavings.worlds import World
 
 
 @pytest.fixture
-def runner(transactional_db, own_registry, capture, settings, monkeypatch, request) -> Iterator[CaseRunner]:
+def runner(transactional_db, own_registry, settings, monkeypatch, request) -> Iterator[CaseRunner]:
     """Two or three sessions in a world."""
     # No worker of a world counts as dead because its cases take long.
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0}
@@ -22,7 +22,7 @@ def runner(transactional_db, own_registry, capture, settings, monkeypatch, reque
         monkeypatch.setattr(module, name, 0.001)
     # The server does not end the session of a tick that is stopped for long.
     monkeypatch.setattr(schedules, "LIMIT_TICK", schedules.LIMIT_TICK.replace("'10s'", "'0'"))
-    world = World(request.param.__name__, request.param, capture)
+    world = World(request.param.__name__, request.param)
     world.make()
     runner = CaseRunner(world)
     yield runner

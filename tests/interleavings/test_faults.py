@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from django.db import connection
 
 from django_pglock.store import (
     admit,
@@ -23,7 +22,6 @@ from django_pglock.store import (
     settle,
 )
 from django_pglock.store import schedules as ticks
-from tests.interleavings.captures import GROUPED, captures
 from tests.interleavings.cases import Case
 from tests.interleavings.other_tables import other_tables
 from tests.interleavings.own_rows import own_rows
@@ -95,26 +93,6 @@ def no_lock_of_own_rows(monkeypatch):
     monkeypatch.setattr(marking, "first_free", first)
 
 
-def no_share_lock_in_the_trigger(monkeypatch):
-    """The task that has the key may be claimed before the change is committed, and read the old row."""
-    for definition in definitions("FOR SHARE"):
-        with connection.cursor() as cursor:
-            cursor.execute(definition.replace(" FOR SHARE", ""))
-
-
-def a_task_twice(monkeypatch):
-    for definition in definitions(GROUPED.name):
-        with connection.cursor() as cursor:
-            cursor.execute(definition.replace(") AS call", ") AS call, generate_series(1, 2)"))
-
-
-def definitions(clause):
-    """Return the trigger functions that contain a clause."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE strpos(prosrc, %s) > 0", [clause])
-        return [definition for (definition,) in cursor.fetchall()]
-
-
 def no_sum(monkeypatch):
     statement = numbers.ADD_NUMBERS.replace("number.count + EXCLUDED.count", "EXCLUDED.count")
     monkeypatch.setattr(numbers, "ADD_NUMBERS", statement)
@@ -144,13 +122,6 @@ FAULTS = [
         no_transaction_around(ticks),
     ),
     Fault(own_rows, Case("own_rows", "take_two", 1, COMMIT, ("take_two",)), "was moved by two", no_lock_of_own_rows),
-    Fault(
-        captures,
-        Case("captures", "change_one", 1, COMMIT, ("run_captured",)),
-        "nobody will hear",
-        no_share_lock_in_the_trigger,
-    ),
-    Fault(captures, Case("captures", "change_one", 1, COMMIT, ("change_all",)), "one task for each", a_task_twice),
     Fault(
         plain,
         Case("plain", "redrive_failures", 1, COMMIT, ("give_back_lost_answers",)),

@@ -16,7 +16,6 @@ import pytest
 
 from django_pglock import store
 from tests.interleavings import sessions, workers, worlds
-from tests.interleavings.captures import captures
 from tests.interleavings.cases import Case, CaseRunner, is_forms_turn, is_worlds_turn, pairs, triples
 from tests.interleavings.other_tables import other_tables
 from tests.interleavings.own_rows import own_rows
@@ -26,7 +25,7 @@ from tests.interleavings.verbs import IN_A_TRANSACTION, VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
-BUILDS = (*worlds.BUILDS, schedules, own_rows, captures, other_tables)
+BUILDS = (*worlds.BUILDS, schedules, own_rows, other_tables)
 RESCUE_BEFORE_SETTLE = Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",))
 in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
@@ -83,7 +82,6 @@ def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_ne
 FILES = {
     "admit": {"sweep", "open_buckets"},
     "after": {"enqueue_after", "enqueue_several_after"},
-    "capture": {"change_one", "change_all", "run_captured"},
     "cancel": {"cancel", "cancel_in_a_transaction"},
     "claim": {"claim_ready"},
     "claim_fair": {"claim_in_turns"},

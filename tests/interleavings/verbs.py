@@ -35,8 +35,6 @@ class Results:
         self.enqueued: list[int] = []
         #: Moves of the user's own rows: which row, from which statuses, to which.
         self.moves: list[tuple[int, tuple[str, ...], str]] = []
-        #: What captured tasks have read: the product and its price.
-        self.read: list[tuple[int, int]] = []
         #: How many times the same was added to the history.
         self.counted: list[int] = []
         self._lock = threading.Lock()

@@ -58,8 +58,6 @@ class World:
 
     name: str
     build: Callable[[World], None]
-    #: Installs the triggers of a capture.
-    install: Callable[..., Any]
     claims: list[Claim] = field(default_factory=list)
     zombies: list[Claim] = field(default_factory=list)
     parents: set[int] = field(default_factory=set)

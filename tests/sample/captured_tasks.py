@@ -1,10 +1,8 @@
-"""Tasks that triggers enqueue. Most tests look at the row of the task, so most functions do nothing."""
+"""Functions whose calls are captured changes."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from django_pglock import Group, Rate, Unique, task
+from django_pglock import Rate, Unique, task
 from tests.sample.models import Effect
 
 
@@ -20,27 +18,11 @@ def follow(ids, operation, model, schema, force=False): ...
 def refresh(): ...
 
 
-@task(unique=True, redact=("id",))
-def unique_and_redacted(id): ...
-
-
 @task(unique=True)
-def rebuild(): ...
+def rebuild(id): ...
 
 
-@task(unique=True)
-def publish(id, operation, schema, force=False): ...
-
-
-@task(unique=True)
-def publish_once(id, model, operation, schema): ...
-
-
-@task(unique="{id}", lock="product:{id}", concurrency=2)
-def ship(id): ...
-
-
-@task(lock="search", fair="{model}:{schema}")
+@task(lock="product:{id}", fair="{model}:{schema}")
 def publish_in_order(id, model, schema): ...
 
 
@@ -48,56 +30,20 @@ def publish_in_order(id, model, schema): ...
 def announce(model): ...
 
 
-@task(group=Group("{model}", gather=timedelta(seconds=30)))
-def digest(calls): ...
-
-
 @task(group="{model}:{id}")
 def digest_each(calls): ...
 
 
 @task
-def note(ids, operation):
-    Effect.objects.bulk_create(Effect(name=operation, number=id_) for id_ in ids)
+def take_everything(**values): ...
 
 
-@task(lock="note:{model}")
-def note_in_order(ids, model):
-    Effect.objects.bulk_create(Effect(name=model, number=id_) for id_ in ids)
+@task(lock="product:{id}", atomic=True)
+def note(id, operation):
+    Effect.objects.create(name=operation, number=id)
 
 
-@task(unique=True)
-def note_price(id):
-    from tests.sample.models import Product
-
-    Effect.objects.create(name="price", number=Product.objects.get(pk=id).price)
-
-
-# What a trigger cannot keep
-
-
-@task(unique=True)
-def unique_by_ids(ids): ...
-
-
-@task(unique="{id}")
-def unique_without_operation(id, operation): ...
-
-
-@task(unique=Unique(while_="unfinished"))
-def unique_while_unfinished(id): ...
-
-
-@task(unique=Unique(on_conflict="replace"))
-def replacing(id): ...
-
-
-@task(lock="product:{ids}")
-def locked_by_ids(ids): ...
-
-
-@task(lock="product:{id}")
-def locked_by_id(id): ...
+# What a capture cannot call, or what would lose changes
 
 
 @task
@@ -106,3 +52,15 @@ def needs_more(ids, price): ...
 
 @task
 def has_both(id, ids): ...
+
+
+@task(unique=Unique(while_="unfinished"))
+def unique_while_unfinished(id): ...
+
+
+@task(unique=Unique(on_conflict="raise"))
+def raising(id): ...
+
+
+@task(lock="product:{ids}")
+def locked_by_ids(ids): ...

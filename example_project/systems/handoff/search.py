@@ -22,16 +22,18 @@ def refresh(ids: list[int]) -> None:
 
 class Order(models.Model):
     text = models.CharField(max_length=200)
-    capture = Capture(refresh)
+
+    class Meta:
+        constraints = [Capture(refresh, name="handoff_order_capture")]
 
 
 class Part(models.Model):
     order = models.ForeignKey(Order, models.CASCADE)
     text = models.CharField(max_length=200)
-    capture = Capture(refresh, ids="order", fields=["text"])
 
     class Meta:
         abstract = True
+        constraints = [Capture(refresh, name="handoff_%(class)s_capture", ids="order", fields=["text"])]
 
 
 KINDS = "Customer Address Phone Email Contact Item Option Serial Warranty Invoice Payment Parcel Claim Repair Call Note"
