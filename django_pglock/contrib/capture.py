@@ -61,11 +61,9 @@ ARGUMENTS = {"id", "ids", "model", "operation", "schema"}
 
 # The ids of the changed rows. If an UPDATE leaves the watched columns of a row as they were, both tables have the row
 # with the same text. The text also compares values whose type has no operator "=", such as json.
+EACH_ONCE = "{rows} ORDER BY id"
 CHANGED = "SELECT id FROM ({rows}) AS changed WHERE id IS NOT NULL GROUP BY id ORDER BY id"
-WATCHED = """
-SELECT id FROM (SELECT id FROM ({rows}) AS changed GROUP BY id, state HAVING count(*) = 1) AS changed
-WHERE id IS NOT NULL GROUP BY id ORDER BY id
-"""
+WATCHED = CHANGED.replace("{rows}", "SELECT id FROM ({rows}) AS changed GROUP BY id, state HAVING count(*) = 1")
 
 # The function has the rights of its owner, the role that migrates. So a program that may only write to the table works
 # as before. No other role may make a trigger of the function, and it finds names only in the schemas in which the
@@ -209,12 +207,13 @@ class Capture(BaseConstraint):
             raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
         id_ = quoted(field.column)
         state = f", ROW({', '.join([id_, *keys])})::text AS state" if self.fields else ""
+        is_distinct = field.primary_key and len(tables) == 1
         rows = " UNION ALL ".join(f"SELECT {id_} AS id{state} FROM {table}" for table in tables)
         return {
             "function": f"{self.name}_{operation}",
             "operation": operation.upper(),
             "tables": " ".join(f"{kind} TABLE AS {table}" for table, kind in tables.items()),
-            "ids": (WATCHED if state else CHANGED).format(rows=rows),
+            "ids": (WATCHED if state else EACH_ONCE if is_distinct else CHANGED).format(rows=rows),
         }
 
 
