@@ -38,16 +38,14 @@ from django.db.models.constraints import BaseConstraint
 from django.utils.module_loading import import_string
 from psycopg import sql
 
+from django_pglock import Group, enqueue_many, task
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.store.statements import filled
 from django_pglock.store.wake import SCHEDULED_CHANNEL
 from django_pglock.tasks.backends import our_backends
-from django_pglock.tasks.bulk import enqueue_many
 from django_pglock.tasks.call_keys import call_signature, names_in_keys
 from django_pglock.tasks.compat import InvalidTask
-from django_pglock.tasks.decorator import task
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.options import Group
 from django_pglock.tasks.states import UniqueScope
 
 #: The operations that can be captured, each with the transition tables that its trigger reads.
