@@ -324,7 +324,6 @@ def test_a_call_that_fails_enqueues_nothing_and_keeps_its_place(capture, monkeyp
 def test_a_captured_change_wakes_a_sleeping_worker_at_the_commit(capture, worker, eventually, settings):
     """Without a notification the worker would poll ten minutes later."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
-    settings.DJANGO_PGLOCK["HEARTBEAT_LIMIT"] = 3000.0
     capture(tasks.note)
     running = worker()
     eventually(lambda: running.sleep.since)
