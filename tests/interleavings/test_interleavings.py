@@ -114,7 +114,6 @@ NO_VERB = {
     *("after_commit", "attempts", "await_end", "call"),
     *("count", "counts", "failures", "id_range", "lock_keys", "managers"),
     *("marking", "outcome", "plans", "ready"),
-    "result_listener",
     *("statements", "unknown", "wake"),
     *("why_unfinished", "windows", "worker_lock"),
 }

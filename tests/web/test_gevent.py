@@ -55,7 +55,7 @@ call_command("migrate", verbosity=0)
 from django.db import connection, connections
 from django.db.models.functions import Now
 from django_pglock.models import Task, Waiter
-from django_pglock.store import result_listener
+from django_pglock.store import await_end
 from django_pglock.store.release import release
 from tests.sample import tasks
 results = [tasks.nothing.enqueue() for _ in range(20)]
@@ -88,7 +88,7 @@ Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
 release("default", ids)
 gevent.joinall(waiting, timeout=60, raise_error=True)
 assert [each.value for each in waiting] == [True] * 21
-while result_listener._listeners:
+while await_end._listeners:
     gevent.sleep(0.01)
 ticking.kill()
 print("fine")

@@ -7,7 +7,7 @@ from django.db import connection
 
 from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import result_listener
+from django_pglock.store import await_end
 from tests.db.store.waiting import listener_threads, sessions
 
 
@@ -36,4 +36,4 @@ def nothing_is_left(eventually):
     eventually(lambda: sessions() == 0, why="a session is left")
     eventually(lambda: not Waiter.objects.exists(), why="rows are left")
     eventually(lambda: not listener_threads(), why="a thread is left")
-    assert not result_listener._listeners
+    assert not await_end._listeners

@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -18,7 +17,6 @@ from django.test.utils import override_settings
 
 from django_pglock.errors import TaskError
 from django_pglock.models import Task, Waiter
-from django_pglock.store import await_end
 from tests.conftest import NEVER
 from tests.db.store.waiting import results_of, run, sessions, settle, until
 from tests.sample import running_tasks, tasks
@@ -102,20 +100,6 @@ def test_a_coroutine_waits_for_a_result_and_its_cancel_ends_the_wait(worker, eve
 
     asyncio.run(work())
     eventually(lambda: sessions() == 0, why="the wait goes on although nobody wants it any more")
-
-
-def test_a_wait_raises_the_error_that_it_is_told(monkeypatch):
-    @contextmanager
-    def listening(using, caller):
-        caller.tell(LookupError("no answer"))
-        yield
-
-    monkeypatch.setattr(await_end, "listening", listening)
-    result = tasks.echo.enqueue(1)
-    with pytest.raises(LookupError, match="no answer"):
-        result.wait(60)
-    with pytest.raises(LookupError, match="no answer"):
-        asyncio.run(result.await_(60))
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})

@@ -13,11 +13,9 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 from django.test.utils import override_settings
 
-from django_pglock.conf import get_settings
 from django_pglock.models import Waiter
-from django_pglock.store import result_listener
+from django_pglock.store import await_end
 from django_pglock.store.release import ended
-from django_pglock.store.result_listener import FIRST_PAUSE, LONGEST_PAUSE, ResultListener, WaitingCaller
 from tests.conftest import NEVER
 from tests.db.store.waiting import listener_threads, results_of, run, sessions, settle, until
 from tests.proxy import Proxy
@@ -64,18 +62,6 @@ def test_threads_that_wait_for_results_share_one_session(in_threads, nothing_is_
     assert in_threads(work, 31) == [True] * 30 + [(1, 1)]
 
 
-def test_an_abandoned_waiter_is_removed_at_the_next_poll(nothing_is_left, eventually, settings):
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.2}
-    [result] = results_of(1)
-    loop = asyncio.new_event_loop()
-    waiting = loop.create_task(result.await_())
-    loop.run_until_complete(until(Waiter.objects.exists))
-    loop.run_until_complete(sync_to_async(connections.close_all)())
-    loop.close()
-    eventually(lambda: not listener_threads(), why="the listener continues for nobody")
-    waiting.get_coro().close()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_a_forked_child_waits_by_a_session_of_its_own(in_threads, nothing_is_left, eventually):
@@ -118,7 +104,7 @@ def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
     in_threads, nothing_is_left, eventually, before, monkeypatch
 ):
     """The first poll of the new session finds tasks that ended meanwhile. It is notified of later ends."""
-    monkeypatch.setattr(result_listener, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(await_end, "FIRST_PAUSE", 0.5)
     results = results_of(5)
 
     def work(number):
@@ -145,14 +131,14 @@ def test_an_unreachable_server_is_an_error_for_new_waiters_and_not_for_present_o
 ):
     first, second = results_of(2)
     is_away = threading.Event()
-    connect = result_listener.dedicated_connection
+    connect = await_end.dedicated_connection
 
     def refuse(*args, **kwargs):
         if is_away.is_set():
             raise OperationalError("nobody is there")
         return connect(*args, **kwargs)
 
-    monkeypatch.setattr(result_listener, "dedicated_connection", refuse)
+    monkeypatch.setattr(await_end, "dedicated_connection", refuse)
 
     def work(number):
         if number:
@@ -174,7 +160,7 @@ def test_an_unreachable_server_is_an_error_for_new_waiters_and_not_for_present_o
 
 def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, eventually, monkeypatch):
     [result] = results_of(1)
-    monkeypatch.setattr(result_listener, "LONGEST_OUTAGE", 0.3)
+    monkeypatch.setattr(await_end, "LONGEST_OUTAGE", 0.3)
 
     def refuse(*args, **kwargs):
         raise OperationalError("nobody is there")
@@ -185,7 +171,7 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
                 result.wait()
             return
         eventually(Waiter.objects.exists)
-        monkeypatch.setattr(result_listener, "dedicated_connection", refuse)
+        monkeypatch.setattr(await_end, "dedicated_connection", refuse)
         with connection.cursor() as cursor:
             cursor.execute(TERMINATE)
 
@@ -193,104 +179,20 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
     eventually(lambda: not listener_threads())
 
 
-@pytest.fixture
-def listener():
-    """A listener whose thread has not been started."""
-    listener = ResultListener("default")
-    yield listener
-    listener._wake_sender.close()
-    listener._wake_receiver.close()
-
-
-def test_the_error_of_the_listener_is_told_to_those_who_have_just_come(listener):
-    told, error = [], RuntimeError()
-    listener.join(WaitingCaller(1, told.append, is_abandoned=lambda: False))
-    listener._give_up(error)
-    assert told == [error]
-
-
-def test_pauses_between_two_sessions_become_longer_up_to_a_limit(listener, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(listener, "_sleep", pauses.append)
-    listener._waiting = {1: {WaitingCaller(1, lambda answer: None, is_abandoned=lambda: False)}}
-    listener._before_loss = {1}
-    for _ in range(12):
-        listener._lose(OperationalError())
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert pauses[-1] == LONGEST_PAUSE
-
-
-def test_a_pass_without_an_error_ends_an_outage(listener, in_threads, monkeypatch):
-    """Otherwise callers that come in a later outage would wait for its end, as if they had waited before it."""
-    options = connections.settings["default"]["OPTIONS"]
-    monkeypatch.setitem(options, "options", f"{options.get('options', '')} -c idle_session_timeout=1h")
-    result, has_ended = results_of(2)
-    told, sleeps = [], []
-    monkeypatch.setattr(listener, "_sleep", lambda seconds, *_: sleeps.append(seconds))
-
-    def join(result):
-        listener.join(WaitingCaller(int(result.id), told.append, is_abandoned=lambda: False))
-
-    def work(_):
-        join(result)
-        listener._lost_at, listener._failures, listener._before_loss, listener._stale = 1.0, 3, {1}, [1]
-        listener._run_once()
-        left = listener._lost_at, listener._failures, listener._before_loss, listener._stale
-        with listener._connection.cursor() as cursor:
-            cursor.execute("SHOW idle_session_timeout")
-            limit = cursor.fetchone()
-        settle(has_ended)
-        join(has_ended)
-        listener._poll_at = NEVER + time.monotonic()
-        listener._run_once()
-        assert told == [True], "a task that had ended before is found without a poll"
-        listener._notified = [has_ended.id]
-        listener._run_once()
-        assert len(sleeps) == 2, "no sleep before a notification that is there already"
-        settle(result)
-        while len(told) < 2:
-            listener._run_once()
-        rows = dict(listener._row_ids)
-        listener._close()
-        return left, limit, rows, listener._waiting
-
-    assert in_threads(work, 1) == [((None, 0, set(), []), ("0",), {}, {})]
-    assert told == [True, True]
-    assert 0 < sleeps[0] <= get_settings().POLL_INTERVAL < sleeps[1]
-
-
-def test_a_sleep_ends_with_a_wake_and_not_before(listener):
-    waker = threading.Timer(0.05, listener._wake)
-    waker.start()
-    listener._sleep(NEVER)
-    waker.join(NEVER)
-    with pytest.raises(BlockingIOError):
-        listener._wake_receiver.recv(1)
-
-
-def test_the_time_limit_of_a_pass_ends_with_the_pass():
-    before = threading.enumerate()
-    with result_listener._limited(connection):
-        [timer] = set(threading.enumerate()).difference(before)
-        assert timer.daemon, "the process may end meanwhile"
-        assert not timer.finished.is_set()
-    assert timer.finished.is_set()
-
-
 def test_an_error_in_the_listener_is_logged_and_ends_all_waits(monkeypatch, eventually, caplog):
     [result] = results_of(1)
-    monkeypatch.setattr(result_listener.ResultListener, "_tell_ended", lambda self, new: 1 / 0)
+    monkeypatch.setattr(await_end, "ended", lambda using, ids: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         result.wait()
     eventually(lambda: not listener_threads())
-    assert not result_listener._listeners
+    assert not await_end._listeners
     assert "has failed" in caplog.text
 
 
 def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkeypatch, settings, nothing_is_left):
     """Half open: the network takes what is sent, and no answer ever comes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.5}
-    monkeypatch.setattr(result_listener, "STATEMENT_TIMEOUT", 1.0)
+    monkeypatch.setattr(await_end, "STATEMENT_TIMEOUT", 1.0)
     [result] = results_of(1)
     with Proxy.before(connection) as proxy:
         monkeypatch.setitem(connections.settings["default"], "HOST", "127.0.0.1")
@@ -316,9 +218,9 @@ def test_without_notifications_one_poll_finds_the_results_of_all_waiters(
 ):
     """As behind a pooler in transaction mode."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.3}
-    monkeypatch.setattr(result_listener, "DONE_CHANNEL", "somewhere_else")
+    monkeypatch.setattr(await_end, "DONE_CHANNEL", "somewhere_else")
     results, looks = results_of(count), []
-    monkeypatch.setattr(result_listener, "ended", lambda using, ids: looks.append(len(ids)) or ended(using, ids))
+    monkeypatch.setattr(await_end, "ended", lambda using, ids: looks.append(len(ids)) or ended(using, ids))
 
     def work(number):
         if number < count:
