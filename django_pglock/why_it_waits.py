@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models import Task
-from django_pglock.store.lock_keys import holders
+from django_pglock.store.admit import holders
 from django_pglock.store.why_unfinished import Obstacle, why_unfinished
 from django_pglock.tasks.call_keys import GROUPED, RATED
 from django_pglock.tasks.redaction import shown

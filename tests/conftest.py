@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from django_pglock import loggers
 from django_pglock.conf import get_settings
 from django_pglock.postgres.message import OWN_WRAPPERS
-from django_pglock.store import plans
+from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
@@ -94,7 +94,7 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
         and not (connection.run_on_commit or connection.savepoint_ids)
         and set(connection.execute_wrappers) <= set(OWN_WRAPPERS)
         and vars(connection).keys().isdisjoint({"close", "_django_pglock_locks"})
-        and raw not in plans._prepared
+        and raw not in statements._prepared
         and not (raw._notify_handlers or raw._notice_handlers)
     )
 

@@ -27,8 +27,8 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.pages import elapsed
 from django_pglock.error_reading import is_own, message_in
 from django_pglock.models import Attempt, Task, Waiter, Worker
+from django_pglock.store.admit import holders
 from django_pglock.store.id_range import id_in
-from django_pglock.store.lock_keys import holders
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown

@@ -13,8 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.choosing import add_functions, add_queues
 from django_pglock.management.terminal import printable
-from django_pglock.store.counts import OUTCOMES, Counts
-from django_pglock.store.numbers import Total, totals
+from django_pglock.store.numbers import OUTCOMES, Counts, Total, totals
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 #: The shares of attempts whose times are shown.

@@ -61,7 +61,7 @@ class Number(Row):
 
     Of one function in one queue; of all functions in the queue if ``task_path`` is empty; of all queues if ``queue`` is
     empty, too. The kinds of attempts are small letters: an outcome such as ``failed``, ``waited`` and ``ran``, whose
-    ``total`` is in seconds and whose ``buckets`` are a histogram (``store/counts.py`` has the bounds). ``failed``
+    ``total`` is in seconds and whose ``buckets`` are a histogram (``store/numbers.py`` has the bounds). ``failed``
     attempts were the last of their tasks, ``retried`` ones failed as well, ``lost`` ones were lost with their worker or
     connection. A status in capitals is the number of tasks that the queue had when it was last counted in that minute;
     the ``total`` of READY is the age of the oldest.

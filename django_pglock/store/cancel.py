@@ -9,10 +9,9 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from django_pglock.store.after_commit import notify_after_commit
 from django_pglock.store.move_to_status import move
 from django_pglock.store.statements import EXPIRES_AT
-from django_pglock.store.wake import REQUEST_CHANNEL
+from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit
 from django_pglock.store.windows import Progress, by_windows
 from django_pglock.tasks.states import WAITING, TaskStatus
 

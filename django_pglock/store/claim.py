@@ -20,10 +20,10 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
-from django_pglock.store.plans import prepared
 from django_pglock.store.ready import ready
-from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, rows_of
+from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, prepared, rows_of, run, run_by_index
 from django_pglock.tasks.backends import our_backends
+from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.states import TaskStatus
@@ -131,3 +131,163 @@ def _cut_limit(sql: str) -> list[str | int]:
     # Django writes the limit into the text.
     before, limit, after = sql.partition(str(_ANY_LIMIT))
     return [before, _ANY_LIMIT, after] if limit else [before]
+
+
+# Claims one task of each key, beginning behind the last key that was served. Then it claims a second task of each key,
+# and so on, up to the limit. It goes from key to key by index probes. So its cost depends neither on the number of keys
+# nor on the number of tasks. A key is skipped if this worker knows no function of the tasks that wait there. One claim
+# reads at most a thousand keys. Each row also has the key behind which the next claim continues. It is empty if the
+# last key was read. If nothing was claimed, there is one row without a claim.
+CLAIM_FAIR = """
+WITH RECURSIVE keys AS (
+    SELECT %s::text AS fair_key, 0 AS number, 0 AS found, false AS is_known
+    WHERE NOT EXISTS (SELECT FROM {queue} WHERE name = %s AND paused_at IS NOT NULL)
+    UNION ALL
+    SELECT next.fair_key, number + 1, found + next.is_known::int, next.is_known
+    FROM keys CROSS JOIN LATERAL (
+        SELECT first.fair_key, (
+            SELECT task.id FROM {task} AS task
+            WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+              AND task.fair_key = first.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
+            ORDER BY task.priority DESC, task.id LIMIT 1) IS NOT NULL AS is_known
+        FROM (SELECT task.fair_key::text FROM {task} AS task
+              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+                AND task.fair_key > keys.fair_key ORDER BY task.fair_key LIMIT 1) AS first
+    ) AS next
+    WHERE number < 1000 AND found < %s
+), chosen AS MATERIALIZED (
+    SELECT next.id, row_number() OVER (ORDER BY next.rank, keys.fair_key) AS place
+    FROM keys CROSS JOIN LATERAL (
+        SELECT locked.id, row_number() OVER () AS rank FROM (
+            SELECT task.id FROM {task} AS task
+            WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+              AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
+            ORDER BY task.priority DESC, task.id
+            LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys))
+            FOR NO KEY UPDATE OF task SKIP LOCKED) AS locked
+    ) AS next
+    WHERE keys.is_known
+    ORDER BY next.rank, keys.fair_key LIMIT %s
+), claimed AS (
+    UPDATE {task} AS task
+    SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
+        started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+    FROM chosen WHERE task.id = chosen.id AND task.id = ANY (ARRAY(SELECT id FROM chosen))
+    RETURNING chosen.place, {claim_columns}
+)
+SELECT walk.ended_at, claimed.*
+FROM (SELECT CASE WHEN max(number) = 1000 OR max(found) = %s THEN max(fair_key) ELSE '' END AS ended_at
+      FROM keys) AS walk
+LEFT JOIN claimed ON true
+ORDER BY claimed.place
+"""
+
+
+def claim_fair(
+    using: str, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int, backend: str | None = None
+) -> tuple[list[Claim], str]:
+    """Claim tasks with ``fair=``, round-robin over their keys, beginning behind the key ``after``.
+
+    Returns the claims in the order in which they run, and the key behind which to continue. It is empty if there is no
+    further key. Otherwise there may be more tasks, even if no claim is returned: one call reads a limited number of
+    keys.
+    """
+    here = (queue, list(paths), backend)
+    walk = (after, queue, *here, queue, limit)
+    rows = run(using, CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
+    claims = [Claim(id_, attempt, worker, *columns) for _, place, id_, attempt, *columns in rows if place is not None]
+    return claims, rows[0][0]
+
+
+# Without ``lock=``: claims the other tasks of the group, backend and queue of a claimed task: those that wait for the
+# group's key, and those that are SCHEDULED only because of ``gather``. Other queues may be paused, or not served by the
+# worker. All tasks have the same key. So no other worker can claim them at the same time, unless this worker was frozen
+# and has lost its claim. Then ``first`` has no row, and no task is claimed. The comment at ADMIT in admit.py says why
+# keys are compared by ranges.
+CLAIM_GROUP = """
+WITH first AS MATERIALIZED (
+    SELECT id, backend, queue FROM {task}
+    WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+), waiting AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM first)
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
+), gathering AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND (task.backend, task.queue) = (SELECT backend, queue FROM first)
+      AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT id FROM (SELECT id FROM waiting UNION ALL SELECT id FROM gathering) AS either ORDER BY id LIMIT %s
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM others))
+RETURNING {claim_columns}
+"""
+
+# With ``lock=``: claims the tasks of the same group, backend and queue that are next in the order of the lock key. A
+# task is not claimed if an older task at this key belongs to another group or queue, waits for other tasks
+# (``after=``), or has a locked row. Tasks that are SCHEDULED only because of ``gather`` have no place at the key yet.
+# They are claimed if all older tasks at the key are claimed.
+CLAIM_GROUP_IN_KEY_ORDER = """
+WITH first AS MATERIALIZED (
+    SELECT id, task_path, backend, queue, group_key FROM {task}
+    WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+), behind AS MATERIALIZED (
+    (SELECT task.id, COALESCE((task.task_path, task.backend, task.queue, task.group_key, task.waits_for)
+                              = (SELECT task_path, backend, queue, group_key, 0 FROM first), false) AS is_alike
+     FROM {task} AS task
+     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
+       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+     ORDER BY task.lock_key, task.status, task.id LIMIT %s)
+    UNION ALL
+    (SELECT task.id, true FROM {task} AS task
+     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
+       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+       AND (task.task_path, task.backend, task.queue, task.group_key)
+           = (SELECT task_path, backend, queue, group_key FROM first)
+       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
+     ORDER BY task.lock_key, task.status, task.id LIMIT %s)
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT id FROM behind WHERE is_alike)) AND task.status || '' IN ('BLOCKED', 'SCHEDULED')
+    FOR NO KEY UPDATE SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT id FROM (
+        SELECT id, bool_and(is_alike AND id IN (SELECT id FROM locked)) OVER (ORDER BY id) AS is_next FROM behind
+    ) AS each
+    WHERE is_next ORDER BY id LIMIT %s
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = {next_attempt}, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM others))
+RETURNING {claim_columns}
+"""
+
+
+def claim_group(using: str, first: Claim, *, limit: int, gather: float) -> list[Claim]:
+    """Claim up to ``limit`` tasks that wait in the group of the claimed task ``first``, for the same worker.
+
+    ``gather`` is the time in seconds for which tasks of the group are held back.
+    """
+    key = (first.lock_key, first.lock_key)
+    found: tuple[object, ...]
+    if first.lock_key is not None and first.lock_key.startswith(GROUPED):
+        group = (*key, first.task_path)
+        statement, found = CLAIM_GROUP, (*group, limit, *group, gather, limit, limit)
+    else:
+        statement, found = CLAIM_GROUP_IN_KEY_ORDER, (*key, limit, *key, gather, limit, limit)
+    values = (first.id, first.attempt, *found, first.worker)
+    rows = run_by_index(using, statement, *values)
+    return sorted(
+        (Claim(id_, attempt, first.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
+    )

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django_pglock.store.pause import paused_queues
-from django_pglock.store.promote import due
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.ready import due, ready_queues
 from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.states import TaskStatus

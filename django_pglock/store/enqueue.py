@@ -9,13 +9,12 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
-from django_pglock.store.after_commit import after_commit
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
 from django_pglock.store.insert_tasks import insert_at_key, insert_calls, insert_plain
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique
-from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, wake
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, after_commit, wake
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:

@@ -21,12 +21,10 @@ from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.move_to_status import discard, move_to_queue, run_now
 from django_pglock.store.numbers import Point, Total, series, totals
 from django_pglock.store.pause import pause, paused, resume
-from django_pglock.store.promote import due
 from django_pglock.store.prune import delete, prune
-from django_pglock.store.ready import ready
+from django_pglock.store.ready import UnknownTasks, due, ready, unknown
 from django_pglock.store.reset_stuck import reset_stuck, stuck
 from django_pglock.store.retry import retry
-from django_pglock.store.unknown import UnknownTasks, unknown
 from django_pglock.store.windows import WINDOW
 
 if TYPE_CHECKING:

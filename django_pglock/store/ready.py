@@ -1,13 +1,24 @@
-"""Ready tasks: the queryset, the queues that have ready tasks, and the functions that these tasks call."""
+"""Ready tasks: their queues and functions, how due tasks become ready, and which ready tasks no worker runs."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import connections
+from django.db.models import F
+from django.db.models.functions import Now
 
-from django_pglock.store.plans import prepared
-from django_pglock.store.statements import filled, run
+from django_pglock.conf import get_settings
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.liveness import alive, is_recent
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.move_to_status import DUE_STATUS
+from django_pglock.store.pause import paused_queues
+from django_pglock.store.statements import filled, prepared, rows_of, run
+from django_pglock.store.wake import wake
+from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.states import TaskStatus
 
 #: The number of tasks of each queue whose functions are read.
@@ -64,3 +75,92 @@ def ready_queues(using: str) -> list[str]:
 def ready_paths(using: str) -> list[tuple[str, str]]:
     """Return the functions that the first ready tasks of each queue call, as (queue, path)."""
     return run(using, READY_PATHS, MOST_READ, MOST_READ)
+
+
+# Seconds until the next task or the next token of a rate is due. Zero or less: one is due. NULL: there is none.
+NEXT_DUE = """
+SELECT EXTRACT(EPOCH FROM LEAST(
+    (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
+    (SELECT opens_at FROM {rate_limit} WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT 1)
+) - clock_timestamp())::float8
+"""
+
+
+def due(tasks: Any) -> Any:
+    """Return the scheduled tasks whose time has come, the longest overdue first."""
+    return tasks.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).order_by("run_after", "id")
+
+
+def promote(using: str, *, limit: int = 1000) -> int:
+    """Make up to ``limit`` due tasks READY or BLOCKED. Returns how many."""
+    selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
+    promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
+    wake(using, (queue for queue, key in promoted if key is None))
+    admit_on_commit(using, {key for _, key in promoted})
+    return len(promoted)
+
+
+def restart_delays(using: str, *, limit: int = 10_000) -> int:
+    """Restart the delays of retries and snoozes that were written before the server's clock was put back.
+
+    Their last attempt is in the future, so without this they would wait for the whole step. Returns how many.
+    """
+    ahead = rows_of("Task", using).filter(
+        status=TaskStatus.SCHEDULED, last_attempted_at__gt=Now(), run_after__gt=F("last_attempted_at")
+    )
+    delay = F("run_after") - F("last_attempted_at")
+    changes = {"run_after": Now() + delay, "last_attempted_at": Now()}
+    return len(mark(first_free(ahead.order_by("run_after", "id"), limit, no_key=True), changes, "id"))
+
+
+def next_due_in(using: str) -> float | None:
+    """Return the seconds until the next scheduled task is due. Zero or less: one is due. None: there is none."""
+    [(seconds,)] = run(using, NEXT_DUE)
+    return None if seconds is None else float(seconds)
+
+
+# Ready tasks whose function no living worker knows, or one worker does not know.
+UNKNOWN = f"""
+{FIND_QUEUES.rstrip()}, known AS MATERIALIZED (
+    SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
+    WHERE {is_recent("worker.heartbeat_at")}
+      AND worker.id = COALESCE(%s::uuid, worker.id)
+)
+SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
+FROM {FIRST_READY}
+WHERE first.task_path NOT IN (SELECT path FROM known)
+  AND first.backend = COALESCE(%s::text, first.backend)
+GROUP BY first.task_path, found.queue
+ORDER BY oldest, first.task_path
+"""
+
+
+class UnknownTasks(NamedTuple):
+    """Ready tasks of one function and queue that no living worker knows: how many were read, and since when."""
+
+    task_path: str
+    queue: str
+    waiting: int
+    oldest: datetime
+
+
+def unknown(
+    using: str, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
+) -> list[UnknownTasks]:
+    """Return the ready tasks whose function no living worker knows, the longest waiting first.
+
+    - ``limit``: the first tasks of each queue are read, up to this number, by index.
+    - ``worker``: return the tasks whose function this worker does not know, even if other workers know it.
+    - ``backend``: only tasks of this alias in TASKS.
+
+    It does not check whether a worker that knows a function also serves the queue.
+    """
+    limit_of_heartbeats = get_settings().HEARTBEAT_LIMIT
+    return [UnknownTasks(*row) for row in run(using, UNKNOWN, limit_of_heartbeats, worker, limit, limit, backend)]
+
+
+def unserved_queues(using: str) -> list[str]:
+    """Return the queues that have ready tasks, are not paused, and that no living worker serves."""
+    asked = list(alive(rows_of("Worker", using)).values_list("queues", flat=True))
+    waiting = set(ready_queues(using)) - paused_queues(using).keys()
+    return sorted(name for name in waiting if not any(is_served(name, each) for each in asked))

@@ -12,10 +12,8 @@ from django.db import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
-from django_pglock.store.after_commit import after_commit
-from django_pglock.store.plans import run_by_plan
-from django_pglock.store.statements import array_of_numbers, run, run_together
-from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
+from django_pglock.store.statements import array_of_numbers, run, run_by_plan, run_together
+from django_pglock.store.wake import SCHEDULED_CHANNEL, after_commit, wake
 from django_pglock.tasks.states import TaskStatus
 
 #: Processes that wait for a result listen here; the payload is the task's id.

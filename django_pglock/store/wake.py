@@ -25,14 +25,14 @@ So a task costs only a few polls, however many workers sleep, and each worker po
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 from uuid import UUID
 
-from django.db import connections
+from django.db import connections, transaction
 
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, has_commit_hooks, in_transaction
 from django_pglock.postgres.message import literals, send
-from django_pglock.store.after_commit import after_commit, commits_itself
 from django_pglock.store.statements import filled, rows_of, run
 
 #: The channel for tasks that can be claimed. The payload is the queue's name.
@@ -147,3 +147,43 @@ def _notify(using: str, pending: list[tuple[str, str]], *, except_worker: UUID |
 
 def _no_worker_sleeps(using: str, except_worker: UUID | None = None) -> bool:
     return time.monotonic() - _no_worker_slept_at.get((using, except_worker), -NEGATIVE_TTL) < NEGATIVE_TTL
+
+
+# Calls a function after a commit. If the function fails, the error is logged and not raised in the caller.
+#
+# The error cannot undo the commit, and upkeep later does the work that the function could not do.
+#
+# Django calls no function after a commit that the caller sends itself: with autocommit off, or after a ``BEGIN`` of its
+# own. There upkeep does the work. Notifications are part of the transaction, and PostgreSQL delivers them at the
+# commit.
+
+
+def after_commit(using: str, function: Callable[..., Any], *values: Any, **options: Any) -> None:
+    """Call a function once the current transaction is committed; without a transaction, now.
+
+    If the caller commits the transaction itself, the function is not called.
+    """
+    if commits_itself(connections[using]):
+        return
+
+    # No functools.partial: Django logs the name of a function that fails, and a partial has no name. The AttributeError
+    # would be raised in the caller, and the later functions would not be called.
+    def call() -> None:
+        function(*values, **options)
+
+    # Django reads only this name. functools.wraps would double the duration of this call.
+    call.__qualname__ = function.__qualname__
+    transaction.on_commit(call, using=using, robust=True)
+
+
+def notify_after_commit(using: str, statement: str, *values: Any) -> None:
+    """Execute a statement that only sends notifications once the current transaction is committed."""
+    if commits_itself(connections[using]):
+        run(using, statement, *values)
+    else:
+        after_commit(using, run, using, statement, *values)
+
+
+def commits_itself(connection: Any) -> bool:
+    """Return whether the caller sends the COMMIT of the current transaction itself."""
+    return not has_commit_hooks(connection) and in_transaction(connection)

@@ -14,7 +14,7 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import HeartbeatReply
-from django_pglock.store.plans import keep_plans
+from django_pglock.store.statements import keep_plans
 from django_pglock.store.wake import WOKEN_FIRST
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from django.db import connection
 
 from django_pglock.models import Task, Waiter
-from django_pglock.store.admit import admit
-from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.release import orphaned_waiters, release
 from tests.interleavings.sessions import READ_COMMITTED, Died, VerbRun

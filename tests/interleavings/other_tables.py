@@ -10,8 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Number
 from django_pglock.store.count import queue_counts
-from django_pglock.store.counts import ATTEMPT_KINDS
-from django_pglock.store.numbers import KEPT, WRITE_DEPTHS, add_rescued, depths, prune_numbers
+from django_pglock.store.numbers import ATTEMPT_KINDS, KEPT, WRITE_DEPTHS, add_rescued, depths, prune_numbers
 from django_pglock.store.statements import filled
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import Results, verb

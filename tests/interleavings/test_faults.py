@@ -10,17 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.store import (
-    admit,
-    claim,
-    insert_tasks,
-    marking,
-    numbers,
-    promote,
-    redrive,
-    release,
-    settle,
-)
+from django_pglock.store import admit, claim, insert_tasks, marking, numbers, ready, redrive, release, settle
 from django_pglock.store import schedules as ticks
 from tests.interleavings.cases import Case
 from tests.interleavings.other_tables import other_tables
@@ -56,7 +46,7 @@ def no_lock_of_the_key(monkeypatch):
 
 
 def no_wake_up(monkeypatch):
-    monkeypatch.setattr(promote, "wake", lambda *values: None)
+    monkeypatch.setattr(ready, "wake", lambda *values: None)
 
 
 def no_count(monkeypatch):

@@ -11,12 +11,9 @@ from django.db import transaction
 
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
-from django_pglock.store.admit import admit
-from django_pglock.store.claim_fair import claim_fair
-from django_pglock.store.claim_group import claim_group
-from django_pglock.store.give_back import give_back
+from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.claim import claim_fair, claim_group
 from django_pglock.store.liveness import delete_dead, deregister
-from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -27,15 +24,14 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.progress import write_progress
-from django_pglock.store.promote import promote
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
+from django_pglock.store.ready import promote
 from django_pglock.store.redrive import redrive
 from django_pglock.store.release import orphaned_waiters, release
-from django_pglock.store.requests_to_worker import answer_stack
+from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
-from django_pglock.store.settle import settle_and_commit
+from django_pglock.store.settle import give_back, settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.in_flight import EndedClaim, InFlight
 from django_pglock.worker.settling import settler

@@ -279,7 +279,7 @@ inline list_in_flight(me) {
     listed[me] = true
 }
 
-/* store/give_back.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/running_tasks.py: compare `older_than=limit` */
+/* store/settle.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/running_tasks.py: compare `older_than=limit` */
 inline give_back(me) {
     listed[me] && does[me] != DEAD;
     listed[me] = false;

@@ -119,7 +119,7 @@ inline claim(me, task) {
     check()
 }
 
-/* store/claim_group.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/executor.py: with_others `in_flight.claiming_groups[first.claim]` */
+/* store/claim.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/executor.py: with_others `in_flight.claiming_groups[first.claim]` */
 inline look(me) {
     does[me] == HAS_FIRST;
     for (EACH) { found[me].is_in[each] = (status[each] == BLOCKED) }
@@ -127,7 +127,7 @@ inline look(me) {
     does[me] = LOOKED
 }
 
-/* store/claim_group.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE OF task SKIP LOCKED` */
+/* store/claim.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE OF task SKIP LOCKED` */
 inline take_along(me) {
     does[me] == LOOKED;
     is_busy = !has_claim(me, first[me]) && !FIRST_UNCHECKED;
@@ -209,7 +209,7 @@ inline fail(me) {
     clear(me)
 }
 
-/* store/promote.py: promote `admit_on_commit(using` */
+/* store/ready.py: promote `admit_on_commit(using` */
 inline promote(task) {
     status[task] == SCHEDULED;
     status[task] = BLOCKED
@@ -238,7 +238,7 @@ inline rescue(me) {
     each = 0
 }
 
-/* store/give_back.py: GIVE_BACK `COALESCE(task.lock_key <> ALL (%s::text[]), true)`; worker/in_flight.py: task_ids */
+/* store/settle.py: GIVE_BACK `COALESCE(task.lock_key <> ALL (%s::text[]), true)`; worker/in_flight.py: task_ids */
 inline give_back(me, task) {
     does[me] != DEAD && status[task] == RUNNING && worker[task] == me && mine[me].attempt[task] != attempts[task] &&
         (!is_claiming(me) || GIVE_BACK_CLAIMING) && !NO_GIVE_BACK;

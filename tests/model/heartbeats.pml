@@ -77,7 +77,7 @@ bool frozen_condemned = false;
 #define is_often(other) (row[other] && age[other] <= LATE && steady[other] > age[other])
 #define has_older_worker(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
 
-/* store/liveness.py: BEAT `OR worker.heartbeat_at <`; store/worker_lock.py: LOCK_WORKER;
+/* store/liveness.py: BEAT `OR worker.heartbeat_at <`, LOCK_WORKER;
    worker/liveness/heartbeat.py: _note_answer */
 inline beat(me) {
     reaches(me) && !has_beaten[me];

@@ -185,7 +185,7 @@ inline retry(task) {
     sync()
 }
 
-/* store/promote.py: promote `admit_on_commit(using` */
+/* store/ready.py: promote `admit_on_commit(using` */
 inline promote(task) {
     status[task] == SCHEDULED;
     observe(PROMOTE, task, 0);
@@ -194,7 +194,7 @@ inline promote(task) {
     sync()
 }
 
-/* store/rescue.py: RESCUE `WHEN task.lock_key IS NOT NULL THEN 'BLOCKED'`, rescue; store/give_back.py: GIVE_BACK */
+/* store/rescue.py: RESCUE `WHEN task.lock_key IS NOT NULL THEN 'BLOCKED'`, rescue; store/settle.py: GIVE_BACK */
 inline rescue(task) {
     status[task] == RUNNING && faults < FAULTS;
     faults++;
@@ -305,7 +305,7 @@ inline update(me) {
     does[me] = IDLE
 }
 
-/* worker/upkeep/upkeep.py: _orphaned_keys; store/lock_keys.py: BLOCKED_KEYS */
+/* worker/upkeep/upkeep.py: _orphaned_keys; store/admit.py: BLOCKED_KEYS */
 inline find_orphaned_key() {
     has_upkeep && !NO_UPKEEP && owed == 0;
     for (EACH) { count = count + (is_unfinished(each) && status[each] == BLOCKED) }

@@ -19,18 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, RateLimit, Task, Worker
-from django_pglock.store.admit import admit
-from django_pglock.store.claim_fair import claim_fair
-from django_pglock.store.claim_group import claim_group
-from django_pglock.store.give_back import give_back
-from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.claim import claim_fair, claim_group
 from django_pglock.store.outcome import FINAL, Succeeded
-from django_pglock.store.promote import promote
 from django_pglock.store.rate import open_rates
+from django_pglock.store.ready import promote
 from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.rescue import rescue
-from django_pglock.store.settle import settle
+from django_pglock.store.settle import give_back, settle
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.property.laws import Laws, has_unique_key

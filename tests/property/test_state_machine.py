@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.outcome import Interrupted, Retried, Snoozed
-from django_pglock.store.promote import promote
+from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import Claim

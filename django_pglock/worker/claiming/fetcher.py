@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.store.admit import admit
-from django_pglock.store.give_back import give_back, server_time
-from django_pglock.store.lock_keys import blocked_keys
-from django_pglock.store.promote import next_due_in, promote
-from django_pglock.store.ready import ready_paths
+from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.ready import next_due_in, promote, ready_paths
+from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks import registry
 from django_pglock.tasks.registry import import_function

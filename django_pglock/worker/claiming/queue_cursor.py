@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
-from django_pglock.store.claim_fair import claim_fair
+from django_pglock.store.claim import ClaimStatement, claim_fair, claim_statement, claims_of
 from django_pglock.store.ready import ready_queues
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from psycopg.errors import InsufficientPrivilege
 from django_pglock.error_reading import one_line
 from django_pglock.keys.reserved import draw_number
 from django_pglock.postgres.connections import connection_for
-from django_pglock.store.liveness import Beat, HeartbeatReply, beat_all, deregister
-from django_pglock.store.worker_lock import lock_worker, unlock_worker
+from django_pglock.store.liveness import Beat, HeartbeatReply, beat_all, deregister, lock_worker, unlock_worker
 from django_pglock.tasks import registry
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess

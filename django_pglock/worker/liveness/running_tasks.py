@@ -14,8 +14,8 @@ from typing import Protocol
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.requests_to_worker import answer_stack, requests_to
+from django_pglock.store.settle import give_back, server_time
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.options import Identity

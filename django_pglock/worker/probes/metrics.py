@@ -11,9 +11,8 @@ from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.counts import BOUNDS, Counts
-from django_pglock.store.counts import OUTCOMES as ENDS
-from django_pglock.store.numbers import Total
+from django_pglock.store.numbers import BOUNDS, Counts, Total
+from django_pglock.store.numbers import OUTCOMES as ENDS
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,

@@ -17,7 +17,7 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.thread_stacks import stacks
-from django_pglock.store.claim_group import claim_group
+from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Cancelled, Failed, GivenBack, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started

@@ -10,8 +10,7 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.store.counts import Counts, bucket_of
-from django_pglock.store.numbers import MINUTE, add_numbers, clock
+from django_pglock.store.numbers import MINUTE, Counts, add_numbers, bucket_of, clock
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,

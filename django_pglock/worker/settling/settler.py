@@ -28,8 +28,8 @@ from django_pglock.loggers import WORKER, RateOfRecords, get_logger
 from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Interrupted, Succeeded
-from django_pglock.store.progress import write_logs, write_progress
 from django_pglock.store.release import release
+from django_pglock.store.requests_to_worker import write_logs, write_progress
 from django_pglock.store.rescue import judge, server_times
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except

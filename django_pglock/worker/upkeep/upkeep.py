@@ -28,10 +28,9 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
-from django_pglock.store.admit import admit
+from django_pglock.store.admit import KEYS_AT_ONCE, admit, blocked_keys
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead, is_oldest
-from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
+from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead, is_oldest, try_upkeep_lock
 from django_pglock.store.numbers import (
     BETWEEN_DEPTHS,
     MAX_AGE,
@@ -44,16 +43,21 @@ from django_pglock.store.numbers import (
     depths,
     prune_numbers,
 )
-from django_pglock.store.promote import next_due_in, promote, restart_delays
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.ready import (
+    UnknownTasks,
+    next_due_in,
+    promote,
+    ready_queues,
+    restart_delays,
+    unknown,
+    unserved_queues,
+)
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
-from django_pglock.store.unknown import UnknownTasks, unknown, unserved_queues
 from django_pglock.store.wake import wake
-from django_pglock.store.worker_lock import try_upkeep_lock
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from django.db import connection, transaction
 
 from django_pglock.models import Number, Task
 from django_pglock.store import numbers
-from django_pglock.store.counts import Counts
-from django_pglock.store.numbers import KEPT, add_numbers, depths, prune_numbers, series
+from django_pglock.store.numbers import KEPT, Counts, add_numbers, depths, prune_numbers, series
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

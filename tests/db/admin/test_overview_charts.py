@@ -8,8 +8,7 @@ from django.utils import timezone
 
 from django_pglock.admin.charts import SPANS, duration
 from django_pglock.models import Queue
-from django_pglock.store.counts import Counts
-from django_pglock.store.numbers import add_numbers
+from django_pglock.store.numbers import Counts, add_numbers
 from tests.db.admin.visits import person
 
 pytestmark = pytest.mark.django_db

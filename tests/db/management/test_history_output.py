@@ -10,8 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pglock.management.history_output import span
-from django_pglock.store.counts import Counts, bucket_of
-from django_pglock.store.numbers import add_numbers
+from django_pglock.store.numbers import Counts, add_numbers, bucket_of
 
 pytestmark = pytest.mark.django_db
 

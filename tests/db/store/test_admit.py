@@ -17,10 +17,9 @@ from django_pglock.errors import LockKeyError, TaskArgumentsError
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit as admit_module
-from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit
-from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit, blocked_keys
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
-from django_pglock.store.promote import promote
+from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import filled

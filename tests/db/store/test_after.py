@@ -15,7 +15,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
 from django_pglock.store import after
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
-from django_pglock.store.promote import promote
+from django_pglock.store.ready import promote
 from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.tasks.compat import TaskResultStatus
 from tests.db.store.endings import FAILURE, settle_one, statuses

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import DuplicateTask, Unique, enqueue_many
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import admit, after_commit, release, wake
+from django_pglock.store import admit, release, wake
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -47,7 +47,7 @@ def ask_to_end():
         (admit, "admit_by", enqueue_at_a_key),
         (admit, "admit_by", enqueue_several_at_keys),
         (release, "ended", enqueue_after_another),
-        (after_commit, "run", ask_to_end),
+        (wake, "run", ask_to_end),
     ],
 )
 def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog, claim, module, name, verb):
@@ -95,7 +95,7 @@ def manual(request):
 def test_the_notifications_of_a_transaction_committed_by_the_caller_are_sent_by_its_commit(manual, session):
     session.ensure_connection()
     session.connection.execute("LISTEN told")
-    after_commit.notify_after_commit("default", "SELECT pg_notify('told', %s)", "first")
+    wake.notify_after_commit("default", "SELECT pg_notify('told', %s)", "first")
     session.connection.execute("NOTIFY told, 'before the commit'")
     manual()
     notes = session.connection.notifies(timeout=NEVER, stop_after=2)

@@ -11,7 +11,6 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task
-from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -25,7 +24,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.rescue import rescue
-from django_pglock.store.settle import settle
+from django_pglock.store.settle import give_back, settle
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks

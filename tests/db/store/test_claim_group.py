@@ -11,7 +11,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
-from django_pglock.store.claim_group import claim_group
+from django_pglock.store.claim import claim_group
 from tests.conftest import NEVER
 from tests.db.store.endings import statuses
 from tests.sample import keyed_tasks as keyed

@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
-from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
+from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.running_tasks import ClaimComparison

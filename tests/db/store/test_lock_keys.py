@@ -8,7 +8,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
-from django_pglock.store.lock_keys import blocked_keys, holders
+from django_pglock.store.admit import blocked_keys, holders
 from tests.sample import keyed_tasks as keyed
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,13 +12,16 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Number, Queue, Task
 from django_pglock.store import numbers
-from django_pglock.store.counts import BUCKETS, OUTCOMES, Counts, bucket_of
 from django_pglock.store.numbers import (
     ALL,
+    BUCKETS,
     KEPT,
     MOST_POINTS,
+    OUTCOMES,
+    Counts,
     add_numbers,
     add_rescued,
+    bucket_of,
     counters,
     depths,
     finished_per_minute,

@@ -8,9 +8,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.store import progress
+from django_pglock.store import requests_to_worker
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.progress import COMPARED_AT_ONCE, write_logs, write_progress
+from django_pglock.store.requests_to_worker import COMPARED_AT_ONCE, write_logs, write_progress
 from django_pglock.store.settle import settle
 from tests.sample import tasks
 
@@ -44,13 +44,13 @@ def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_n
     claims = claim(COMPARED_AT_ONCE + 1)
     for each in claims:
         each.progress = '{"done": 1}'
-    sizes, write = [], progress._write
+    sizes, write = [], requests_to_worker._write
 
     def write_some(using, some, **options):
         sizes.append(len(some))
         write(using, some, **options)
 
-    monkeypatch.setattr(progress, "_write", write_some)
+    monkeypatch.setattr(requests_to_worker, "_write", write_some)
     with django_assert_num_queries(2):
         write_progress("default", claims)
     assert sizes == [COMPARED_AT_ONCE, 1]

@@ -9,9 +9,9 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import promote as promote_module
+from django_pglock.store import ready as promote_module
 from django_pglock.store.outcome import Failure, Retried
-from django_pglock.store.promote import next_due_in, promote, restart_delays
+from django_pglock.store.ready import next_due_in, promote, restart_delays
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests import server_clock

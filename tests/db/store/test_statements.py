@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.admit import admit
-from django_pglock.store.promote import promote
+from django_pglock.store.liveness import try_upkeep_lock
+from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.statements import (
     OFF,
@@ -27,7 +28,6 @@ from django_pglock.store.statements import (
     run_by_index,
     run_together,
 )
-from django_pglock.store.worker_lock import try_upkeep_lock
 from tests.db.store.schedules import enqueue_due
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
-from django_pglock.store.unknown import unknown
+from django_pglock.store.ready import unknown
 
 pytestmark = pytest.mark.django_db
 

@@ -9,8 +9,8 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import worker_lock
-from django_pglock.store.worker_lock import TRY_UPKEEP_LOCK, lock_worker, try_upkeep_lock, unlock_worker
+from django_pglock.store import liveness
+from django_pglock.store.liveness import TRY_UPKEEP_LOCK, lock_worker, try_upkeep_lock, unlock_worker
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,7 +47,7 @@ def test_the_lock_of_another_session_is_not_taken():
 
 def test_behind_a_pooler_a_worker_takes_no_session_lock(monkeypatch):
     """The session would keep the lock, and other clients use this session."""
-    monkeypatch.setattr(worker_lock, "backend_pid", lambda connection: -1)
+    monkeypatch.setattr(liveness, "backend_pid", lambda connection: -1)
     number = draw_number()
     assert lock_worker("default", number) is None
     assert holders(number) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.claim_fair import CLAIM_FAIR
+from django_pglock.store.claim import CLAIM_FAIR
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, PATH
 from tests.plans.store.backlog import Call

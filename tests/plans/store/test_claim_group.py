@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.claim_group import CLAIM_GROUP, CLAIM_GROUP_IN_KEY_ORDER
+from django_pglock.store.claim import CLAIM_GROUP, CLAIM_GROUP_IN_KEY_ORDER
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, PATH
 from tests.plans.store.backlog import Call

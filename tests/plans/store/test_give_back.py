@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.give_back import GIVE_BACK
+from django_pglock.store.settle import GIVE_BACK
 from django_pglock.store.statements import filled
 from tests.plans.store.backlog import Call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.lock_keys import BLOCKED_KEYS, HOLDERS
+from django_pglock.store.admit import BLOCKED_KEYS, HOLDERS
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH
 from tests.plans.store.backlog import Call

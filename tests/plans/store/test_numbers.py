@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from django_pglock.store.count import COUNTED
-from django_pglock.store.counts import ATTEMPT_KINDS
 from django_pglock.store.numbers import (
     ADD_NUMBERS,
+    ATTEMPT_KINDS,
     BEGIN_DEPTHS,
     COUNTERS,
     PRUNE_NUMBERS,

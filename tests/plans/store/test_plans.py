@@ -13,10 +13,10 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import ADMIT, ADMIT_NEXT, admit
 from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.plans import _prepared, keep_plans, run_by_plan
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
+from django_pglock.store.statements import _prepared, keep_plans, run_by_plan
 from django_pglock.worker import Worker
 from tests.plans.reading import BATCH, PATH, delete_all, executed, insert, pages_read, reads, rows_read
 from tests.sample.tasks import nothing

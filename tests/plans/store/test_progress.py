@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.store.progress import WRITE_LAST_PROGRESS, WRITE_LOGS, WRITE_PROGRESS
+from django_pglock.store.requests_to_worker import WRITE_LAST_PROGRESS, WRITE_LOGS, WRITE_PROGRESS
 from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, comparisons, executed, insert, reads
 from tests.plans.store.backlog import Call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.promote import NEXT_DUE, due
+from django_pglock.store.ready import NEXT_DUE, due
 from django_pglock.store.statements import filled
 from tests.plans.reading import reads
 from tests.plans.store.backlog import Call

@@ -7,8 +7,8 @@ import json
 import pytest
 from django.db import connection
 
+from django_pglock.store.ready import UNKNOWN
 from django_pglock.store.statements import filled
-from django_pglock.store.unknown import UNKNOWN
 from tests.plans.reading import BATCH, nodes
 from tests.plans.store.backlog import Call
 

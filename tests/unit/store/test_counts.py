@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from django_pglock.store.counts import BOUNDS, BUCKETS, bucket_of, quantile
+from django_pglock.store.numbers import BOUNDS, BUCKETS, bucket_of, quantile
 
 
 def counted(values):

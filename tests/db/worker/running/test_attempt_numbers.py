@@ -9,10 +9,9 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
-from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
-from django_pglock.store.settle import settle
+from django_pglock.store.settle import give_back, settle
 from django_pglock.worker.running.run import prepare
 from tests.sample import tasks
 

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.admit import admit
-from django_pglock.store.claim_group import claim_group
+from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Interrupted
 from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus

@@ -10,8 +10,7 @@ import pytest
 
 from django_pglock.models import Number, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.counts import OUTCOMES
-from django_pglock.store.numbers import add_numbers, series
+from django_pglock.store.numbers import OUTCOMES, add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.in_flight import EndedClaim

@@ -9,7 +9,7 @@ import pytest
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.store import settle
-from django_pglock.store.progress import write_progress
+from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.worker.settling import settler as settling_progress
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running

@@ -17,9 +17,8 @@ from django_pglock.conf import get_settings
 from django_pglock.models import Number, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import liveness
-from django_pglock.store.counts import Counts
 from django_pglock.store.liveness import UPKEEP_WORKERS
-from django_pglock.store.numbers import KEPT, add_numbers
+from django_pglock.store.numbers import KEPT, Counts, add_numbers
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.liveness.timing import Rest
