@@ -39,7 +39,7 @@ from django.utils.module_loading import import_string
 from psycopg import sql
 
 from django_pglock import Group, enqueue_many, task
-from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
+from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.store.statements import filled
 from django_pglock.store.wake import SCHEDULED_CHANNEL
 from django_pglock.tasks.backends import our_backends
@@ -270,6 +270,8 @@ def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None
         return Error(message, obj=model, id="django_pglock.E010")
     try:
         _require_valid(model, capture)
+    except ConfigurationError:
+        return None  # E001 reports wrong settings
     except (FieldDoesNotExist, InvalidTask, LockKeyError, TaskArgumentsError, TaskOptionError) as error:
         return Error(f"The capture {capture.name!r} cannot work: {error}", obj=model, id="django_pglock.E008")
     return None
