@@ -99,6 +99,7 @@ PAGES = {
     "tasks, FAILED, function of the incident": f"task/?status__exact=FAILED&task_path={CHARGE}",
     "tasks, FAILED, a rare function": "task/?status__exact=FAILED&task_path=shop.jobs.f7",
     "tasks, FAILED, queue of the incident": f"task/?status__exact=FAILED&queue={QUEUE}",
+    "tasks, FAILED, queue and function of the incident": f"task/?status__exact=FAILED&queue={QUEUE}&task_path={CHARGE}",
     "tasks, FAILED, a rare queue": "task/?status__exact=FAILED&queue=queue-7",
     "tasks, FAILED, by exception": "task/?exception=builtins.ConnectionError",
     "tasks, a day": "task/?since={since}&before={before}",

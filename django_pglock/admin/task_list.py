@@ -1,4 +1,4 @@
-"""The list of tasks, for tables of ten million rows. Each filter names the index that serves it; the rest follows.
+"""The list of tasks and its export, for tables of ten million rows. Each filter names its index; the rest follows.
 
 ``Reading`` chooses the index by the filters of a request. If the index serves all of them, the list counts its rows, up
 to a limit. Otherwise the list counts nothing: it searches only the newest tasks of that index, in its order. So no
@@ -7,12 +7,15 @@ filter reads the whole table, neither for its choices nor for its matches.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import timezone as zones
 from functools import partial, reduce
+from itertools import islice
 from operator import or_
 from typing import Any
 from uuid import UUID
@@ -20,9 +23,12 @@ from uuid import UUID
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.postgres.expressions import ArraySubquery
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import BooleanField, Exists, F, Func, Q
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponseBase, HttpResponseRedirect
+from django.http.response import StreamingHttpResponse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
@@ -30,6 +36,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.actions import record
 from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, elapsed, mark
 from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
@@ -42,7 +49,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
-from django_pglock.tasks.redaction import redacting_paths
+from django_pglock.tasks.redaction import redacting_paths, shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
@@ -146,6 +153,12 @@ class Reading:
         return moment_in(self.chosen[name], shift) if name in self.chosen else None
 
 
+def queues_of_the_code() -> set[str]:
+    """Return the queues of the settings and of the functions that this process knows."""
+    configured = {queue for backend in task_backends.all() for queue in backend.queues}
+    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
+
+
 class TypedFilter(admin.SimpleListFilter):
     """A filter by one typed value: a small form with suggestions, instead of a link for each of hundreds of values.
 
@@ -156,14 +169,12 @@ class TypedFilter(admin.SimpleListFilter):
     #: The type of the input, and what to type, shown in the empty input.
     input_type = "search"
     placeholder: Any = ""
+    #: Returns the values that the browser suggests. They are not queried: a query would read the whole table.
+    suggestions: Callable[[], Iterable[str]] = staticmethod(tuple)
     #: The index that serves the filter. Without one, the filter is searched for among the newest tasks.
     index: Index | None = None
     #: The status that all tasks of the filter have.
     status = ""
-
-    def suggestions(self) -> Iterable[str]:
-        """Return the values that the browser suggests. They are not queried: a query would read the whole table."""
-        return ()
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return none: the form takes any value."""
@@ -222,10 +233,7 @@ class QueueFilter(TypedFilter):
     title = _("queue")
     parameter_name = "queue"
     index = Index("pglock_task_failed_queue", _FAILED)
-
-    def suggestions(self) -> Iterable[str]:
-        """Return the queues that this process knows."""
-        return queues_of_the_code()
+    suggestions = staticmethod(queues_of_the_code)
 
 
 class TaskPathFilter(TypedFilter):
@@ -234,10 +242,7 @@ class TaskPathFilter(TypedFilter):
     title = _("task function")
     parameter_name = "task_path"
     index = Index("pglock_task_failed_path", _FAILED)
-
-    def suggestions(self) -> Iterable[str]:
-        """Return the functions that this process knows."""
-        return registry.known_paths()
+    suggestions = staticmethod(registry.known_paths)
 
 
 class ExceptionFilter(TypedFilter):
@@ -481,12 +486,6 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     return found
 
 
-def queues_of_the_code() -> set[str]:
-    """Return the queues of the settings and of the functions that this process knows."""
-    configured = {queue for backend in task_backends.all() for queue in backend.queues}
-    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
-
-
 def moment_in(text: str, shift: timedelta = timedelta(0)) -> datetime:
     """Return the moment that a text is, shifted. Raises ``ValueError`` or ``OverflowError``."""
     moment = parse_datetime(text)
@@ -583,3 +582,80 @@ def wait_or_run_time(task: Task) -> str:
         took = (task.finished_at - task.started_at).total_seconds()
         return gettext("%(seconds).3f s") % {"seconds": took}
     return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
+
+
+# Export of the filtered list as CSV or as JSON lines: streamed, and redacted as the pages are
+
+#: At most this number of tasks is exported, and this number is fetched at a time.
+MOST_EXPORTED, CHUNK = 100_000, 1000
+#: The fields of an exported task, apart from its exception and message.
+FIELDS = (
+    *("id", "status", "queue", "priority", "task_path", "args", "kwargs", "result", "meta", "attempts_made", "worker"),
+    *("lock_key", "unique_key", "group_key", "enqueued_at", "run_after", "started_at", "finished_at"),
+)
+#: A spreadsheet takes a cell that begins with one of these for a formula.
+_BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def export_view(model_admin: Any, request: HttpRequest, form: str) -> HttpResponseBase:
+    """Send the tasks that match the filters of the query string: only by POST, and with the permission to export."""
+    if not (model_admin.has_view_permission(request) and model_admin.has_export_permission(request)):
+        raise PermissionDenied
+    if form not in FORMS:
+        raise Http404
+    there = f"{model_admin.address('changelist')}?{request.GET.urlencode()}"
+    try:
+        found: IndexedList = model_admin.get_changelist_instance(request)
+    except IncorrectLookupParameters:
+        return HttpResponseRedirect(there)
+    rows = found.rows_for_export(request, most=MOST_EXPORTED)
+    if rows.values("pk")[: MOST_EXPORTED + 1].count() > MOST_EXPORTED:
+        text = gettext("More than %(count)d tasks match. Narrow the filters, such as by time, and export again.")
+        messages.error(request, text % {"count": MOST_EXPORTED})
+        return HttpResponseRedirect(there)
+    record(request, Task, f"export as {form}: ?{request.GET.urlencode()}")
+    write, content_type = FORMS[form]
+    name = f"tasks-{timezone.now():%Y%m%d-%H%M%S}.{form}"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingHttpResponse(write(_exported(rows)), content_type=content_type, headers=headers)
+
+
+def _exported(rows: Any) -> Iterator[dict[str, Any]]:
+    """Yield the tasks as people may see them. The rows come from a cursor of the server, some at a time."""
+    tasks = rows.iterator(chunk_size=CHUNK)
+    while chunk := list(islice(tasks, CHUNK)):
+        failures = last_failures(rows.db, chunk)
+        for task in chunk:
+            exception, message = failures.get(task.pk, (None, None))
+            yield {**{name: shown(task, name) for name in FIELDS}, "exception": exception, "message": message}
+
+
+def _as_csv(tasks: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield _line([*FIELDS, "exception", "message"])
+    for task in tasks:
+        yield _line(map(_cell, task.values()))
+
+
+def _line(cells: Iterable[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    is_formula = isinstance(value, str) and value.startswith(_BEGINS_FORMULA)
+    return f"'{value}" if is_formula else value
+
+
+def _as_json_lines(tasks: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for task in tasks:
+        yield json.dumps(task, ensure_ascii=False, cls=DjangoJSONEncoder) + "\n"
+
+
+#: How each form is written, and its content type.
+FORMS = {
+    "csv": (_as_csv, "text/csv; charset=utf-8"),
+    "jsonl": (_as_json_lines, "application/jsonl; charset=utf-8"),
+}

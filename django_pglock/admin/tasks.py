@@ -20,13 +20,13 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin import task_page as page
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.enqueue import again_page, enqueue_page
-from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.task_list import (
     FILTERS,
     IndexedList,
     StatusFilter,
     attempts_made,
+    export_view,
     find,
     last_failure,
     name_and_id,
