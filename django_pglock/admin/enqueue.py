@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from inspect import Signature
 from typing import Any
 
 from django import forms
@@ -74,18 +76,26 @@ def _page(
     model_admin: Any, request: HttpRequest, path: str, context: dict[str, Any], about: str, earlier: Task | None = None
 ) -> HttpResponse:
     task: Any = registry.find(path)
-    context |= {"path": path, "is_unknown": bool(path) and task is None, "has_earlier": earlier is not None}
+    context |= {"path": path, "is_unknown": bool(path) and task is None}
     if task is not None:
         seen = {name: shown(earlier, name) for name in ("args", "kwargs")} if earlier else {"args": [], "kwargs": {}}
         texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in seen.items()}
         form = EnqueueForm(request.POST if request.method == "POST" else None, initial=texts)
         if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, seen, earlier)):
             return HttpResponseRedirect(address)
-        # The parameters of a function with ``group=`` are not those of a call.
-        signature = "" if is_grouped(task) else str(call_signature(task.func, task.takes_context))
-        context |= {"form": form, "signature": signature}
+        is_hidden = any(each in text for each in (REDACTED, NOT_SHOWN) for text in texts.values())
+        context |= {"form": form, "signature": _signature(task), "has_hidden": is_hidden}
     answer: HttpResponse = model_admin.answer(request, "task/enqueue", context)
     return answer
+
+
+def _signature(task: Any) -> str:
+    """Return the parameters of a call as text. Those of a function with ``group=`` are not those of a call."""
+    if is_grouped(task):
+        return ""
+    signature = call_signature(task.func, task.takes_context).replace(return_annotation=Signature.empty)
+    # Annotations may be texts, of which Python would show the quotes.
+    return re.sub(r": '([^']*)'", r": \1", str(signature))
 
 
 def _enqueued(

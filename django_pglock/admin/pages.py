@@ -137,7 +137,8 @@ class ReadOnlyAdmin(AnyModelAdmin):
     def own_path(self, route: str, page: str, view: Any, *methods: str) -> URLPattern:
         """Return the URL of a page of ours, which takes these methods; without any, GET and HEAD."""
         checked = require_http_methods(methods or ["GET", "HEAD"])(self.admin_site.admin_view(view))
-        return path(route, checked, name=f"{self.opts.app_label}_{self.opts.model_name}_{page}")
+        url: URLPattern = path(route, checked, name=f"{self.opts.app_label}_{self.opts.model_name}_{page}")
+        return url
 
     def address(self, page: str, *arguments: Any) -> str:
         """Return the address of a page of the model, such as ``changelist``, on the same admin site."""
@@ -176,7 +177,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
         if callable(list_filter):
             return [getattr(list_filter, "parameter_name", None)]
         name, make = list_filter if isinstance(list_filter, tuple) else (list_filter, admin.FieldListFilter.create)
-        name = getattr(name, "name", name)
+        name = str(getattr(name, "name", name))
         field: Any = get_fields_from_path(self.model, name)[-1]
         names: Any = make(field, request, {}, self.model, self, field_path=name).expected_parameters()
         return [each for each in names if field.null or not each.endswith("__isnull")]

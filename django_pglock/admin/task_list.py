@@ -83,7 +83,7 @@ class Reading:
     """How the tasks of a request are read: along which index, and whether this index serves all filters."""
 
     def __init__(self, request: HttpRequest) -> None:
-        given = {name: text.strip() for name, text in request.GET.items() if not name.startswith(("_", "id__"))}
+        given = {name: str(text).strip() for name, text in request.GET.items() if not name.startswith(("_", "id__"))}
         self.chosen = {name: text for name, text in given.items() if text and name not in _NO_FILTERS}
         if self.chosen.get("q", "x").isdigit():
             # An id, which the primary key finds among whatever else was chosen.

@@ -39,7 +39,8 @@ def test_a_task_is_enqueued_with_the_arguments_that_were_typed(client):
     person(client, "view_task", "add_task")
     greeting = task(greet)
     page = html.unescape(client.get(PAGE, {"function": greeting.module_path}).content.decode())
-    assert "(name: 'str', times: 'int' = 1, *more, loud=False, **extras)" in page
+    assert "(name: str, times: int = 1, *more, loud=False, **extras)" in page
+    assert "hidden value" not in page
     response = enqueue(client, greeting, args='["007", 3]', kwargs='{"loud": true, "a": [1]}')
     [row] = Task.objects.all()
     assert (row.args, row.kwargs) == (["007", 3], {"loud": True, "a": [1]})
@@ -111,6 +112,7 @@ def test_a_task_runs_again_with_other_arguments_and_hidden_ones_stay_hidden(clie
     page = client.get(again(row)).content.decode()
     assert SECRET not in page
     assert "first" in page
+    assert "A hidden value that stays where it is has the value of the earlier task." in page
     typed = {"args": f'[8, "{REDACTED}"]', "kwargs": '{"note": "second"}'}
     response = client.post(again(row), typed, follow=True)
     made = Task.objects.exclude(pk=row.pk).get()
