@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from django.apps.registry import Apps
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import models, router, transaction
@@ -18,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_pglock.admin.actions import perform, record
-from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.redrive import enqueue_redrive, redrives
@@ -33,15 +32,9 @@ STEP, BAR, HEIGHT = 5, 4, 24
 
 
 class FailureGroup(models.Model):
-    """The name under which admin sites list the page. It has no table: the failed tasks have the fingerprints."""
+    """The name under which admin sites list the page. The failed tasks have the fingerprints."""
 
-    class Meta:
-        """Where the admin shows it. Outside of the registry of models, as the overview is."""
-
-        apps = Apps()
-        app_label = "django_pglock"
-        managed = False
-        default_permissions = ()
+    class Meta(PageOnly):
         verbose_name = gettext_lazy("failure")
         verbose_name_plural = gettext_lazy("failures")
 

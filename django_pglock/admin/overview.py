@@ -7,8 +7,6 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
-from django.apps import apps
-from django.apps.registry import Apps
 from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest, HttpResponse
@@ -21,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.charts import charts_of, choice_of
 from django_pglock.admin.overview_attention import Facts, RunningTask, attention
-from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
 from django_pglock.tasks.compat import task_backends
 
@@ -87,18 +85,9 @@ def _shown_tasks(facts: Facts, running: list[RunningTask]) -> Iterator[tuple[str
 
 
 class Overview(models.Model):
-    """The name under which admin sites list the overview. It has no table, and migrations do not know it.
+    """The name under which admin sites list the overview."""
 
-    It is outside of the registry of models, as Django's own model of applied migrations is.
-    """
-
-    class Meta:
-        """Where the admin shows it."""
-
-        apps = Apps()
-        app_label = "django_pglock"
-        managed = False
-        default_permissions = ()
+    class Meta(PageOnly):
         verbose_name = _("overview")
         verbose_name_plural = _("overview")
 
@@ -132,30 +121,27 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
         """Show the page."""
-        site = self.admin_site
-        url = self.address("fragment")
         # The fragment has the query string of the page, because it must show the same.
         query = request.GET.urlencode()
-        # Not "opts": themes ask them for the app's name, and the options of a model without registry have none.
-        about = {"app_label": self.opts.app_label, "title": capfirst(self.opts.verbose_name), "media": self.media}
-        about["app_name"] = apps.get_app_config(self.opts.app_label).verbose_name
-        about["fragment_url"] = f"{url}?{query}" if query else url
-        return self._answer(request, "page", {**site.each_context(request), **about})
+        url = f"{self.address('fragment')}?{query}" if query else self.address("fragment")
+        about = {"title": capfirst(self.opts.verbose_name), "fragment_url": url}
+        return self.answer(request, "overview/page", {**about, **self._sections(request)})
 
-    def fragment_view(self, request: HttpRequest) -> HttpResponse:
+    def fragment_view(self, request: Any) -> HttpResponse:
         """Answer with the part that changes."""
-        return self._answer(request, "fragment", {})
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_pglock/overview/fragment.html", self._sections(request))
 
-    def _answer(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+    def _sections(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the fragment shows. Raises ``PermissionDenied``."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        request.current_app = self.admin_site.name
         facts = Facts(request, self.admin_site)
-        context["sentences"] = attention(facts)
+        context: dict[str, Any] = {"sentences": attention(facts)}
         if facts.may_view(Task):
             queues = queue_table(facts)
             choice = choice_of(request, {*(each["name"] for each in queues["rows"]), *facts.ages, *facts.paused})
             context |= {"queues": queues, "choice": choice, "charts": charts_of(facts.using, choice)}
         if facts.may_view(Worker):
             context["workers"] = worker_table(facts)
-        return TemplateResponse(request, f"admin/django_pglock/overview/{template}.html", context)
+        return context

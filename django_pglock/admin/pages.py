@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps as django_apps
+from django.apps.registry import Apps
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -48,6 +50,20 @@ def elapsed(since: datetime, now: datetime | None = None) -> str:
 def mark(status: str, text: Any) -> str:
     """Return a word as a status is shown, in the colour of the task status of this name."""
     return format_html('<span class="pglock-status pglock-{}">{}</span>', status, text)
+
+
+class PageOnly:
+    """The options of a model that has no table, only a page: a name under which admin sites list the page.
+
+    It is outside of the registry of models, as Django's own model of applied migrations is. So no migration knows it.
+    """
+
+    apps = Apps()
+    # Templates of the admin and of its themes ask for the name of the app.
+    apps.app_configs = django_apps.app_configs
+    app_label = "django_pglock"
+    managed = False
+    default_permissions = ()
 
 
 class AtLeast(int):

@@ -44,10 +44,12 @@ def test_the_overview_asks_for_permission(client, address):
     assert client.post(address).status_code == 405
 
 
-def test_the_options_in_the_context_have_an_app(admin_client):
-    """Themes such as django-unfold show the name of ``opts.app_config``; a model without registry has none."""
-    opts = admin_client.get(PAGE).context.get("opts")
-    assert opts is None or opts.app_config is not None
+@pytest.mark.parametrize("model", ["overview", "failuregroup"])
+def test_a_page_without_a_table_names_its_app(admin_client, model):
+    """Themes such as django-unfold show the name of ``opts.app_config``, as our own breadcrumbs do."""
+    page = admin_client.get(reverse(f"admin:django_pglock_{model}_changelist"))
+    assert page.context["opts"].app_config is apps.get_app_config("django_pglock")
+    assert page.content.decode().count(">Locks and tasks</a>") >= 2, "in the navigation and in the breadcrumbs"
 
 
 @pytest.mark.parametrize("name", ["index", "app_list"])
