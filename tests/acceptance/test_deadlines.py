@@ -8,7 +8,6 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock.models import Task
-from django_pglock.postgres import sessions as private_sessions
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
 from django_pglock.worker.liveness import session_watch
@@ -121,32 +120,6 @@ def db_limits(cursor):
 
 def database():
     return connection.ops.quote_name(connection.settings_dict["NAME"])
-
-
-def test_a_service_sets_its_own_timeouts():
-    own, before = ConnectedService("default"), connections["default"]
-    try:
-        own.open()
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT name, setting FROM pg_settings WHERE name ~ '_timeout$'")
-            limits = dict(cursor.fetchall())
-        assert limits["statement_timeout"] == limits["idle_in_transaction_session_timeout"] == "30000"
-        assert limits["idle_session_timeout"] == limits.get("transaction_timeout", "0") == limits["lock_timeout"] == "0"
-    finally:
-        own.close()
-        connections["default"] = before
-
-
-def test_behind_a_pooler_no_timeout_is_set_in_the_session(monkeypatch):
-    monkeypatch.setattr(private_sessions, "backend_pid", lambda connection: 0)
-    private = dedicated_connection("default")
-    try:
-        private_sessions.set_limits(private, {"statement_timeout": "1234ms"})
-        with private.cursor() as cursor:
-            cursor.execute("SHOW statement_timeout")
-            assert cursor.fetchone()[0] != "1234ms"
-    finally:
-        private.close()
 
 
 def test_no_connection_waits_for_a_silent_network_for_ever(monkeypatch):

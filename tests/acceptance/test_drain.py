@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
 
-from django_pglock.models import Queue, Task, Worker
+from django_pglock.models import Task, Worker
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.supervising.channel import LEFT_BEHIND
@@ -79,16 +78,6 @@ def test_a_draining_worker_reports_the_tasks_that_it_does_not_run(drain, options
     assert code == expected, output
     assert "It leaves 2 tasks of queue 'default' that call 'shop.gone', which this worker does not know." in output
     assert Effect.objects.exists()
-
-
-def test_drain_ignores_other_queues_paused_queues_and_later_tasks(drain):
-    """It ignores tasks of other queues, of paused queues, and tasks with a later date."""
-    make_unknown(1, queue="another")
-    make_unknown(1, queue="paused")
-    Queue.objects.create(name="paused", paused_at=Now())
-    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-    code, output = drain("default", "paused")
-    assert code == 0, output
 
 
 def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):

@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from example_project import postgres, postgres_guard
-from example_project.postgres import NoPostgres, PrivatePostgres, can_run, find_programs, reachable
+from example_project import postgres_guard
+from example_project.postgres import NoPostgres, PrivatePostgres, find_programs
 from example_project.postgres_guard import sweep
 from tests.conftest import BASE_PYTHON, ROOT
 
@@ -67,24 +67,6 @@ def test_the_private_server_does_not_listen_on_tcp_and_removes_its_files():
     assert not folder.exists()
     assert not processes_of(folder)
     assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
-
-
-def test_a_server_is_in_memory_if_much_is_free_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(postgres_guard, "TEMPORARY", str(tmp_path / "disk"))
-    monkeypatch.setattr(postgres_guard, "MEMORY", str(tmp_path / "memory"))
-    where = {}
-    for is_there in (False, True):
-        for needed in (1, 1 << 62):
-            monkeypatch.setattr(postgres_guard, "FREE_MEMORY", needed)
-            (tmp_path / "disk").mkdir(exist_ok=True)
-            if is_there:
-                (tmp_path / "memory").mkdir(exist_ok=True)
-            folder, lock = postgres_guard.make_folder(in_memory=True)
-            where[is_there, needed == 1] = folder.parent.name
-            os.close(lock)
-    assert where == {(False, True): "disk", (False, False): "disk", (True, True): "memory", (True, False): "disk"}
-    sweep()
-    assert [*tmp_path.glob("*/*")] == [], "folders of both places are removed"
 
 
 def test_a_durable_server_keeps_committed_rows_after_a_crash():
@@ -147,34 +129,6 @@ def test_a_sweep_does_not_remove_the_folders_of_other_users(left_behind, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
     sweep()
     assert folder.exists()
-
-
-def test_the_private_server_stops_also_if_its_guard_was_killed(eventually):
-    server = PrivatePostgres().start()
-    os.kill(server._guard.pid, signal.SIGKILL)
-    server.stop()
-    assert not server.home.exists()
-    assert not processes_of(server.home)
-
-
-def test_postgresql_programs_that_the_user_cannot_run_are_copied(monkeypatch, tmp_path):
-    """For root with a virtual environment below /root, which the user "nobody" cannot read."""
-    programs = find_programs()
-    with monkeypatch.context() as patch:
-        patch.setattr(postgres, "can_run", lambda *args, **how: False)
-        copy = reachable(programs, tmp_path, {"user": 1})
-    assert tmp_path in copy.parents
-    assert can_run(copy)
-
-
-def test_postgresql_programs_that_do_not_run_are_skipped(monkeypatch, tmp_path):
-    """The files of a wheel for another C library are complete, but its programs do not run."""
-    for name in ("initdb", "postgres"):
-        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
-    good = find_programs()
-    monkeypatch.setattr(postgres, "candidates", lambda: iter([tmp_path, good]))
-    assert find_programs() == good
 
 
 def test_a_server_that_does_not_start_says_why():
@@ -259,10 +213,3 @@ def test_bootstrap_uses_uv_if_it_is_installed(bare, tmp_path):
     assert "Installing into .venv failed" in answer.stderr
     assert "Without a network" in answer.stderr
     assert "UV_NO_INDEX=1 UV_FIND_LINKS=FOLDER" in answer.stderr
-
-
-def test_an_old_python_gets_a_sentence(tmp_path):
-    """The bootstrap must parse, and say what is wrong, before it can rely on anything."""
-    script = (ROOT / "manage.py").read_text()
-    compile(script, "manage.py", "exec", dont_inherit=True)
-    assert 'f"' not in script, "f-strings would be a SyntaxError in the Pythons that this is for"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import io
-import os
-import signal
 import subprocess
 import sys
 
@@ -98,47 +95,6 @@ def test_an_interrupted_installation_continues_at_the_next_start(manage, monkeyp
     assert manage.has_pip()
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_terminal):
-    """pip hides the cursor while it draws a bar, and cannot show it again when it is killed."""
-    screen = io.StringIO()
-    screen.isatty = lambda: is_terminal
-    monkeypatch.setattr(manage.sys, "stderr", screen)
-    # Another test of this process may have left a handler of its own.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            manage.run_alone(["sh", "-c", f"kill -INT {os.getpid()}; exec sleep 600"])
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert screen.getvalue() == ("\x1b[0m\x1b[?25h" if is_terminal else "")
-
-
-def test_an_interrupt_while_the_signal_handler_is_restored_ends_the_started_program(manage, monkeypatch):
-    """A program that sends the signal itself may do so at this moment."""
-    set_handler, started, popen = signal.signal, [], manage.subprocess.Popen
-
-    def set_and_interrupt(number, handler):
-        before = set_handler(number, handler)
-        if started and handler is signal.default_int_handler:
-            raise KeyboardInterrupt
-        return before
-
-    def start(*arguments, **options):
-        started.append(popen(*arguments, **options))
-        return started[0]
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(manage.signal, "signal", set_and_interrupt)
-            patch.setattr(manage.subprocess, "Popen", start)
-            manage.run_alone(["sleep", "600"])
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert started[0].returncode == -signal.SIGKILL
-
-
 def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip):
     """Its packages are in a folder that this Python does not read."""
     make_half(manage)
@@ -149,12 +105,6 @@ def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip
 
     assert not (tmp_path / ".venv" / "old").exists()
     assert manage.has_pip()
-
-
-def test_a_folder_that_cannot_be_written_is_reported(manage, monkeypatch):
-    monkeypatch.setattr(manage.os, "access", lambda *args: False)
-    with pytest.raises(SystemExit, match=r"cannot be written\. Copy the project to a folder of your own"):
-        manage.make_venv()
 
 
 @pytest.mark.parametrize(("command", "lacks", "extras"), [("check", "django", "demo"), ("test", "pytest", "demo,test")])

@@ -7,14 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
-import venv
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.db import connection
 
 from tests.conftest import BASE_PYTHON, NEVER, ROOT
 
@@ -23,34 +20,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment in /proc"),
 ]
 
-#: A pip that has begun, and started a process of its own, says so by a file. It never ends by itself.
-SLOW_PIP = """
-import os, subprocess, sys, tempfile, time
-if "--version" not in sys.argv:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    open(os.path.join(tempfile.mkdtemp(), "half a wheel"), "w").close()
-    print("pip has begun", flush=True)
-    time.sleep(3600)
-"""
-#: The demo with a scenario that has ended: it serves.
-SERVE = """
-import runpy, sys, types
-
-class Report:
-    holds, findings, http_answers = True, [], {}
-    def __getattr__(self, name):
-        return 0
-
-class Scenario:
-    port = 8000
-    def __init__(self, screen, fleet): ...
-    def run(self):
-        return Report()
-
-sys.modules["example_project.demo.scenario"] = types.SimpleNamespace(Scenario=Scenario, Report=Report)
-sys.argv = ["manage.py", "demo"]
-runpy.run_path("manage.py", run_name="__main__")
-"""
 #: The demo with one worker, few clicks and few shoppers: each process that it starts is a new interpreter.
 SMALL = """
 import runpy, sys
@@ -155,35 +124,6 @@ def test_ctrl_c_while_the_environment_is_made_leaves_nothing(run, bare, eventual
     assert not (bare / ".venv").exists()
 
 
-def test_ctrl_c_while_pip_is_unpacked_leaves_nothing(run, bare, eventually):
-    """ensurepip writes its wheels to a temporary folder, which it cannot remove when it is killed."""
-    (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
-    (bare / "temporary").mkdir()
-    variables = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
-    started = run([BASE_PYTHON, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **variables})
-    eventually(lambda: [*bare.glob("temporary/*/half a wheel"), *bare.glob(".venv/.tmp/*/half a wheel")])
-    started.interrupt()
-    assert_stopped(started, eventually)
-    assert not (bare / ".venv").exists()
-    assert not list((bare / "temporary").iterdir())
-
-
-def test_ctrl_c_while_pip_installs_keeps_an_existing_environment(run, bare, eventually):
-    """An environment that was there before stays, and the next run completes it."""
-    venv.create(bare / ".venv", symlinks=True)
-    [packages] = (bare / ".venv").glob("lib/python*/site-packages")
-    (packages / "pip").mkdir()
-    (packages / "pip" / "__init__.py").touch()
-    (packages / "pip" / "__main__.py").write_text(SLOW_PIP)
-    started = run([BASE_PYTHON, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
-    started.wait_for("pip has begun")
-    assert list((bare / ".venv" / ".tmp").rglob("half a wheel")), "pip's files do not lie where they are removed"
-    started.interrupt()
-    assert_stopped(started, eventually)
-    assert not (bare / ".venv" / ".tmp").exists()
-    assert packages.exists()
-
-
 def own_environment():
     """Return the environment of the tests, in which everything is installed, without their database.
 
@@ -210,12 +150,3 @@ def test_ctrl_c_while_the_demo_runs_ends_its_processes(run, eventually, stage, c
     folder = started.interrupt()
     assert_stopped(started, eventually)
     assert folder is None or not folder.exists()
-
-
-def test_ctrl_c_while_the_demo_serves_ends_it(run, eventually, transactional_db):
-    """On a server of the user, which has the tables: those above end a private server."""
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-    started = run([sys.executable, "-c", SERVE], ROOT, {**own_environment(), "DATABASE_URL": url})
-    started.wait_for("Look around")
-    assert started.interrupt() is None
-    assert_stopped(started, eventually)

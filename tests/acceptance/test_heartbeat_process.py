@@ -9,7 +9,6 @@ import pytest
 
 from django_pglock.models import Task, Worker
 from django_pglock.store.rescue import rescue
-from django_pglock.worker.liveness import heartbeat_process
 from tests.acceptance.heartbeat_processes import is_there, sessions_of_helpers
 from tests.conftest import heartbeat_processes_of
 from tests.sample import running_tasks, tasks
@@ -106,15 +105,3 @@ def test_the_heartbeat_process_has_no_connection_while_the_worker_beats_itself(w
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
     # On a slow machine a heartbeat may be late. Then this process has sent heartbeats for a short time.
     eventually(lambda: sessions_of_helpers() == 0)
-
-
-def test_a_worker_without_heartbeat_process_logs_a_warning_once_and_works(worker, monkeypatch, caplog, eventually):
-    monkeypatch.setattr(heartbeat_process.sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(heartbeat_process, "FIRST_PAUSE", 0.01)
-    running = worker()
-    attempts = []
-    monkeypatch.setattr(running.heartbeat.process, "_start_when_due", lambda: attempts.append(1) or 1 / 0)
-    tasks.record.enqueue("works")
-    eventually(lambda: Effect.objects.exists())
-    eventually(lambda: len(attempts) >= 2, why="it was not tried again")
-    assert sum("has lost its heartbeat process" in message for message in caplog.messages) == 1

@@ -11,7 +11,6 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from example_project.systems.harness import count
 from tests.conftest import ROOT
 from tests.warm.process import start
 
@@ -125,44 +124,3 @@ def test_many_unique_calls_by_two_processes_in_opposite_orders(at_once):
     """Each process waits for keys that the other one has. Only a common order of the keys prevents a deadlock."""
     assert at_once(SORTED, REVERSED) == ["done", "done"]
     assert Task.objects.count() == 12_000
-
-
-RETRY = """
-with transaction.atomic():
-    Task.objects.filter(meta={"set": {number}}).retry()
-"""
-
-
-ADD_FAILURES = """
-INSERT INTO django_pglock_task
-       (queue, backend, task_path, status, attempts, finished_at, meta, unique_key, unique_scope)
-SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(), jsonb_build_object('set', number),
-       'key ' || CASE number WHEN 0 THEN n ELSE 21 - n END, 'UNFINISHED'
-FROM generate_series(0, 1) AS number, generate_series(1, 20) AS n
-"""
-TAKE_KEY = """
-INSERT INTO django_pglock_task (queue, backend, task_path, unique_key, unique_scope)
-VALUES ('default', 'default', 'tests.sample.keyed_tasks.rebuild', 'key 10', 'UNFINISHED')
-RETURNING id
-"""
-#: Ten times as long as the first statement of a retry waits.
-LONG_WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '100 ms'"
-
-
-def test_bulk_retries_by_two_processes_in_opposite_orders(at_once, somebody, eventually):
-    """Two failures of each unique key: each process retries one of them, in the order of their ids.
-
-    A third session has a key in the middle until both processes wait: each has taken all that it can take before.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(ADD_FAILURES)
-    somebody.connection.set_autocommit(False)
-    somebody.ask(TAKE_KEY)
-
-    def let_go():
-        eventually(lambda: count(LONG_WAITS) == 2, why="they do not wait")
-        somebody.connection.rollback()
-
-    texts = [RETRY.replace("{number}", str(number)) for number in (0, 1)]
-    assert at_once(*texts, meanwhile=let_go) == ["done", "done"]
-    assert Task.objects.filter(status="READY").count() == 20

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
-
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import has_statement_in_progress
 from django_pglock.worker.liveness import session_watch
-from django_pglock.worker.liveness.session_watch import Question, SessionWatch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
@@ -173,34 +169,6 @@ def test_the_watch_itself_does_not_hang(member, proxy, eventually):
     proxy.black_hole(new=False)
     failed = eventually(lambda: Task.objects.filter(status="FAILED").first(), why="the watch hangs")
     assert (failed.finished_at - failed.started_at).total_seconds() >= 10, "the statement was under way at the server"
-
-
-def questions():
-    return [thread for thread in threading.enumerate() if isinstance(thread, Question)]
-
-
-def test_stopping_the_session_watch_ends_its_query_in_progress(proxy, quick, eventually, monkeypatch):
-    """The session of the watch becomes half open. Nothing but the stop can end the query during this test."""
-    monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
-    watch = SessionWatch(lambda ident: None)
-    watch.start()
-
-    def wait_in_server():
-        with suppress(OperationalError):
-            tasks.sleep_in_server.func(NEVER)
-
-    waiting = threading.Thread(target=wait_in_server, daemon=True)
-    waiting.start()
-    eventually(lambda: watch._sessions and not watch._questions, why="the watch does not ask")
-    proxy.black_hole(new=False)
-    eventually(
-        lambda: questions() and has_statement_in_progress(questions()[0].session), why="the watch does not ask again"
-    )
-    watch.stop()
-    assert watch.wait(NEVER)
-    assert not questions()
-    proxy.cut()
-    waiting.join(NEVER)
 
 
 def test_the_watch_ignores_slow_reads_and_frequent_queries(member, eventually, caplog):

@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -207,11 +206,3 @@ def test_a_process_with_tasks_that_do_not_end_is_replaced(worker_process, eventu
         assert Task.objects.get(pk=neighbour.id).finished_at < row.last_attempted_at, "it was tried again too early"
     assert Task.objects.get(pk=neighbour.id).attempts == 1
     eventually(lambda: f"worker-1[{first}] has ended with exit code 0" in process.output, why=process.output)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
-@pytest.mark.parametrize(("arguments", "threads"), [(["--processes", "2"], 3), (["--max-time", "3600"], 1)])
-def test_a_supervisor_has_one_thread_and_three_with_a_shared_heartbeat(worker_process, arguments, threads):
-    """The main thread. With several processes also the threads of the shared heartbeat and of its deadlines."""
-    process = worker_process(*arguments)
-    assert f"Threads:\t{threads}\n" in Path(f"/proc/{process.process.pid}/status").read_text()

@@ -43,17 +43,6 @@ def test_timeouts_in_the_middle_of_logging_leave_the_log_usable(worker_process, 
     assert process.wait() == 0
 
 
-def test_functions_that_swallow_all_errors_end_at_their_timeout(worker_process, eventually):
-    """Before, such a function ran to its end, and three of them occupied a worker."""
-    process = worker_process("--threads", "3", "--grace", "600")
-    results = [running.write_rows_carelessly.enqueue(100_000) for _ in range(3)]
-    eventually(lambda: ended(results), why=process.output)
-    assert failed_by_timeout(results)
-    assert Effect.objects.exists()
-    assert tasks.echo.enqueue("alive").wait(60).status == "SUCCESSFUL"
-    assert "does not end" not in process.output
-
-
 def test_a_function_in_c_that_keeps_the_gil_fails_by_its_timeout(worker_process, eventually):
     process = worker_process("--threads", "2", "--grace", "600")
     result = running.keep_gil.using(timeout=0.3).enqueue(1.5)
@@ -83,17 +72,6 @@ def test_a_worker_alone_ends_in_order_for_functions_that_do_not_leave(worker_pro
         assert f"Task {result.id} ({function.module_path}) attempt 1 of 1 does not end" in process.output
     assert "Let the function call context.check()" in process.output
     assert not Worker.objects.exists()
-
-
-def test_tasks_that_outlast_the_grace_of_another_lose_no_attempt(worker_process, eventually):
-    process = worker_process("--threads", "2", "--grace", "1")
-    neighbour = running.wait_for_note.enqueue("never")
-    overrun = running.overrun.enqueue()
-    assert process.wait() == 1, process.output
-    assert failed_by_timeout([overrun])
-    row = Task.objects.get(pk=neighbour.id)
-    assert (row.status, row.retries, row.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
-    Effect.objects.create(name="never")
 
 
 def test_a_reloading_worker_starts_again_after_a_function_that_does_not_leave(worker_process, eventually):

@@ -177,13 +177,6 @@ def test_running_tasks_are_cancelled_by_a_notification(worker_process, eventuall
     eventually(lambda: Task.objects.filter(status="CANCELLED").count() == len(functions), why="not all were cancelled")
 
 
-def test_a_running_task_ends_at_its_timeout(worker_process, eventually):
-    worker_process("--threads", "1")
-    results = [running_tasks.too_long_once.enqueue(kind) for kind in ("sql", "python")]
-    eventually(lambda: done() == len(results), why="they were not tried again")
-    assert list(Task.objects.values_list("attempts", flat=True)) == [2, 2]
-
-
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_a_terminal_shows_the_banner_and_each_failure_once(worker_process, debug):
     """In development also each success. The log of django.tasks would repeat both in another format."""

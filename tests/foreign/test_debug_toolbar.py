@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import pytest
 from debug_toolbar.toolbar import DebugToolbar
-from django.db import connection
 from django.test import Client
 
-from django_pglock import lock
 from django_pglock.models import Task
 from tests.foreign.sample.models import Letter
-from tests.foreign.sample.tasks import nothing
 
 
 @pytest.fixture
@@ -64,21 +61,6 @@ def test_the_panel_shows_the_lock_of_a_view(panels):
         assert matching(statements, "advisory_unlock") == 1
         # With the name, as pg_stat_activity shows it.
         assert matching(statements, "page:/page/") >= 1
-
-
-def test_the_panel_shows_the_lock_of_a_stream(panels):
-    for _ in range(3):
-        statements, _ = panels("/export/")
-        assert matching(statements, "advisory_lock") == 1
-
-
-def test_after_a_request_the_connection_works_as_ever(panels):
-    panels("/page/")
-    before = [*connection.execute_wrappers]
-    with lock("afterwards"):
-        nothing.enqueue("afterwards")
-    assert Task.objects.count() == 1
-    assert connection.execute_wrappers == before
 
 
 def test_a_worker_beside_the_toolbar(panels, drain):

@@ -220,13 +220,6 @@ def test_a_trace_that_the_project_puts_into_meta_is_the_callers(drain):
     assert result.return_value == {"traceparent": USER_TRACE, "order": 7}
 
 
-def test_headers_are_not_in_the_meta_of_the_context(drain):
-    result = see_meta.using(meta={"order": 7}).enqueue()
-    drain()
-    result.refresh()
-    assert result.return_value == {"order": 7}
-
-
 def test_a_row_that_another_program_has_written_runs_without_a_link(drain):
     Task.objects.filter(pk=nothing.enqueue().id).update(meta={"headers": {"opentelemetry": 3}, "traceparent": 5})
     drain()

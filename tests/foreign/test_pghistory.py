@@ -75,31 +75,6 @@ def test_the_context_is_written_in_any_order_of_blocks(account, order, in_transa
     assert last_metadata(account) is None
 
 
-def test_a_lock_taken_in_the_context_and_given_back_after_it(account):
-    with pghistory.context(part="first"):
-        handle = lock("longer").acquire()
-        change(account)
-    assert last_metadata(account) == {"part": "first"}
-    change(account)
-    assert last_metadata(account) is None
-    handle.release()
-    change(account)
-    assert last_metadata(account) is None
-    assert _inject_history_context not in connection.execute_wrappers
-
-
-def test_a_context_that_begins_in_a_lock_and_ends_after_it(account):
-    context = pghistory.context(part="second")
-    handle = lock("shorter").acquire()
-    context.__enter__()
-    handle.release()
-    change(account)
-    context.__exit__(None, None, None)
-    assert last_metadata(account) == {"part": "second"}
-    change(account)
-    assert last_metadata(account) is None
-
-
 def test_every_kind_of_lock_works_in_a_context_of_pghistory():
     with pghistory.context(kind="all"):
         with lock("100%"), lock("%s and %(name)s", timeout=1), lock_all("a%", "b"):
@@ -157,17 +132,6 @@ def test_set_transaction_is_the_first_statement_under_context_and_lock(order):
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SHOW transaction_isolation")
             assert cursor.fetchone() == ("repeatable read",)
-
-
-@pytest.mark.parametrize("order", ["context lock", "lock context"])
-def test_a_server_side_cursor_works_under_context_and_lock(account, order):
-    for _ in range(5):
-        Account.objects.create()
-    with ExitStack() as blocks:
-        for kind in order.split():
-            blocks.enter_context(lock("export") if kind == "lock" else pghistory.context(order=order))
-        read = [row.pk for row in Account.objects.order_by("pk").iterator(chunk_size=2)]
-    assert read == [*Account.objects.order_by("pk").values_list("pk", flat=True)]
 
 
 def test_requests_through_the_middleware_of_pghistory_keep_their_context(account):

@@ -260,42 +260,6 @@ def test_each_session_asks_for_its_password():
         assert TOKENS.asked - before >= 3
 
 
-def test_the_pool_gets_its_connections_back():
-    """Three sessions in the pool, many more locks than that one after another, in threads that end."""
-    using = "pool"
-
-    def work() -> None:
-        with lock("pooled", using=using):
-            on(using).enqueue()
-        with transaction.atomic(using=using), lock("pooled", using=using):
-            on(using).enqueue()
-        connections[using].close()
-
-    for _ in range(12):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive()
-    assert Task.objects.using(using).count() == 24
-    with lock("pooled", timeout=0, using=using):
-        pass
-    connections[using].close()
-    connections[using].close_pool()
-
-
-def test_a_session_lock_in_the_pool_is_not_the_next_ones():
-    using = "pool"
-    handle = lock("kept", using=using).acquire()
-    connections[using].close()
-    with pytest.raises(Exception, match="kept"):
-        handle.release()
-    for _ in range(4):
-        with lock("kept", timeout=5, using=using):
-            pass
-        connections[using].close()
-    connections[using].close_pool()
-
-
 @pytest.mark.parametrize("using", ["token", "minted", "role"])
 def test_heartbeats_go_on_while_a_function_holds_the_gil(using, tmp_path):
     """A second process writes them, and connects only when the worker's own heartbeat is late."""

@@ -6,7 +6,6 @@ show that both work while it asks for plans and writes its rows.
 
 from __future__ import annotations
 
-from django.db import connection
 from django.test import Client
 from silk.models import Request, SQLQuery
 
@@ -29,20 +28,3 @@ def test_the_plan_is_asked_for_while_the_lock_is_held():
     assert "COUNT(*)" in statement.query
     assert "sample_letter" in statement.analysis
     assert not AdvisoryLock.objects.held().exists()
-
-
-def test_a_stream_under_a_lock_works_with_silk():
-    Letter.objects.create(text="streamed")
-    response = Client().get("/export/")
-    assert b"".join(response.streaming_content).endswith(b"streamed\n")
-    response.close()
-    assert not AdvisoryLock.objects.held().exists()
-    assert Request.objects.filter(path="/export/").exists()
-
-
-def test_no_wrapper_is_left():
-    connection.ensure_connection()
-    before = [*connection.execute_wrappers]
-    for _ in range(20):
-        Client().get("/page/")
-    assert connection.execute_wrappers == before

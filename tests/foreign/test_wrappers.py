@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
-from django.test import Client
 
 from django_pglock import enqueue_many, lock, try_lock
 from tests.foreign.sample.models import Letter
@@ -64,17 +63,6 @@ def test_an_audit_around_a_transaction_lock_and_an_enqueue_sees_both(wrappers):
         enqueue_many(nothing, [{"number": 1}, {"number": 2}])
     assert audit.count("pg_advisory_xact_lock") + audit.count("pg_try_advisory_xact_lock") >= 1
     assert audit.count('INSERT INTO "django_pglock_task"') == 2
-    assert connection.execute_wrappers == wrappers
-
-
-def test_an_audit_inside_a_lock_ends_with_its_block(wrappers):
-    audit = Audit()
-    with lock("outer"):
-        with connection.execute_wrapper(audit):
-            ask(1)
-        ask(2)
-    assert audit.count("SELECT 1") == 1
-    assert audit.count("SELECT 2") == 0
     assert connection.execute_wrappers == wrappers
 
 
@@ -180,27 +168,4 @@ def test_a_wrapper_may_change_what_is_sent(wrappers):
         nothing.enqueue("100% of %s and %(name)s")
         assert Letter.objects.filter(text="100%").count() == 0
     assert all("/* marked */" in statement for statement in audit.statements)
-    assert connection.execute_wrappers == wrappers
-
-
-def test_calls_and_locks_work_in_a_pipeline_of_psycopg():
-    """In a pipeline libpq takes one statement a message, and psycopg reads the answers."""
-    connection.ensure_connection()
-    with connection.connection.pipeline():
-        result = nothing.enqueue("piped")
-        enqueue_many(nothing, [{"number": 1}])
-        with try_lock("piped") as held:
-            assert held
-            ask(1)
-    result.refresh()
-    assert result.args == ["piped"]
-
-
-def test_two_hundred_requests_with_locks_leave_no_wrapper(wrappers):
-    client, audit = Client(), Audit()
-    for _ in range(200):
-        with connection.execute_wrapper(audit):
-            assert client.get("/page/").status_code == 200
-            handle = lock("request").acquire()
-        handle.release()
     assert connection.execute_wrappers == wrappers

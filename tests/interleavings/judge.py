@@ -45,7 +45,7 @@ def law(*worlds: str) -> Callable[[Callable[[Judge], None]], Callable[[Judge], N
 
 
 class Judge(Laws):
-    """The laws of the random walk, and those that only an interleaving can break."""
+    """The laws of every step, and those that only an interleaving can break."""
 
     def __init__(self, world: World, results: Results, verbs: list[Verb], told: set[str]) -> None:
         super().__init__()

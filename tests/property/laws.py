@@ -1,4 +1,4 @@
-"""The invariants after each step of a walk, checked in the table."""
+"""The invariants after each step of the verbs, checked in the table."""
 
 from __future__ import annotations
 

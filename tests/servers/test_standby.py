@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from io import StringIO
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -18,19 +14,8 @@ from django_pglock import Lease, LockError, LockLost, LockNotAvailable, lock, tr
 from django_pglock.models import AdvisoryLock
 from django_pglock.models import Lease as LeaseRow
 from example_project.postgres import PrivatePostgres
-from tests.acceptance.test_first_run import processes_of
-from tests.conftest import ROOT
 
 pytestmark = pytest.mark.acceptance
-
-OWNER = """
-import time
-from example_project.postgres import PrivatePostgres
-primary = PrivatePostgres().start()
-standby = PrivatePostgres(standby_of=primary).start()
-print(primary.home, standby.home, flush=True)
-time.sleep(600)
-"""
 
 
 class ReadsFromStandby:
@@ -79,28 +64,6 @@ def locks_on(name):
 
 def connect(server):
     return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True)
-
-
-def test_the_standby_follows_the_primary(servers, eventually):
-    with connect(servers["primary"]) as primary, connect(servers["standby"]) as standby:
-        assert standby.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
-        primary.execute("CREATE TABLE followed AS SELECT 1 AS x")
-        eventually(lambda: standby.execute("SELECT to_regclass('followed')").fetchone()[0])
-
-
-def test_primary_and_standby_end_with_an_owner_that_is_killed(eventually):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    homes = [Path(home) for home in owner.stdout.readline().split()]
-    owner.stdout.close()
-    assert [home.exists() for home in homes] == [True, True]
-    owner.kill()
-    owner.wait()
-    eventually(lambda: not any(home.exists() for home in homes), why="the guards did not clean up")
-    # The guards themselves end a moment after they have removed the folders.
-    eventually(lambda: not any(processes_of(home) for home in homes), why="processes are left")
 
 
 def test_locks_are_taken_on_the_database_of_the_setting_and_never_on_the_replica(two):

@@ -22,7 +22,6 @@ from tests.chaos.evidence import (
     TaskRow,
 )
 from tests.chaos.experiment import Experiment
-from tests.chaos.report import BEGIN, END, Row, write
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 
@@ -129,33 +128,6 @@ def test_evidence_about_a_victim_without_tasks_is_refused():
         Evidence({1}, [done(1)], [run(1)]).recovery({1}, ONE, since=10.0)
     with pytest.raises(AssertionError, match="nothing is shown"):
         Evidence({1}, [done(1)], [run(1)]).recovery((), ONE, since=10.0)
-
-
-def test_evidence_lists_the_unfinished_runs_of_a_worker():
-    runs = [run(1), run(2, ended=None), run(3, worker=OTHER, ended=None)]
-    assert Evidence((), (), runs).unfinished(ONE) == {2}
-
-
-def test_evidence_lists_the_first_run_of_each_thread():
-    runs = [
-        run(1, started=9.0, thread="a"),
-        run(2, started=12.0, thread="a"),
-        run(3, started=11.0, thread="a"),
-        run(4, started=15.0, thread="b"),
-        run(5, worker=OTHER, started=10.0, thread="c"),
-    ]
-    evidence = Evidence((), (), runs)
-    assert evidence.begins_of_threads(ONE, 10.0) == {"a": 1.0, "b": 5.0}
-    assert (evidence.begins(ONE, 10.0), evidence.begins(ONE, 16.0)) == (1.0, math.inf)
-
-
-def test_the_table_is_written_between_its_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write([Row("a fault", "a guarantee", 10.0, 2.34, is_kept=False)], page)
-    row = "| a fault | a guarantee | 10.0 s | 2.3 s | BROKEN |\n"
-    assert page.read_text().startswith(f"before\n{BEGIN}\n| fault |")
-    assert page.read_text().endswith(f"{row}{END}\nafter\n")
 
 
 @pytest.mark.parametrize(

@@ -95,20 +95,6 @@ def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, c
     assert "Message: 'line %d'\nArguments: (0,)" in printed
 
 
-def test_a_filter_of_the_logger_itself_may_raise(logger, capsys):
-    logger.addFilter(Raising(ValueError("broken"), "filter"))
-    logger.error("a line")
-    assert "ValueError: broken" in capsys.readouterr().err
-
-
-def test_a_record_names_the_line_that_logs(logger):
-    logger.addHandler(kept := Raising(ValueError("unused"), "fail"))
-    seen = []
-    kept.emit = seen.append
-    logger.error("a line")
-    assert (seen[0].filename, seen[0].funcName) == ("test_loggers.py", "test_a_record_names_the_line_that_logs")
-
-
 @pytest.mark.parametrize("stream", ["closed", None])
 def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, stream):
     if stream == "closed":
@@ -125,16 +111,6 @@ def test_nothing_is_printed_if_the_project_has_switched_that_off(logger, monkeyp
     logger.addHandler(Raising(ValueError("broken"), "emit"))
     logger.error("a line")
     assert capsys.readouterr().err == ""
-
-
-def test_failures_of_the_log_are_printed_once_a_minute(logger, monkeypatch, capsys):
-    monkeypatch.setattr(loggers, "reports", loggers.RateOfRecords(loggers.BETWEEN_REPORTS))
-    logger.addHandler(handler := Raising(ValueError("broken"), "emit"))
-    for _ in range(3):
-        logger.error("a line")
-    assert handler.count == 3
-    assert loggers.BETWEEN_REPORTS == 60
-    assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 
 def test_a_text_that_does_not_fit_its_values_fails_a_test(logger):

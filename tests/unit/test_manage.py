@@ -17,18 +17,6 @@ def manage():
     return module
 
 
-def test_the_processes_that_tests_start_find_compiled_code(manage, monkeypatch):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setattr(manage.sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(pytest, "main", lambda arguments: 0)
-    monkeypatch.setattr(manage.os, "chdir", lambda folder: None)
-    monkeypatch.setattr(manage.sys, "argv", ["manage.py", "test"])
-    with pytest.raises(SystemExit):
-        manage.run_tests()
-    assert "PYTHONDONTWRITEBYTECODE" not in manage.os.environ
-    assert not manage.sys.dont_write_bytecode
-
-
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import weakref
 from contextlib import suppress
@@ -66,17 +65,6 @@ def test_no_code_runs_when_a_released_handle_its_task_or_its_session_is_deleted(
         assert _runs_at_its_end(asyncio.current_task()) == before, "asyncio's own"
         for session in [each() for each in async_sessions._sessions.values()]:
             assert _runs_at_its_end(session) == []
-
-    asyncio.run(main())
-
-
-def test_no_code_runs_when_a_handle_that_found_its_lock_busy_is_deleted(somebody):
-    somebody.holds("a")
-
-    async def main():
-        async with try_lock("a") as handle:
-            assert not handle
-        assert _runs_at_its_end(handle) == []
 
     asyncio.run(main())
 
@@ -338,18 +326,3 @@ def test_a_handle_is_given_back_from_another_task_while_its_own_one_waits(somebo
         await until(lambda: _is(arows, (0, 0)), "it is held yet")
 
     asyncio.run(main())
-
-
-def test_a_handle_that_is_the_result_of_a_task_is_dropped_with_it(somebody):
-    async def main():
-        handle = await asyncio.create_task(lock("a").aacquire())
-        assert handle
-        del handle
-        await until(lambda: asyncio.to_thread(_collected, somebody, "a"), "it is held yet")
-
-    asyncio.run(main())
-
-
-def _collected(somebody, name):
-    gc.collect()
-    return somebody.can_have(name)

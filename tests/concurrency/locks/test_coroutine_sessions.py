@@ -150,21 +150,6 @@ def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
     asyncio.run(main())
 
 
-def test_sessions_of_a_loop_that_has_ended_are_closed():
-    from django_pglock.locks.coroutine_sessions import _by_loop
-
-    async def main():
-        await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
-
-    for _ in range(3):
-        asyncio.run(main())
-    assert len(_by_loop) == 0
-
-
-async def _nothing():
-    await asyncio.sleep(0.001)
-
-
 @patch.object(coroutine_sessions, "OWN_SESSIONS", 2)
 def test_sessions_are_few_are_used_again_and_end_with_the_loop():
     async def visit(number):

@@ -19,23 +19,16 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from unittest import mock
 
-import psycopg
 import pytest
-from django.db import connection, connections, transaction
-from django.test import TestCase
-from psycopg.pq import TransactionStatus
+from django.db import connection, transaction
 
 import django_pglock
 from django_pglock import Lease, LockError, lock, lock_all, semaphore, try_lock
-from django_pglock.locks import session_locks
-from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
-from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody
-from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Only boundaries in our own code count. The boundary around a call covers what Django and psycopg do in it.
@@ -241,24 +234,6 @@ def test_no_code_runs_in_a_destructor(kind):
     assert number > 20
 
 
-@pytest.mark.parametrize("kind", ["session", "timeout"])
-def test_a_handle_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody):
-    def use():
-        handle = KINDS[kind]().acquire()
-        handle.assert_held()
-        handle.release()
-
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29)
-
-
-def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(somebody):
-    @lock("a:{number}", timeout=5)
-    def use(number=5):
-        return number
-
-    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=29)
-
-
 # The coroutine that an interrupted call has made and not yet passed on.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("by", ["with", "handle"])
@@ -279,17 +254,6 @@ def test_a_lease_that_is_interrupted_anywhere_is_released(by, eventually):
 
     use()
     interrupt_everywhere(use, check, step=41)
-
-
-def test_a_reused_lock_object_keeps_no_handle_of_an_interrupted_block(somebody):
-    """Here the lockable outlives the block, and keeps the handle until ``__exit__`` has it."""
-    shared = lock("a")
-
-    def use():
-        with shared:
-            pass
-
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29, spares_ends=True)
 
 
 def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
@@ -316,16 +280,6 @@ def test_an_interrupt_leaves_an_outer_lock_held_or_reported_as_lost(somebody):
     interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=29)
 
 
-def test_inside_atomic_the_transaction_continues_or_is_rolled_back(somebody):
-    def use():
-        with transaction.atomic():
-            Effect.objects.exists()
-            with lock("a", timeout=5):
-                pass
-
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=29)
-
-
 def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
     def use():
         with lock("a", timeout=5):
@@ -339,74 +293,6 @@ def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
             assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
 
     interrupt_everywhere(use, check, step=29)
-
-
-def _status_at_rest(raw):
-    """Return the status of a session, once the thread that frees what was left behind has had its answer."""
-    deadline = time.monotonic() + NEVER
-    while raw.info.transaction_status == TransactionStatus.ACTIVE and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return raw.info.transaction_status
-
-
-class InsideTestCase(TestCase):
-    def test_an_interrupt_does_not_replace_the_connection_of_a_test_case(self):
-        raw = connections["default"].connection
-        other = Somebody()
-        raw.execute("SAVEPOINT before_all")
-
-        def use():
-            with lock("a", timeout=5):
-                pass
-
-        def check(number):
-            gc.collect()
-            assert connections["default"].connection is raw
-            assert not raw.closed, f"interrupted at boundary {number}"
-            if _status_at_rest(raw) == TransactionStatus.INERROR:
-                # The statement had not been executed yet when it was cancelled: then PostgreSQL aborts a transaction.
-                raw.execute("ROLLBACK TO SAVEPOINT before_all")
-            assert _status_at_rest(raw) == TransactionStatus.INTRANS, f"interrupted at boundary {number}"
-            assert _free_soon(other, "a"), f"interrupted at boundary {number}"
-
-        try:
-            interrupt_everywhere(use, check, step=29)
-        finally:
-            other.leaves()
-
-    def test_a_lock_that_is_left_in_a_broken_transaction_is_freed_in_any_case(self):
-        """The later release of such a lock may be interrupted, too, and must not lose its record."""
-        locks = session_locks_of(connections["default"])
-        raw = connections["default"].connection
-        other = Somebody()
-        raw.execute("SAVEPOINT before_all")
-
-        def leave_a_lock():
-            handle = lock("a", timeout=5).acquire()
-            with suppress(psycopg.Error):
-                raw.execute("SELECT 1 / 0")
-            handle.release()
-            raw.execute("ROLLBACK TO SAVEPOINT before_all")
-            assert locks.pending
-
-        def check(number):
-            if raw.lock.locked():
-                # Interrupted right after the acquire of psycopg's lock: only "with" leaves no gap there.
-                raw.lock.release()
-            # Interrupted before the server had answered: the cancelled statement has broken the transaction once more.
-            raw.execute("ROLLBACK TO SAVEPOINT before_all")
-            locks.free_pending()
-            assert not locks, f"interrupted at boundary {number}"
-            assert _free_soon(other, "a"), f"interrupted at boundary {number}"
-            leave_a_lock()
-
-        try:
-            with mock.patch.object(session_locks, "call_later"):
-                leave_a_lock()
-                interrupt_everywhere(locks.free_pending, check, step=5)
-        finally:
-            locks.free_pending()
-            other.leaves()
 
 
 def test_the_check_for_interrupts_finds_a_lock_that_stays_held(somebody):

@@ -65,29 +65,6 @@ async def _nothing():
     await asyncio.sleep(0.001)
 
 
-def test_a_session_that_was_opened_too_late_ends_with_the_loop(monkeypatch):
-    """Another session was given back meanwhile, so no lock has ever used this one."""
-    sessions, open_session = [], async_sessions.open_session
-
-    async def main():
-        locks = lock_sessions_for("default")
-        await locks.watch_the_loop()
-        pool = locks._pool
-        lent = await pool.get()
-
-        async def open_late(using):
-            sessions.extend([lent, await open_session(using)])
-            pool.put(lent)
-            return sessions[-1]
-
-        monkeypatch.setattr(async_sessions, "open_session", open_late)
-        assert await pool.get() is lent
-        pool.put(lent)
-
-    asyncio.run(main())
-    assert [each.has_ended for each in sessions] == [True, True]
-
-
 def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
     somebody.holds("b")
     box = []

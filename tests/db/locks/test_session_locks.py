@@ -246,16 +246,3 @@ def test_savepoints_are_named_as_postgresql_reads_them():
 def test_another_thread_may_ask_whether_it_is_held(in_threads):
     with lock("a") as handle:
         in_threads(lambda _: handle.assert_held(), 1)
-
-
-class InsideAnotherTestCase(TestCase):
-    def test_an_inner_lock_that_fails_before_it_is_asked_for_leaves_the_outer_one(self):
-        def refuse(execute, sql, params, many, context):
-            raise ZeroDivisionError
-
-        with lock("a"):
-            with self.assertRaises(ZeroDivisionError), connection.execute_wrapper(refuse):
-                lock("a", timeout=0).acquire()
-            other = Somebody()
-            self.assertFalse(other.can_have("a"))
-            other.leaves()

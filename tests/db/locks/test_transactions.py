@@ -138,18 +138,6 @@ def by_hand():
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 1])
-def test_with_autocommit_off_the_lock_lasts_to_the_commit(by_hand, somebody, timeout):
-    transaction.set_autocommit(False)
-    with lock("a", timeout=timeout) as handle:
-        assert handle.scope == "transaction"
-    assert not somebody.can_have("a")
-    assert handle, "it is held until the commit"
-    transaction.commit()
-    assert somebody.can_have("a")
-    assert not handle
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 1])
 def test_after_a_begin_of_ones_own_the_lock_lasts_to_the_commit(somebody, timeout):
     execute("SET statement_timeout = '50s'")
     execute("BEGIN")

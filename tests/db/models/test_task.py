@@ -51,10 +51,12 @@ def test_a_blocked_row_may_wait_for_other_tasks_instead_of_a_key():
     assert Task.objects.create(**CALL, status="BLOCKED", waits_for=1).pk
 
 
-def test_the_database_refuses_invalid_statuses_priorities_and_unique_keys():
-    assert refused(status="WAITING")
-    assert refused(priority=101)
-    assert refused(unique_key="a")
+def test_the_database_refuses_values_that_no_task_can_have():
+    for values in (
+        *({"status": "WAITING"}, {"priority": 101}, {"unique_key": "a"}, {"concurrency": 0}, {"fair_key": ""}),
+        *({"attempts": -1}, {"uncounted": -1}, {"attempts": 1, "uncounted": 2}),
+    ):
+        assert refused(**values), values
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,6 @@ def statuses():
     return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 
-def rows():
-    return Task.objects.all()
-
-
 def settle_one(claim, outcome):
     accepted = settle("default", [(claim, outcome)], claim.worker)
     admit("default", [claim.lock_key])
@@ -306,13 +302,6 @@ def test_upkeep_admits_tasks_after_a_crash_between_commit_and_admission(monkeypa
     assert admit("default", [*first, *rest]) == 5
     assert told == [first[:2], [first[2], rest[0]], rest[1:], ["default"] * 5]
     assert set(statuses()) == {"READY"}
-
-
-def test_upkeep_admits_orphaned_waiters(worker, eventually):
-    keyed.step.enqueue(1)
-    Task.objects.update(status="BLOCKED")
-    worker()
-    eventually(lambda: statuses() == ["SUCCESSFUL"])
 
 
 def test_tasks_of_one_key_run_one_after_another_in_their_order(worker, eventually):

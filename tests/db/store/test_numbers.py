@@ -85,13 +85,6 @@ def test_every_number_is_added():
         assert len(each.wait) == len(each.run) == BUCKETS
 
 
-def test_a_row_has_the_buckets_up_to_the_last_that_is_not_empty():
-    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=3, run=0.0012)})
-    [row] = Number.objects.filter(seconds=60, task_path="app.send", kind="ran")
-    assert row.buckets == [0, 3]
-    assert len(minutes()[0].counts.run) == BUCKETS
-
-
 def test_attempts_of_rescued_tasks_are_counted_by_the_status_that_they_have_now():
     now = datetime.now(timezone.utc)
     statuses = ["READY", "BLOCKED", "BLOCKED", "FAILED", "FAILED", "FAILED", "FAILED", "CANCELLED"]
@@ -147,14 +140,6 @@ def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
     for names in ({}, {"task_path": "app.send"}):
         found = series("default", *span, timedelta(minutes=5), **names)
         assert [(point.started_at.minute, point.counts.succeeded) for point in found] == [(50, 4), (55, 5), (0, 5)]
-
-
-def test_histograms_of_one_step_are_added_whichever_is_longer():
-    for minute, run in enumerate((0.01, 90.0, 0.01)):
-        add_numbers("default", {(MINUTE + 60 * minute, "mail", "app.send"): counts(succeeded=1, run=run)})
-    [found] = series("default", NOON, NOON + timedelta(minutes=5), 300)
-    assert sum(found.counts.run) == found.counts.succeeded == 3
-    assert found.counts.run_quantile(1) == pytest.approx(90, rel=0.42)
 
 
 def test_steps_of_whole_hours_read_hours_which_are_kept_longer():

@@ -271,16 +271,6 @@ def test_prune_deletes_in_batches_and_reports_progress():
     assert Task.objects.filter(status="FAILED").count() == 4
 
 
-def test_prune_stops_at_the_first_window_of_recent_tasks():
-    make()
-    young = [make("READY", days=1) for _ in range(8)]
-    with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.prune(batch=2) == 1
-    windows = [each["sql"] for each in queries if "bool_and" in each["sql"]]
-    assert len(windows) == 2, "the second one is young as a whole"
-    assert left() == {row.pk for row in young}
-
-
 def test_prune_window_continues_after_the_last_window():
     made = [make() for _ in range(5)]
     ages = {"SUCCESSFUL": 7.0}

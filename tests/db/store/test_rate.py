@@ -11,7 +11,6 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.functions import Now
-from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
@@ -56,16 +55,6 @@ def test_a_rate_admits_a_burst_and_then_waits_for_the_next_token():
     limit = RateLimit.objects.get(key="%rate tenant:1")
     assert abs(limit.arrives_at - limit.opens_at - timedelta(seconds=720)) < timedelta(milliseconds=1)
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
-
-
-def test_calls_of_a_key_in_a_transaction_need_the_general_statement_once():
-    """It is the most expensive statement. The first call finds a waiting task; the later calls find none."""
-    task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=3))
-    with CaptureQueriesContext(connection) as queries, transaction.atomic():
-        for _ in range(3):
-            task.enqueue(1)
-    assert sum("WITH head AS" in query["sql"] for query in queries) == 1
-    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 
 def test_a_sleeping_worker_is_notified_of_the_first_call_that_waits_for_a_token():
@@ -239,17 +228,6 @@ def test_a_rate_limits_also_tasks_with_a_lock_key(claim):
     assert RateLimit.objects.get().opens_at is not None
 
 
-def test_the_polls_of_a_rate_get_rarer_while_its_tasks_are_not_claimed():
-    """Each caller for itself: one poll does not make the next come sooner."""
-    for _ in range(3):
-        keyed.trickle.enqueue(1)
-    RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))
-    for _ in range(3):
-        RateLimit.objects.update(opens_at=Now())
-        admit("default", open_rates("default"))
-        assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
-
-
 @pytest.mark.usefixtures("without_indexes")
 def test_the_buckets_whose_tokens_have_come_first_are_opened_first(in_threads):
     for tenant in range(3):
@@ -275,19 +253,6 @@ def test_buckets_that_are_unused_for_a_day_are_deleted(in_threads):
     assert delete_unused_rates("default", "") == (1, "")
     keyed.trickle.enqueue(1)
     assert RateLimit.objects.filter(key="%rate tenant:1").exists()
-
-
-def test_unused_rates_are_deleted_in_windows_of_keys(monkeypatch):
-    monkeypatch.setattr(rate, "READ_AT_ONCE", 2)
-    for tenant in range(5):
-        keyed.trickle.enqueue(tenant)
-    keys = [f"%rate tenant:{tenant}" for tenant in range(5)]
-    RateLimit.objects.filter(key__in=keys[1:]).update(arrives_at=Now() - timedelta(days=2))
-    assert delete_unused_rates("default", "") == (1, keys[1])
-    assert delete_unused_rates("default", keys[1]) == (2, keys[3])
-    assert delete_unused_rates("default", keys[3]) == (1, "")
-    assert list(RateLimit.objects.values_list("key", flat=True)) == keys[:1]
-    assert delete_unused_rates("default", keys[3]) == (0, "")
 
 
 def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes_no_token(

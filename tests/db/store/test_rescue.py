@@ -20,7 +20,7 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rescue as rescue_module
 from django_pglock.store.liveness import WITNESS_AFTER, beat, silent_after, witness_values
-from django_pglock.store.outcome import Failed, Failure, GivenBack, Interrupted, Succeeded
+from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.rescue import (
     LOST_WITH_WORKER,
     RESCUE,
@@ -32,7 +32,6 @@ from django_pglock.store.rescue import (
     rescue,
     server_times,
 )
-from django_pglock.store.settle import settle
 from django_pglock.store.statements import run_by_index
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
@@ -155,19 +154,6 @@ def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_f
     assert bool(rescue("default")) == is_rescued
 
 
-def test_a_bigint_lock_with_the_bits_of_a_worker_lock_does_not_count(claim, session, settings):
-    """pg_locks shows the two numbers of a worker's lock like the halves of a bigint. They are different locks."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
-    worker = uuid4()
-    register(worker, silent_for=200.0)
-    register_witness()
-    with session.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s::bigint << 32 | %s)", (reserved.WORKER, NUMBER))
-    tasks.nothing.enqueue()
-    claim(worker=worker)
-    assert len(rescue("default")) == 1
-
-
 def test_a_worker_without_a_row_is_dead(claim):
     """The task must not wait forever, whatever removed the row. (Recovery of another queue joined with that row.)"""
     tasks.nothing.enqueue()
@@ -223,17 +209,6 @@ def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
 
 
-def test_rescue_does_not_change_tasks_of_living_workers(claim):
-    living = uuid4()
-    register(living)
-    for _ in range(2):
-        tasks.nothing.enqueue()
-    claim(worker=living)
-    [lost] = claim()
-    assert [each.id for each in rescue("default")] == [lost.id]
-    assert Task.objects.get(status="RUNNING").worker == living
-
-
 def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
     first = tasks.nothing.using(keep_result=60).enqueue()
     second = tasks.nothing.using(after=[first]).enqueue()
@@ -259,25 +234,6 @@ def test_workers_are_woken_for_rescued_tasks_that_they_can_claim(claim, monkeypa
     Task.objects.filter(pk=asked.id).update(cancel_requested_at=Now())
     assert len(rescue("default")) == 3
     assert woken == ["mail"]
-
-
-def test_a_rescued_task_of_a_key_runs_before_those_behind_it(claim):
-    for number in range(2):
-        keyed.step.enqueue(1, number)
-    claim()
-    [rescued] = rescue("default")
-    assert rescued.status == "BLOCKED"
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
-
-
-def test_a_late_outcome_of_a_rescued_worker_is_dropped_and_the_next_one_accepted(claim):
-    tasks.nothing.enqueue()
-    [zombie] = claim()
-    rescue("default")
-    [successor] = claim()
-    assert settle("default", [(zombie, Succeeded('"zombie"'))], zombie.worker) == {}
-    assert successor.id in settle("default", [(successor, Succeeded('"successor"'))], successor.worker)
-    assert Task.objects.get().result == "successor"
 
 
 @override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
@@ -362,23 +318,6 @@ def test_a_task_that_was_claimed_again_or_has_ended_since_rescue_read_it_is_not_
     assert Task.objects.get().status == change.get("status", "RUNNING")
 
 
-def test_the_lost_attempt_has_the_number_without_the_claims_that_were_given_back(claim):
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    settle("default", [(mine, GivenBack())], mine.worker)
-    claim()
-    assert len(rescue("default")) == 1
-    assert Task.objects.get().attempts == 2
-    assert Attempt.objects.get().number == 1
-
-
-def test_rescue_returns_the_tasks_in_pages(claim):
-    for _ in range(5):
-        tasks.nothing.enqueue()
-    claim(5)
-    assert [len(rescue("default", limit=2)) for _ in range(4)] == [2, 2, 1, 0]
-
-
 def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(claim):
     count = 2 * RESCUED_AT_ONCE + 1
     enqueue_many(tasks.nothing, [{}] * count)
@@ -427,19 +366,6 @@ def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, work
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
     assert attempt.finished_at - released_at > timedelta(seconds=WITNESS_AFTER * 0.5)
-
-
-@pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
-def test_only_a_long_upkeep_round_of_another_worker_postpones_rescues(monkeypatch, kept_out, is_excused):
-    """Workers that are woken for the same scheduled task try the upkeep lock at the same time."""
-    upkeep = WorkerUnderTest().upkeep
-    turns = iter([False, False, True])
-    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.try_upkeep_lock", lambda using: next(turns))
-    for _ in range(3):
-        upkeep._began_at = time.monotonic() - kept_out
-        kept_out = 0.0
-        upkeep._round()
-    assert (upkeep._rescue_from > 0) is is_excused
 
 
 @pytest.mark.parametrize(

@@ -179,16 +179,6 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
     eventually(lambda: not listener_threads())
 
 
-def test_an_error_in_the_listener_is_logged_and_ends_all_waits(monkeypatch, eventually, caplog):
-    [result] = results_of(1)
-    monkeypatch.setattr(await_end, "ended", lambda using, ids: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        result.wait()
-    eventually(lambda: not listener_threads())
-    assert not await_end._listeners
-    assert "has failed" in caplog.text
-
-
 def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkeypatch, settings, nothing_is_left):
     """Half open: the network takes what is sent, and no answer ever comes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.5}

@@ -457,17 +457,6 @@ def test_ticks_that_have_to_be_enqueued_one_by_one_leave_time_for_other_work(man
     assert [id_ for each in told for id_ in each.tasks] == first
 
 
-def test_more_ticks_than_fit_into_a_transaction_are_left_for_the_next_call(many, monkeypatch):
-    monkeypatch.setattr(schedules, "MOST_TICKS", 8)
-    many(20)
-    keeper = ScheduleKeeper("default")
-    assert [(len(each.tasks), each.next_in == 0) for each in (keeper.keep() for _ in range(3))] == [
-        (8, True),
-        (8, True),
-        (4, False),
-    ]
-
-
 def test_in_a_process_with_instruments_each_tick_is_observed(many, monkeypatch):
     many(3)
     ids = []
@@ -490,33 +479,6 @@ def test_a_disabled_schedule_is_skipped_and_continues_with_the_next_tick():
     assert Schedule.objects.all().enable() == 0
     assert Schedule.objects.get().next_at == row.next_at + 6 * HOUR
     assert enqueue_due().tasks == []
-
-
-def test_each_schedule_gets_its_own_date():
-    one, other = schedule(due=5.5 * HOUR), schedule(scheduled.hourly, every=4 * HOUR)
-    Schedule.objects.update(next_at=one.next_at)
-    assert Schedule.objects.disable() == 2
-    assert Schedule.objects.all().enable() == 2
-    dates = dict(Schedule.objects.values_list("pk", "next_at"))
-    assert dates == {one.pk: one.next_at + 6 * HOUR, other.pk: one.next_at + 8 * HOUR}
-
-
-@pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": True}], ids=str)
-def test_a_schedule_that_has_changed_since_it_was_read_does_not_get_an_old_date(monkeypatch, change):
-    """As when a process with new code registers a new expression at this moment, or another person enables it."""
-    schedule(due=5.5 * HOUR)
-    Schedule.objects.disable()
-    read, changed = schedules._read_rows, []
-
-    def read_and_change(*values):
-        found = read(*values)
-        Schedule.objects.update(**change)
-        changed.append(Schedule.objects.get().next_at)
-        return found
-
-    monkeypatch.setattr(schedules, "_read_rows", read_and_change)
-    assert Schedule.objects.all().enable() == 0
-    assert [Schedule.objects.get().next_at] == changed
 
 
 # Run now
@@ -589,21 +551,6 @@ def test_an_invalid_previous_run_ends_the_list_of_runs(nightly, text):
     assert ids(nightly) == [last]
     Task.objects.filter(pk=last).update(meta={"previous_run": str(first)})
     assert ids(nightly) == [last, first]
-
-
-def test_an_id_that_is_not_smaller_ends_the_chain(nightly):
-    first, other = tick(), tick()
-    last = tick()
-    Task.objects.filter(pk=last).update(meta={"previous_run": first})
-    Task.objects.filter(pk=first).update(meta={"previous_run": other})
-    assert ids(nightly) == [last, first]
-
-
-def test_the_first_task_of_the_table_is_found(nightly):
-    Task.objects.create(pk=7, queue="default", backend="default", task_path=nightly.pk)
-    last = tick()
-    Task.objects.filter(pk=last).update(meta={"previous_run": 7})
-    assert ids(nightly) == [last, 7]
 
 
 # The status of the last task

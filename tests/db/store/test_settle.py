@@ -11,7 +11,6 @@ import pytest
 from django.db import DataError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 from django.db.transaction import TransactionManagementError
-from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
@@ -29,7 +28,6 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
-from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -150,37 +148,12 @@ def test_settle_writes_the_status_and_the_attempt_of_each_outcome(claim, outcome
         assert (attempt.number, attempt.worker, attempt.exception_path) == (1, mine.worker, "builtins.ValueError")
 
 
-def test_the_number_of_an_attempt_is_without_claims_that_were_given_back(claim):
-    tasks.nothing.enqueue()
-    for outcome in (GivenBack(), Snoozed(0), Failed(FAILURE)):
-        settle_one(claim()[0], outcome)
-    assert (Task.objects.get().attempts, Attempt.objects.get().number) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "status"),
-    [(GivenBack(), "BLOCKED"), (Retried(FAILURE, 0), "BLOCKED"), (Retried(FAILURE, 60), "SCHEDULED"),
-     (Failed(FAILURE), "FAILED")],
-)  # fmt: skip
-def test_a_task_that_runs_again_now_waits_for_its_key_again(claim, outcome, status):
-    keyed.step.enqueue(1)
-    settle_one(claim()[0], outcome)
-    assert Task.objects.get().status == status
-
-
 def test_only_limited_snoozes_are_counted_in_the_row(claim):
     tasks.nothing.using(meta={"trace": "abc"}).enqueue()
     settle_one(claim()[0], Snoozed(0))
     assert Task.objects.get().meta == {"trace": "abc"}
     settle_one(claim()[0], Snoozed(0, snoozes=1))
     assert Task.objects.get().meta == {"trace": "abc", "snoozes": 1}
-
-
-def test_a_claim_given_back_unused_has_never_started(claim):
-    tasks.nothing.enqueue()
-    settle_one(claim()[0], GivenBack())
-    row = Task.objects.get()
-    assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
 
 
 def test_a_claim_of_a_task_with_the_largest_numbers_is_given_back(claim):
@@ -275,23 +248,6 @@ def test_no_verb_changes_a_status_against_the_table_of_moves(source, verb, claim
         getattr(Task.objects.all(), verb)()
     target = TaskStatus(Task.objects.get().status)
     assert target == source or target in MOVES[source]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"status": "RUNNING", "worker": None},
-        {"status": "SUCCESSFUL"},
-        {"status": "SCHEDULED"},
-        {"status": "UNHEARD_OF"},
-        {"priority": 101},
-        *({"concurrency": 0}, {"fair_key": ""}),
-        *({"attempts": -1}, {"uncounted": -1}, {"attempts": 1, "uncounted": 2}),
-    ],
-)
-def test_the_database_refuses_invalid_rows(broken):
-    with pytest.raises(IntegrityError):
-        Task.objects.create(**{**ROW, **broken})
 
 
 @pytest.mark.parametrize("kept", [("mail-1", "a"), (None, None)])

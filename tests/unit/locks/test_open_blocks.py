@@ -54,18 +54,6 @@ def test_a_block_that_cannot_be_told_from_others_is_an_error():
         opened((NO_FRAME, "me"), (NO_FRAME, "you")).find(NO_FRAME, "a third")
 
 
-def test_a_block_whose_end_was_interrupted_is_removed_by_the_next_one():
-    blocks = opened((FRAME, "me"), is_done=True)
-    blocks.add(FRAME, "me", SimpleNamespace(number="next", is_done=False))
-    assert [each[2].number for each in blocks._blocks] == ["next"]
-
-
-def test_a_discarded_block_is_no_longer_found():
-    blocks = opened((FRAME, "me"), (FRAME, "me"))
-    blocks.discard(blocks.find(FRAME, "me")[0])
-    assert blocks.find(FRAME, "me")[0].number == 0
-
-
 def test_the_caller_is_the_frame_of_the_with_statement():
     with Block() as frame, Block() as the_same:
         assert frame == the_same != NO_FRAME

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from django_pglock.locks import timer
 from django_pglock.locks.timer import TimerThread
 from tests.conftest import NEVER
 
@@ -28,11 +27,3 @@ def test_a_call_that_raises_does_not_stop_later_calls(caplog):
     timers.add(0.05, is_over.set)
     assert is_over.wait(NEVER), "the thread has ended"
     assert "ValueError" in caplog.text
-
-
-def test_cancelled_timers_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(timer, "COMPACT_ABOVE", 10)
-    timers = TimerThread()
-    for _ in range(100):
-        timers.add(1000.0, print).cancel()
-    assert len(timers._all) < 15

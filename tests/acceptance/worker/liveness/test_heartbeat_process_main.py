@@ -121,26 +121,6 @@ def test_a_beat_of_the_heartbeat_process_restarts_the_continuous_beats_of_the_wo
     assert row.heartbeat_at < after.heartbeat_at <= after.beating_since
 
 
-def test_the_heartbeat_process_does_not_recreate_a_deleted_worker_row(charge, eventually):
-    _helper, row = charge()
-    eventually(lambda: beat(row) > row.heartbeat_at)
-    row.delete()
-    eventually(lambda: sessions_of_helpers() == 1)
-    time.sleep(0.5)
-    assert not Worker.objects.exists()
-
-
-def test_the_heartbeat_process_logs_once_that_it_cannot_connect_and_continues(charge, eventually):
-    helper, _row = charge()
-    helper.instruct(interval=0.05, connection={"host": "/nowhere"})
-    assert "cannot reach the database" in helper.process.stderr.readline()
-    time.sleep(0.5)
-    assert helper.process.poll() is None
-    helper.socket.close()
-    assert helper.process.wait(NEVER) == 0
-    assert helper.process.stderr.read() == ""
-
-
 def test_the_heartbeat_process_stops_beating_after_a_time_limit(monkeypatch):
     """If a process could not run for an hour, its state will not end by itself."""
     substitute, written = heartbeat_process_main.SubstituteHeartbeat(), []

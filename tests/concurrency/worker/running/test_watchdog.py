@@ -67,11 +67,6 @@ def test_no_stop_is_pending_when_the_next_task_begins(watchdog, monkeypatch):
     assert order == ["stop", "next task"], "it has ended"
 
 
-def test_no_thread_runs_while_nothing_has_a_timeout(watchdog):
-    assert watchdog.watch_this_thread().call(Call(0)) == "returned"
-    assert watchdog._thread is None
-
-
 def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog, in_threads):
     def work(number):
         thread, call = watchdog.watch_this_thread(), Call(NEVER, timeout=0.2 if number else 5.0)

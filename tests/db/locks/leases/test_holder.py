@@ -127,16 +127,6 @@ def test_a_leader_steps_down_when_the_first_renewal_fails(somebody):
             cursor.execute("ROLLBACK")
 
 
-def test_a_lease_is_reported_lost_at_its_deadline_before_the_renewal_thread_notices():
-    with pytest.raises(LockLost), Lease("a", ttl=60) as lease:
-        lease._holder._deadline = holder.boottime()
-        assert not lease
-        assert not lease.is_held
-        with pytest.raises(LockLost):
-            lease.assert_held()
-        lease._holder._lose("test")
-
-
 def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(monkeypatch, caplog):
     monkeypatch.setattr(holder, "RELEASE_RETRY_DELAYS", ())
     monkeypatch.setattr(holder, "RELEASE", "SELECT 1 / 0")
