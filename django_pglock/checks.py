@@ -169,8 +169,8 @@ def check_server(alias: str, source: str) -> Problems:
             "W001",
             f"Database {alias!r} is reached through a pooler: the process id that libpq knows is not that of the "
             "server process. In transaction mode a session lock would be taken in one session and released in another.",
-            "Set DJANGO_PGLOCK['SCOPE'] = 'transaction' and run runlockworker with --no-listen, or give its "
-            "processes the server's own address.",
+            "Set DJANGO_PGLOCK['SCOPE'] = 'transaction'. Give the processes of runlockworker the server's own address "
+            "if you can, or they poll.",
         )
     if is_standby:
         yield problem(

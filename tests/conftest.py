@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import psycopg
 import pytest
 from django.db import connection, connections
 from django.db.backends.postgresql.base import DatabaseWrapper
@@ -228,6 +229,12 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def postpone_heartbeat_process(worker: Worker) -> None:
     """Let a worker start its heartbeat process with its second heartbeat. Most workers of tests end before."""
     worker.heartbeat_process._not_before = time.monotonic() + get_settings().HEARTBEAT_INTERVAL / 2
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has another process number than the server, as behind PgBouncer: so a worker does not listen."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", property(lambda info: 1))
 
 
 @pytest.fixture

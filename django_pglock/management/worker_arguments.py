@@ -8,9 +8,7 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.management.arguments import read_by
-from django_pglock.worker.claiming.queues import ORDERS
-from django_pglock.worker.options import NUMBERS, up_to
-from django_pglock.worker.probes.probes import DEFAULT_HOST
+from django_pglock.worker.options import DEFAULT_HOST, NUMBERS, probe_port, up_to
 
 
 def add_worker_arguments(parser: CommandParser) -> None:
@@ -53,7 +51,10 @@ def _add_queues(parser: CommandParser) -> None:
         "queues",
         nargs="*",
         metavar="QUEUE",
-        help=_("Queues to serve (default: all): NAME, PREFIX* for all names with this prefix, NAME=WEIGHT."),
+        help=_(
+            "Queues to serve (default: all): NAME, or PREFIX* for all names with this prefix. They are searched in the "
+            "given order; with NAME=WEIGHT, the weight says how often a queue is searched first."
+        ),
     )
     parser.add_argument(
         "--exclude",
@@ -61,15 +62,6 @@ def _add_queues(parser: CommandParser) -> None:
         default=[],
         metavar="QUEUE",
         help=_("A queue, or PREFIX*, that is not served. Can be repeated."),
-    )
-    parser.add_argument(
-        "--order",
-        choices=ORDERS,
-        default="weighted",
-        help=_(
-            "weighted (default): the weight of a queue says how often it is searched first; "
-            "strict: queues are searched in the given order."
-        ),
     )
 
 
@@ -88,12 +80,6 @@ def _add_database(parser: CommandParser) -> None:
         "--backend",
         metavar="NAME",
         help=_("Name in TASKS of the backend to serve, if several share a database (default: all of that database)."),
-    )
-    parser.add_argument(
-        "--no-listen",
-        action="store_false",
-        dest="listens",
-        help=_("Do not use LISTEN, only poll. For databases behind a pooler in transaction mode."),
     )
 
 
@@ -120,35 +106,17 @@ def _add_processes(parser: CommandParser) -> None:
         metavar="MIB",
         help=_("Replace a process that uses more memory than this. Running tasks have the --grace to finish."),
     )
-    parser.add_argument(
-        "--max-time",
-        type=read_by(NUMBERS["max_time"]),
-        metavar="SECONDS",
-        help=_(
-            "Replace a process after this time, or up to a tenth of it sooner. Running tasks have the --grace to "
-            "finish."
-        ),
-    )
 
 
 def _add_probes(parser: CommandParser) -> None:
     parser.add_argument(
         "--probe-port",
-        type=read_by(NUMBERS["probe_port"]),
+        type=read_by(probe_port),
         metavar="PORT",
         help=_(
-            "Serve /livez, /readyz and /metrics over HTTP on this port. "
-            "With several processes, each further process uses the next port."
-        ),
-    )
-    parser.add_argument(
-        "--probe-host",
-        metavar="ADDRESS",
-        help=_("The address of the probe port (default: %s, because probes and scrapers are on other hosts).")
+            "Serve /livez, /readyz and /metrics over HTTP on this port, or at ADDRESS:PORT (default address: %s, "
+            "because probes and scrapers are on other hosts). With several processes, each further process uses the "
+            "next port."
+        )
         % DEFAULT_HOST,
-    )
-    parser.add_argument(
-        "--heartbeat-file",
-        metavar="PATH",
-        help=_("A file that the worker touches after each written heartbeat, for probes that check its age."),
     )

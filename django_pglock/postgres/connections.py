@@ -213,6 +213,16 @@ def backend_pid(connection: DatabaseWrapper) -> int:
     return int(connection.connection.info.backend_pid)
 
 
+def is_pooled(connection: DatabaseWrapper) -> bool:
+    """Return whether a pooler such as PgBouncer is between, by a query. Its mode cannot be seen from here.
+
+    In transaction mode other clients get the session, with all its settings, prepared statements and notifications.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone() != (backend_pid(connection),))
+
+
 def has_statement_in_progress(connection: DatabaseWrapper) -> bool:
     """Return whether another thread waits for an answer on this connection."""
     return transaction_status(connection) == TransactionStatus.ACTIVE

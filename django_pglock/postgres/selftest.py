@@ -186,7 +186,7 @@ def _notifications(first: Any, second: Any) -> Answer:
     # A pooler drops notifications without an error.
     if any(note.channel == channel for note in first.notifies(timeout=TIMEOUT / 2, stop_after=1)):
         return True, _("A notification reaches the clients that listen.")
-    return False, _("A notification does not arrive. Start workers with --no-listen.")
+    return False, _("A notification does not arrive. Workers poll.")
 
 
 def _prepared_statements(first: Any, second: Any) -> Answer:
@@ -197,7 +197,7 @@ def _prepared_statements(first: Any, second: Any) -> Answer:
         try:
             first.execute(sql.SQL("EXECUTE {}").format(name))
         except psycopg.errors.InvalidSqlStatementName:
-            return False, _("A prepared statement is lost with the transaction. Workers need --no-listen.")
+            return False, _("A prepared statement is lost with the transaction. Workers prepare none.")
     return True, _("A prepared statement can be executed as long as the client is connected.")
 
 

@@ -36,7 +36,7 @@ from django.db import connections
 from psycopg import ClientCursor
 
 from django_pglock.errors import model_of
-from django_pglock.postgres.connections import in_transaction
+from django_pglock.postgres.connections import in_transaction, is_pooled
 from django_pglock.postgres.message import literals
 
 if TYPE_CHECKING:
@@ -212,7 +212,9 @@ _prepared: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
 
 def keep_plans(connection: DatabaseWrapper) -> None:
-    """Keep the plans of prepared statements in this session from now on."""
+    """Keep the plans of prepared statements in this session from now on, unless it belongs to a pooler."""
+    if is_pooled(connection):
+        return
     with connection.cursor() as cursor:
         cursor.execute(_SETTINGS)
     _prepared[connection.connection] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import sys
 import threading
 import time
@@ -225,19 +224,15 @@ class EndedClaim:
     same_call: Sequence[EndedClaim] = ()
 
 
-#: ``max_time`` is shortened by up to this share at random, so that not all processes end together.
-JITTER = 0.1
 MEBIBYTE = 2**20
 
 
 class Limits:
-    """The limits of one process: ``max_memory`` in MiB, ``max_time`` in seconds. ``InFlight`` counts the tasks."""
+    """The limits of one process: ``max_memory`` in MiB. ``InFlight`` counts the tasks."""
 
-    def __init__(self, in_flight: InFlight, *, max_memory: float | None, max_time: float | None) -> None:
+    def __init__(self, in_flight: InFlight, *, max_memory: float | None) -> None:
         self.in_flight = in_flight
         self.max_memory = max_memory
-        time_left = None if max_time is None else max_time * random.uniform(1 - JITTER, 1)  # noqa: S311
-        self._ends_at = None if time_left is None else time.monotonic() + time_left
 
     def reached(self) -> str:
         """Return in words which limit is reached; empty: none."""
@@ -250,8 +245,6 @@ class Limits:
             and resident_memory() > self.max_memory * MEBIBYTE
         ):
             return f"it uses {resident_memory() / MEBIBYTE:.0f} MiB of memory"
-        if self._ends_at is not None and time.monotonic() >= self._ends_at:
-            return "its maximum time is over"
         return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ class Identity:
 
 
 LAST_PORT = 65535
+#: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
+#: port.
+DEFAULT_HOST = "0.0.0.0"  # noqa: S104
 #: The clock that ``time.monotonic()`` reads: the first one on macOS, where the second one also runs during sleep. None:
 #: Windows has no such function.
 CLOCK = getattr(time, "CLOCK_UPTIME_RAW", getattr(time, "CLOCK_MONOTONIC", None))
@@ -76,11 +80,21 @@ def amount_of(unit: str) -> Callable[[str], float]:
     return read
 
 
-def port(text: str) -> int:
-    """Read the number of a port. 0 means any free port. Raises ``ValueError``."""
-    if not text.isdecimal() or int(text) > LAST_PORT:
-        raise ValueError(f"{text!r} is not a port from 0 to {LAST_PORT}")
-    return int(text)
+def probe_address(given: int | str) -> tuple[str, int]:
+    """Return the address and the port of ``PORT``, ``ADDRESS:PORT`` or ``[IPV6]:PORT``. Raises ``ValueError``.
+
+    Port 0 means any free port.
+    """
+    found = re.fullmatch(r"(?:([^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):)?([0-9]{1,5})", str(given))
+    if not found or int(found[2]) > LAST_PORT:
+        raise ValueError(f"{given!r} is not a port from 0 to {LAST_PORT}, and not ADDRESS:PORT")
+    return (found[1] or DEFAULT_HOST).strip("[]"), int(found[2])
+
+
+def probe_port(text: str) -> str:
+    """Return the argument of ``--probe-port``. Raises ``ValueError``."""
+    probe_address(text)
+    return text
 
 
 #: The function that reads each number, by the name of its argument.
@@ -89,8 +103,6 @@ NUMBERS: dict[str, Callable[[str], float]] = {
     "grace": seconds,
     "max_tasks": up_to(10**9),
     "max_memory": amount_of("MiB"),
-    "max_time": amount_of("seconds"),
-    "probe_port": port,
 }
 
 
@@ -111,9 +123,7 @@ def check_clock() -> None:
         )
 
 
-def check_options(
-    *, using: str, backend: str | None, probe_host: str | None, heartbeat_file: str | None, **others: Any
-) -> None:
+def check_options(*, using: str, backend: str | None, probe_port: int | str | None = None, **others: Any) -> None:
     """Raise ``ConfigurationError`` for arguments of ``Worker`` that are invalid or would be ignored."""
     connection_for(using)
     if backend is not None and (database := database_of_backend(backend)) != using:
@@ -126,7 +136,8 @@ def check_options(
                 read(repr(others[name]))
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}.") from error
-    if probe_host is not None and others["probe_port"] is None:
-        raise ConfigurationError(f"The probes have an address, {probe_host!r}, but no port. Give a port as well.")
-    if heartbeat_file == "":
-        raise ConfigurationError("The path of the heartbeat file is empty.")
+    if probe_port is not None:
+        try:
+            probe_address(probe_port)
+        except ValueError as error:
+            raise ConfigurationError(f"probe_port: {error}.") from error

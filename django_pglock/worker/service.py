@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db import InterfaceError, OperationalError, connections
-from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 from psycopg.pq import TransactionStatus
 
 from django_pglock.error_reading import one_line
@@ -49,13 +48,6 @@ STATEMENT_TIMEOUT = 30.0
 #: resources, and an operator's intervention. Not 57014, the cancel of a statement.
 CONNECTION_SQLSTATES = ("08", "53", "57P")
 
-#: The errors of a session in which another client of a pooler has prepared statements, or in which ours are missing.
-POOLER_ERRORS = {DuplicatePreparedStatement.sqlstate, InvalidSqlStatementName.sqlstate}
-POOLER_HINT = (
-    "A pooler in transaction mode, such as PgBouncer, gives this worker another session for each transaction. Start "
-    "the worker with --no-listen, or connect it to the server directly."
-)
-
 #: The server's limits for a statement, and for a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 #: Limits that are switched off, because they would end a service's session in normal operation.
@@ -73,7 +65,6 @@ class Service:
         self._failures = 0
         #: The error of the last pass; None if it had none.
         self.last_error: BaseException | None = None
-        self._has_named_pooler = False
         #: The moment, of time.monotonic(), until which the service reports again if it does not hang.
         self.next_report_by = math.inf
 
@@ -190,11 +181,7 @@ class Service:
         what = "cannot do its work"
         if _is_about_connection(error):
             what = "has lost its database connection" if self.has_connected else "cannot reach the database"
-        text = one_line(error)
-        if not self._has_named_pooler and POOLER_ERRORS.intersection(sqlstates_of(error)):
-            self._has_named_pooler = True
-            text = f"{text}. {POOLER_HINT}"
-        logger.warning("The %s %s and tries again: %s", self.name, what, text)
+        logger.warning("The %s %s and tries again: %s", self.name, what, one_line(error))
 
 
 def _is_about_connection(error: BaseException) -> bool:

@@ -66,24 +66,22 @@ class Worker:
     """Runs tasks of some queues of one database until it is stopped.
 
     ``using`` is the database alias (None: the one that the backends in TASKS use). ``backend`` is the alias in TASKS of
-    the backend to serve, if several backends share the database (None: all of them). ``queues``, ``exclude`` and
-    ``order`` are the queues to serve and their order, as in ``runlockworker`` (none: all queues). ``threads`` is the
-    number of sync tasks that run at once. ``grace`` is the number of seconds that running tasks get to finish after a
-    stop. With ``drain`` the worker ends when no task that it could claim is left in its queues, nothing is in flight,
-    and no task of these queues runs on a worker that may be dead. Tasks that are scheduled for later do not count. Then
+    the backend to serve, if several backends share the database (None: all of them). ``queues`` and
+    ``exclude`` are the queues to serve, as in ``runlockworker`` (none: all queues). ``threads`` is the number of sync
+    tasks that run at once. ``grace`` is the number of seconds that running tasks get to finish after a stop. With
+    ``drain`` the worker ends when no task that it could claim is left in its queues, nothing is in flight, and no task
+    of these queues runs on a worker that may be dead. Tasks that are scheduled for later do not count. Then
     ``left_behind`` has the tasks that it could not run.
 
-    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, after
-    ``max_time`` seconds, or when a function has not ended ``grace`` seconds after its timeout. ``supervisor``: the
-    sockets to the supervisor, if there is one, which then starts another process.
+    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, or when a
+    function has not ended ``grace`` seconds after its timeout. ``supervisor``: the sockets to the supervisor, if there
+    is one, which then starts another process.
 
     Raises ``ConfigurationError`` for an unknown alias, for a database without tasks, if ``using`` is None and the
-    backends in TASKS use several databases, for invalid queues, for a number that is out of bounds, and for an option
-    that would be ignored, such as a ``probe_host`` without a port.
+    backends in TASKS use several databases, for invalid queues, and for a number that is out of bounds.
 
-    ``probe_port`` and ``probe_host`` are the address at which the worker answers probes over HTTP. ``heartbeat_file``
-    is the path of a file whose mtime is the time of the last beat. ``start()`` raises ``ConfigurationError`` if the
-    address or the file cannot be used.
+    ``probe_port`` is the port, or ``"ADDRESS:PORT"``, at which the worker answers probes over HTTP. ``start()`` raises
+    ``ConfigurationError`` if it cannot be used.
 
     ``start()`` returns when the worker is ready. ``stop()`` is safe in a signal handler. ``shutdown()`` blocks.
     """
@@ -95,24 +93,19 @@ class Worker:
         backend: str | None = None,
         queues: Sequence[str] = (),
         exclude: Sequence[str] = (),
-        order: str = "weighted",
         threads: int = 4,
         grace: float = 30.0,
-        listens: bool = True,
         drain: bool = False,
         max_tasks: int | None = None,
         max_memory: float | None = None,
-        max_time: float | None = None,
         supervisor: SupervisorSockets | None = None,
-        probe_port: int | None = None,
-        probe_host: str | None = None,
-        heartbeat_file: str | None = None,
+        probe_port: int | str | None = None,
     ) -> None:
         using = database_to_serve(backend, option="using=") if using is None else using
         check_options(**locals())  # which are the arguments, here
         self.identity = Identity()
         me = self.identity.id
-        self.queues = Queues(queues, exclude=exclude, order=order)
+        self.queues = Queues(queues, exclude=exclude)
         self.grace = grace
         self._stop_requested, self._immediate_stop_requested = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
@@ -121,31 +114,30 @@ class Worker:
         self.has_overrun = False
         self._serves_one_backend = backend is not None
         self.in_flight = InFlight(threads, most=max_tasks)
-        self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
+        self.limits = Limits(self.in_flight, max_memory=max_memory)
         model_of("Task")  # raises where the app is not installed
         self.channel = None if supervisor is None else self._make_channel(supervisor)
         watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), long_overdue=self._end_for_overrun)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
-        # Behind a pooler, the settings that keep plans would also affect its other clients.
-        self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
+        self.sessions = SharedSessions(using, prepare=keep_plans)
         self.drain = Drain(using, self.queues, me, end=self.end, backend=backend) if drain else None
         self.sleep = Sleep(self.in_flight, using, me, self.queues)
         # A supervisor beats for all of its processes in one statement, so a rest would save nothing. One backend's
         # worker does not rely on others: their rows do not say which backends they serve.
-        self.rest = Rest(is_possible=listens and not drain and backend is None and supervisor is None)
+        self.rest = Rest(is_possible=not drain and backend is None and supervisor is None)
         self.heartbeat_process = HeartbeatProcess(partial(instructions_for, using, me))
         self.running_tasks = self._make_running_tasks(using, progress)
         self.upkeep = Upkeep(using, me, promoted=self.in_flight.notify_fetcher, rest=self.rest, sessions=self.sessions)
         self.settler = self._make_settler(using, progress)
-        self.listener = self._make_listener() if listens else None
-        self.heartbeat = self._make_heartbeat(using, is_pooled=not listens, supervisor=supervisor)
-        self.fetcher = self._make_fetcher(using, listens=listens, backend=backend)
+        self.listener = self._make_listener()
+        self.heartbeat = self._make_heartbeat(using, supervisor=supervisor)
+        self.fetcher = self._make_fetcher(using, backend=backend)
         self.deadlines = Deadlines(self._connected)
         self.health = self._make_health()
         number = None if supervisor is None else supervisor.number
-        self.probes = self._make_probes(host=probe_host, port=probe_port, path=heartbeat_file, number=number)
+        self.probes = self._make_probes(port=probe_port, number=number)
 
     def _make_channel(self, supervisor: SupervisorSockets) -> SupervisorChannel:
         return SupervisorChannel(supervisor.channel, on_supervisor_gone=self.end, on_stop_now=self._give_up_grace)
@@ -163,7 +155,7 @@ class Worker:
             missed=self._on_missed,
         )
 
-    def _make_heartbeat(self, using: str, *, is_pooled: bool, supervisor: SupervisorSockets | None) -> Heartbeat:
+    def _make_heartbeat(self, using: str, *, supervisor: SupervisorSockets | None) -> Heartbeat:
         return Heartbeat(
             self.in_flight,
             using,
@@ -176,7 +168,6 @@ class Worker:
             on_forbidden=None if self.drain is None else self.drain.give_up,
             listener=self.listener,
             supervisor=None if supervisor is None else supervisor.heartbeat,
-            is_pooled=is_pooled,
             last_sessions=self.sessions,
         )
 
@@ -192,7 +183,7 @@ class Worker:
             sessions=self.sessions,
         )
 
-    def _make_fetcher(self, using: str, *, listens: bool, backend: str | None) -> Fetcher:
+    def _make_fetcher(self, using: str, *, backend: str | None) -> Fetcher:
         return Fetcher(
             self.in_flight,
             using,
@@ -200,7 +191,6 @@ class Worker:
             self.queues,
             sleep=self.sleep,
             liveness=self.heartbeat,
-            listens=listens,
             backend=backend,
             drain=self.drain,
             on_task_limit=self._request_replacement,
@@ -216,24 +206,21 @@ class Worker:
             is_stopping=self._stop_requested.is_set,
         )
 
-    def _make_probes(self, *, host: str | None, port: int | None, path: str | None, number: int | None) -> Probes:
+    def _make_probes(self, *, port: int | str | None, number: int | None) -> Probes:
         return Probes(
             self.health,
             self.in_flight,
             outcomes=self.settler.counts,
             readings=self.upkeep.readings,
-            host=host,
             port=port,
-            path=path,
             number=number,
         )
 
     def _on_reply(self, reply: HeartbeatReply) -> None:
         """Tell the other parts what the database has replied to a heartbeat about the other workers."""
         self.upkeep.set_older_workers(reply.older_workers)
-        if self.listener is not None:
-            is_first = reply.older_sleeping_workers < WOKEN_FIRST
-            self.listener.is_woken_first = is_first or self._serves_one_backend
+        is_first = reply.older_sleeping_workers < WOKEN_FIRST
+        self.listener.is_woken_first = is_first or self._serves_one_backend
         self.sleep.has_delayed_workers = reply.sleeping_workers > WOKEN_FIRST
         if not reply.is_sleeping:
             self.sleep.note_flag_unset()
@@ -248,7 +235,6 @@ class Worker:
         self.running_tasks.wake()
 
     def _on_beat(self) -> None:
-        self.probes.file.touch()
         # The other services of an idle worker rarely give back a session.
         self.sessions.close_surplus()
 

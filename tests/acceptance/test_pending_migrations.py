@@ -64,7 +64,7 @@ def readiness(port):
 
 def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventually):
     """First there is nothing at all, then all but the last migration, then all."""
-    probes = ["--probe-port", "0", "--probe-host", "127.0.0.1"]
+    probes = ["--probe-port", "127.0.0.1:0"]
     process = WorkerProcess(*probes, url=url_of(empty_database), DJANGO_SETTINGS_MODULE=LATER)
     try:
         process.wait_for("manage.py migrate django_pglock --database default")

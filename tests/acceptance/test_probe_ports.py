@@ -42,12 +42,12 @@ def port():
 
 
 def test_each_process_answers_at_a_port_of_its_own(worker_process, eventually, port):
-    process = worker_process("--processes", "2", "--probe-port", str(port), "--probe-host", "127.0.0.1")
+    process = worker_process("--processes", "2", "--probe-port", f"127.0.0.1:{port}")
     eventually(lambda: is_ready(port) and is_ready(port + 1), why=process.output)
 
 
 def test_a_replacement_answers_while_the_old_process_drains(worker_process, eventually, port):
-    options = ["--max-tasks", "1", "--grace", "600", "--probe-port", str(port), "--probe-host", "127.0.0.1"]
+    options = ["--max-tasks", "1", "--grace", "600", "--probe-port", f"127.0.0.1:{port}"]
     process = worker_process(*options)
     running_tasks.ask.enqueue()
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")

@@ -26,7 +26,7 @@ from django.core.management import CommandError, call_command
 
 django.setup()
 try:
-    call_command("runlockworker", max_time=3600, drain=True)
+    call_command("runlockworker", max_memory=100_000, drain=True)
 except CommandError as error:
     print(error, file=sys.stderr)
     sys.exit(error.returncode)
@@ -190,7 +190,7 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
 
 def test_a_process_with_tasks_that_do_not_end_is_replaced(worker_process, eventually):
     """Neither a sleep in C nor a loop runs a statement. The other task may end first. Then both are retried."""
-    process = worker_process("--max-time", "3600", "--threads", "3", "--grace", "15")
+    process = worker_process("--max-memory", "100000", "--threads", "3", "--grace", "15")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
     overrun = [running_tasks.overrun_once.enqueue(kind) for kind in ("sleep", "compute")]
     eventually(lambda: "The process is replaced." in process.output, why=process.output)

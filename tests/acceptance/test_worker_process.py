@@ -118,7 +118,7 @@ def test_the_second_signal_to_a_worker_gives_its_running_task_back(worker_proces
     assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
 
 
-@pytest.mark.parametrize("arguments", [(), ("--max-time", "600"), ("--reload",)])
+@pytest.mark.parametrize("arguments", [(), ("--max-memory", "100000"), ("--reload",)])
 def test_a_task_longer_than_the_grace_period_ends_with_the_process(worker_process, eventually, arguments):
     """Another worker runs the task three seconds later. At exit, Python waits for threads that a task has started."""
     process = worker_process("--grace", "0.5", *arguments)

@@ -177,7 +177,7 @@ def poolers(tmp_path):
 def test_a_frozen_pgbouncer(experiment, poolers, wait_until_busy, eventually):
     """The kernel accepts the data for the frozen pooler. The server never gets the data that was not passed on."""
     first, second, url, lead_to = poolers
-    workers = experiment.workers(3, "--no-listen", "--threads", "4", url=url)
+    workers = experiment.workers(3, "--threads", "4", url=url)
     wait_until_busy(workers)
     first.send(signal.SIGSTOP)
     lead_to(second)
@@ -267,7 +267,7 @@ def test_a_killed_worker_behind_pgbouncer(experiment, beats, eventually):
     settings, _ = beats
     connection.ensure_connection()
     with PgBouncer({"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}) as pgbouncer:
-        workers = experiment.workers(3, "--no-listen", "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
+        workers = experiment.workers(3, "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
         everybody = {worker.id for worker in workers}
         # The third worker polls after some seconds, because nothing wakes it.
         begun = experiment.under_load(

@@ -27,7 +27,7 @@ def statuses(rows):
     [
         {},
         {"queues": ["mail"]},
-        {"queues": ["mail"], "order": "strict"},
+        {"queues": ["mail=2"]},
         {"exclude": ["elsewhere", "django*"]},
         {"backend": "urgent"},
     ],

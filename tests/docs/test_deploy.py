@@ -58,7 +58,7 @@ def test_a_platform_waits_longer_than_the_grace(starting):
 
 
 def test_deploy_files_use_the_probe_ports_of_the_worker(starting):
-    ports = {each.probe_port for name in starting if name != "Procfile" for each in starting[name]}
+    ports = {int(each.probe_port) for name in starting if name != "Procfile" for each in starting[name]}
     assert len(ports) == 1
     first = ports.pop()
     for name in ("compose.yaml", "kubernetes.yaml"):
@@ -71,7 +71,7 @@ def test_deploy_files_use_the_probe_ports_of_the_worker(starting):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_has_every_metric_and_path_that_is_named(worker, eventually):
-    running = worker(probe_port=0, probe_host="127.0.0.1")
+    running = worker(probe_port="127.0.0.1:0")
 
     def ask(path):
         with closing(HTTPConnection("127.0.0.1", running.probes.server.port, timeout=60)) as client:

@@ -121,7 +121,7 @@ def metrics_of(text: str, parse: Callable = text_string_to_metric_families) -> d
 
 
 def test_the_official_parser_reads_the_metrics_of_a_worker(counted_anew):
-    worker = Worker(threads=1, probe_host="127.0.0.1", probe_port=0)
+    worker = Worker(threads=1, probe_port="127.0.0.1:0")
     running = threading.Thread(target=worker.run)
     running.start()
     try:

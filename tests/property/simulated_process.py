@@ -155,7 +155,7 @@ class FetcherHere(Fetcher):
         )
         rows: Any = process.table
         waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
-        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, liveness=awake, listens=True)
+        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, liveness=awake)
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         now = process.schedule.time.monotonic
         self.claimer.pauses._clock = self.claimer._ready._clock = now

@@ -159,7 +159,7 @@ def test_a_standby_behind_a_pooler_is_no_failure_of_a_task(
     servers, primary, proxy, pgbouncer, moved, worker, eventually, name, options
 ):
     """A pooler repeats the report of the first server, so the server must be queried."""
-    running = worker(using=moved(HOST=str(pgbouncer.folder), PORT=""), listens=False, threads=1)
+    running = worker(using=moved(HOST=str(pgbouncer.folder), PORT=""), threads=1)
     add(primary, name, "moved", options)
     write_at_the_standby(servers, proxy, running, eventually)
     proxy.lead_to(str(primary.folder))
@@ -178,7 +178,7 @@ def test_a_pooler_that_reports_a_standby_of_the_past_changes_nothing(
     assert is_in_recovery()
     proxy.lead_to(str(primary.folder))
     eventually(lambda: is_in_recovery() is False)
-    worker(using=using, listens=False, threads=1)
+    worker(using=using, threads=1)
     add(primary, "write_read_only", "moved")
     eventually(lambda: is_over(primary))
     assert ask(primary, OUTCOMES) == [("FAILED", "django.db.utils.InternalError")]

@@ -253,12 +253,12 @@ def test_the_settings_of_the_pgbouncer_page_work_without_others(worker, eventual
         eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
 
 
-def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker, eventually, settings):
+def test_in_session_mode_locks_exclude_and_a_worker_polls(page, alias, worker, eventually, settings):
     connection.ensure_connection()
     databases = {"session": f"{way_to_server(connection.connection.info)} pool_size=20"}
     with PgBouncer(databases, mode="session") as pgbouncer:
         alias("pooled", NAME="session", HOST=str(pgbouncer.folder), PORT="")
-        settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "USING": "pooled", "POLL_INTERVAL": 600}
+        settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "USING": "pooled"}
         warned = [problem.id for problem in run_checks(databases=["pooled"]) if "pglock.W" in problem.id]
         assert warned == page["SILENCED_SYSTEM_CHECKS"], "it cannot know the mode"
         with lock("a"), try_lock("a", using="default") as held:
@@ -266,7 +266,6 @@ def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker
         settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "pooled"}}}
         running = worker(using="pooled")
         try:
-            eventually(a_worker_sleeps)
             result = tasks.nothing.enqueue()
             eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
         finally:
@@ -279,11 +278,10 @@ def locks_of_workers():
         return cursor.fetchone()[0]
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, task_alias, eventually, listens):
+def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, task_alias, eventually):
     """The lock would stay in a session of the pool, and a dead worker would seem to be alive."""
     task_alias("pooled", NAME="two", **pgbouncer)
-    heartbeat = Worker(using="pooled", listens=listens).heartbeat
+    heartbeat = Worker(using="pooled").heartbeat
     heartbeat.start()
     try:
         row = eventually(lambda: WorkerRow.objects.using("default").first())
@@ -302,7 +300,7 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
     connection.ensure_connection()
     databases = {"pooled": f"{way_to_server(connection.connection.info)} pool_size=10"}
     with PgBouncer(databases, mode=mode) as pgbouncer:
-        process = worker_process("--threads", "4", "--no-listen", url=pgbouncer.url("pooled"))
+        process = worker_process("--threads", "4", url=pgbouncer.url("pooled"))
         for how in ("close_as_django_does", "idle_for_too_long", "hide_end_on_cursor"):
             session_tasks.end_session_by.enqueue(how)
         session_tasks.close_after_cut.enqueue()
@@ -316,12 +314,14 @@ def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
     assert outcomes["FAILED"] == 6
 
 
-def test_a_worker_without_no_listen_names_this_option(pgbouncer, task_alias, worker, eventually, caplog):
-    """Two workers prepare statements of the same names, in sessions that are anybody's."""
+def test_workers_that_share_sessions_behind_it_prepare_nothing(pgbouncer, task_alias, worker, eventually, caplog):
+    """The statements of two workers would have the same names."""
     task_alias("pooled", NAME="one", **pgbouncer)
     for _ in range(2):
         worker(using="pooled", threads=1)
-    eventually(lambda: "Start the worker with --no-listen" in caplog.text)
+    made = [tasks.nothing.enqueue() for _ in range(20)]
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == len(made))
+    assert "prepared statement" not in caplog.text
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, task_alias, eventually):
@@ -329,7 +329,7 @@ def test_a_worker_runs_tasks_behind_it(pgbouncer, task_alias, eventually):
     task_alias("pooled", NAME="two", **pgbouncer)
     first, later = [tasks.nothing.using(run_after=delay).enqueue() for delay in (None, timedelta(seconds=0.3))]
     keyed = keyed_tasks.step.enqueue(1)
-    worker = Worker(using="pooled", threads=2, listens=False)
+    worker = Worker(using="pooled", threads=2)
     worker.start()
     try:
         unfinished = Task.objects.exclude(status="SUCCESSFUL")

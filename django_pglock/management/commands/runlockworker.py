@@ -18,7 +18,7 @@ from django_pglock.management.worker_process import own_command_line, run_until_
 from django_pglock.management.worker_reload import run_reloading
 from django_pglock.tasks.backends import our_backends
 from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.options import LAST_PORT, check_options, database_to_serve
+from django_pglock.worker.options import LAST_PORT, check_options, database_to_serve, probe_address
 from django_pglock.worker.supervising.channel import to_supervisor
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 from django_pglock.worker.supervising.supervisor import Supervisor
@@ -28,17 +28,13 @@ PASSED_ON = (
     "backend",
     "queues",
     "exclude",
-    "order",
     "threads",
     "grace",
-    "listens",
     "drain",
     "probe_port",
-    "probe_host",
-    "heartbeat_file",
 )
 #: Options of ``Worker``, too. Each makes a supervisor replace the process.
-RECYCLING = ("max_tasks", "max_memory", "max_time")
+RECYCLING = ("max_tasks", "max_memory")
 
 
 class Command(TerminalCommand):
@@ -62,7 +58,7 @@ class Command(TerminalCommand):
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
         try:
             databases = chosen_databases(options["database"], options["backend"])
-            queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
+            queues = Queues(options["queues"], exclude=options["exclude"])
             for database in databases:
                 check_options(using=database, **build)
         except ConfigurationError as error:
@@ -70,7 +66,7 @@ class Command(TerminalCommand):
         for database in databases:
             refuse_unknown(queues, database, options["backend"])
         processes = options["processes"] * len(databases)
-        refuse_ports(options["probe_port"] or 0, processes)
+        refuse_ports(options["probe_port"], processes)
         if supervisor is not None:
             database = databases[(supervisor.number - 1) % len(databases)]
             # The first process of each database shows the banner.
@@ -118,8 +114,9 @@ def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
             raise WrongArguments(_("All queues of QUEUES are excluded: %(known)s.") % {"known": known})
 
 
-def refuse_ports(first: int, processes: int) -> None:
+def refuse_ports(given: str | None, processes: int) -> None:
     """Raise ``WrongArguments`` if there are too few ports: a process without one would be restarted forever."""
+    first = 0 if given is None else probe_address(given)[1]
     last = first + processes - 1
     if last > LAST_PORT:
         raise WrongArguments(
@@ -140,5 +137,5 @@ def supervise(databases: list[str], options: dict[str, Any]) -> int:
         grace=options["grace"],
         silence=get_settings().HEARTBEAT_LIMIT,
         drain=options["drain"],
-        heartbeats=[SharedHeartbeat(each, is_pooled=not options["listens"]) for each in databases if is_shared],
+        heartbeats=[SharedHeartbeat(each) for each in databases if is_shared],
     ).run()

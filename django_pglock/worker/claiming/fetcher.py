@@ -80,7 +80,6 @@ class Fetcher(ConnectedService):
         *,
         sleep: Sleep,
         liveness: Liveness,
-        listens: bool,
         backend: str | None = None,
         drain: Drain | None = None,
         on_task_limit: Callable[[], None] = lambda: None,
@@ -94,7 +93,6 @@ class Fetcher(ConnectedService):
         self.worker = worker
         self.queues = queues
         self.sleep = sleep
-        self.listens = listens
         self.claimer = Claimer(in_flight, using, worker, queues, backend=backend)
         self._discovery = Discovery(using, queues)
         # Whether the present poll follows a notification.
@@ -324,12 +322,12 @@ class Fetcher(ConnectedService):
 
     def _sleep(self) -> None:
         """Set ``is_sleeping``, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
-        if self.listens and self.sleep.since is None:
+        if self.sleep.since is None and self.liveness.is_listening():
             self.sleep.begin()
             # The next poll must leave out no kind, because this worker was not notified of earlier tasks.
             self.claimer.pauses.note_new_tasks()
             return
-        if self.listens and self._polled_at < self._second_poll_at:
+        if self.sleep.since is not None and self._polled_at < self._second_poll_at:
             self._pause(max(0.0, self._second_poll_at - time.monotonic()))
         else:
             self._sleep_until_poll()

@@ -10,7 +10,6 @@ from functools import lru_cache
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.queues import OWN_QUEUE, covers
 
-ORDERS = ("weighted", "strict")
 #: The size of the cache of queue names and whether they are served. There may be a hundred thousand queues.
 MOST_REMEMBERED = 1000
 
@@ -51,30 +50,27 @@ OWN = Pattern(OWN_QUEUE, weight=1000)
 class Queues:
     """The queues that a worker serves, and always the queue of this package's own tasks.
 
-    ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
-    weight from 1 to 1000. If several match a queue, the full name is used, otherwise the longest prefix. ``exclude``
-    are names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many polls, queues are the
-    first in proportion to their weights, so no queue starves) or ``"strict"`` (always in the given order, the queues of
-    a prefix in the order of their names).
+    ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. They are searched in the given
+    order. But if one is ``NAME=WEIGHT``, with a weight from 1 to 1000, then over many polls queues are the first in
+    proportion to their weights, so no queue starves. The queues of a prefix take turns. If several names match a queue,
+    the full name is used, otherwise the longest prefix. ``exclude`` are names or prefixes of queues that are not
+    served.
 
-    Raises ``ConfigurationError`` for an invalid name, weight or order, and if no queue is left.
+    Raises ``ConfigurationError`` for an invalid name or weight, and if no queue is left.
     """
 
-    def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = (), order: str = "weighted") -> None:
-        if order not in ORDERS:
-            raise ConfigurationError(f"The order of queues is {order!r}; use one of {', '.join(ORDERS)}.")
-        self.order = order
-        self.excluded = _parse_all(exclude, why_no_weights="is excluded")
-        wanted = _parse_all(names, why_no_weights="is served in strict order" if order == "strict" else "")
+    def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = ()) -> None:
+        self.excluded = _parse_all(exclude, may_have_weights=False)
+        wanted = _parse_all(names)
+        self.is_weighted = any("=" in each for each in names)
         self.patterns = [each for each in wanted or [Pattern("*")] if not self._is_excluded(each.text)]
         if not self.patterns:
             raise ConfigurationError("No queue is left to serve, because all given queues are also excluded.")
         #: The queues as they are written on the command line.
         self.given = [*names, *(f"--exclude {each}" for each in exclude)]
-        self.given += ["--order strict"] if order == "strict" else []
         self._places = {each: place for place, each in enumerate([OWN, *self.patterns])}
         self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
-        self._credits: dict[str, dict[str, int]] = {}
+        self._credits: dict[tuple[str, int], dict[str, int]] = {}
         # A cache, because this is called twice between a notification and the claim.
         self._pattern_of = lru_cache(maxsize=MOST_REMEMBERED)(self._find_pattern)
 
@@ -87,11 +83,13 @@ class Queues:
 
         ``whose``: the kind of functions that the poll is for. Each kind has its own round-robin state.
         """
-        found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}
-        names = sorted(found, key=lambda name: self._places[found[name]])
-        return names if self.order == "strict" else self._by_weight({name: found[name].weight for name in names}, whose)
+        places: dict[int, dict[str, int]] = {}
+        found = [(self._places[pattern], name, pattern) for name in ready if (pattern := self._pattern_of(name))]
+        for place, name, pattern in sorted(found, key=lambda each: each[:2]):
+            places.setdefault(0 if self.is_weighted else place, {})[name] = pattern.weight
+        return [name for place, weights in places.items() for name in self._by_weight(weights, (whose, place))]
 
-    def _by_weight(self, weights: dict[str, int], whose: str) -> list[str]:
+    def _by_weight(self, weights: dict[str, int], whose: tuple[str, int]) -> list[str]:
         """Order the queues by smooth weighted round-robin, as nginx does.
 
         In each round every queue gains its weight as credit, and the first queue pays the sum of all weights. Credit
@@ -117,15 +115,15 @@ class Queues:
         return any(each.covers(text) for each in self.excluded)
 
 
-def _parse_all(names: Sequence[str], *, why_no_weights: str) -> list[Pattern]:
-    """Read names, each of which may be given once. ``why_no_weights``: the reason, if weights are not allowed."""
+def _parse_all(names: Sequence[str], *, may_have_weights: bool = True) -> list[Pattern]:
+    """Read names, each of which may be given once."""
     if isinstance(names, str):
         raise ConfigurationError(f"Give queues as a list of names; {names!r} is a string.")
     patterns: list[Pattern] = []
     for asked in names:
         pattern = Pattern.parse(asked)
-        if why_no_weights and "=" in asked:
-            raise ConfigurationError(f"Queue {pattern.text!r} {why_no_weights}, so it cannot have a weight.")
+        if "=" in asked and not may_have_weights:
+            raise ConfigurationError(f"Queue {pattern.text!r} is excluded, so it cannot have a weight.")
         if pattern.text in [each.text for each in patterns]:
             raise ConfigurationError(f"Queue {pattern.text!r} is given twice.")
         patterns.append(pattern)

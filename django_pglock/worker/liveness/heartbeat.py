@@ -57,11 +57,10 @@ class Heartbeat(ConnectedService):
 
     ``process``: the heartbeat process of this worker. ``rest``: when this worker leaves out beats. ``on_reply`` is
     called with the reply of the database to each beat, ``on_beat`` after that, and ``on_forbidden`` with the error if
-    the role lacks a right. ``listener`` gets the notifications; None: none are received. ``supervisor``: the socket to
-    the heartbeat of a supervisor, which beats and listens for this worker as long as it can; None: there is none.
-    ``is_pooled``: the database is reached through a pooler in transaction mode. If the process number that the client
-    got is not the server's, the pooler is also detected. ``last_sessions``: if the heartbeat has no session at its end,
-    it takes one of these to delete the worker's row.
+    the role lacks a right. ``listener`` gets the notifications. Behind a pooler there are none. ``supervisor``: the
+    socket to the heartbeat of a supervisor, which beats and listens for this worker as long as it can; None: there is
+    none. ``last_sessions``: if the heartbeat has no session at its end, it takes one of these to delete the worker's
+    row.
     """
 
     name = "heartbeat"
@@ -75,12 +74,11 @@ class Heartbeat(ConnectedService):
         *,
         process: HeartbeatProcess,
         rest: Rest,
+        listener: Listener,
         on_beat: Callable[[], None] = lambda: None,
         on_reply: Callable[[HeartbeatReply], None] = lambda _: None,
         on_forbidden: Callable[[BaseException], None] | None = None,
-        listener: Listener | None = None,
         supervisor: socket.socket | None = None,
-        is_pooled: bool = False,
         last_sessions: SharedSessions | None = None,
     ) -> None:
         super().__init__(using)
@@ -96,7 +94,7 @@ class Heartbeat(ConnectedService):
         self.supervisor: SupervisorHeartbeat | None = None
         if supervisor is not None:
             self.supervisor = SupervisorHeartbeat(
-                supervisor, on_notification=self._on_notification, on_missed_notifications=self._report_missed
+                supervisor, on_notification=listener.receive, on_missed_notifications=listener.missed
             )
         self.process = process
         self.rest = rest
@@ -109,22 +107,14 @@ class Heartbeat(ConnectedService):
         self.pending: list[str] = []
         # The number of functions in our row. Functions are only added, so another number means new functions.
         self._registered_functions = -1
-        self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
+        self.lock = WorkerLock(using)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
         self._has_beaten_here = False  # whether this session has written a beat
         self._is_row_locked = False  # whether another session has locked our row, so the last beat was not written
         self._has_warned = False  # whether that is logged
-        self._notifications = NotificationSession(self._on_notification)
+        self._notifications = NotificationSession(listener.receive)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
         in_flight.when_busy.append(self._end_rest)
-
-    def _on_notification(self, channel: str, payload: str) -> None:
-        if self.listener is not None:
-            self.listener.receive(channel, payload)
-
-    def _report_missed(self) -> None:
-        if self.listener is not None:
-            self.listener.missed()
 
     def forbidden(self, error: BaseException) -> None:
         if self.on_forbidden is not None:
@@ -180,7 +170,7 @@ class Heartbeat(ConnectedService):
 
     def is_listening(self) -> bool:
         """Return whether notifications reach this worker: the session that listens has just written a heartbeat."""
-        if self.listener is None or not self.is_connected or self.beat_at is None:
+        if not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
         age = time.monotonic() - self.beat_at
@@ -292,20 +282,18 @@ class Heartbeat(ConnectedService):
         """Receive the messages of the supervisor and the notifications."""
         if self.supervisor is not None:
             self.supervisor.receive()
-        if self.listener is not None:
-            if self._beats_here:
-                self._notifications.receive(connection_for(self.using))
-            self.listener.pass_on_postponed()
+        if self._beats_here:
+            self._notifications.receive(connection_for(self.using))
+        self.listener.pass_on_postponed()
 
     def _wait(self, seconds: float) -> None:
         """Wait until there is a message or a notification, up to ``seconds``."""
         channels: list[Any] = []
         if self.supervisor is not None and not self.supervisor.is_over:
             channels.append(self.supervisor)
-        if self.listener is not None:
-            if self._beats_here:
-                channels.append(connection_for(self.using).connection)
-            seconds = min(seconds, self.listener.due_in())
+        if self._beats_here:
+            channels.append(connection_for(self.using).connection)
+        seconds = min(seconds, self.listener.due_in())
         self._self_pipe.wait(seconds, *channels)
 
     def beat(self) -> float:
@@ -367,10 +355,11 @@ class Heartbeat(ConnectedService):
         """Beat in our own session, which holds our lock and listens."""
         super().open()
         is_new, self._beats_here = not self._beats_here, True
-        if is_new and self.listener is not None:
-            self._notifications.listen(connection_for(self.using))
-            self._report_missed()
         self.lock.hold()
+        # Not behind a pooler, where other clients would get the notifications.
+        if is_new and self.lock.is_held:
+            self._notifications.listen(connection_for(self.using))
+            self.listener.missed()
         own = beat._replace(lock_key=self.lock.held_number, is_interrupted=not self._has_beaten_here)
         reply = beat_all(self.using, [own]).get(beat.id)
         self._has_beaten_here = self._has_beaten_here or reply is not None
@@ -378,7 +367,7 @@ class Heartbeat(ConnectedService):
 
     def _note_answer(self, reply: HeartbeatReply) -> None:
         self._registered_functions = reply.known
-        self.rest.note_reply(may_rest=reply.may_rest)
+        self.rest.note_reply(may_rest=reply.may_rest and self.lock.is_held)
         self.on_reply(reply)
 
     def _close_own_session(self) -> None:
@@ -412,16 +401,14 @@ class Heartbeat(ConnectedService):
 # The advisory lock of a worker. While a session holds it, missing heartbeats of the worker are tolerated for longer.
 #
 # Behind a pooler in transaction mode, a worker has no session of its own. There it holds no lock, and its row says so.
-# The pooler is detected if the process number that it gives to the client is not that of the server. Otherwise the
-# worker must be started with ``--no-listen``.
+# The pooler is detected: the process number that it gives to the client is not that of the server.
 
 
 class WorkerLock:
     """The lock of one worker, in the session that the current thread uses for the database alias."""
 
-    def __init__(self, using: str, *, is_pooled: bool = False) -> None:
+    def __init__(self, using: str) -> None:
         self.using = using
-        self.is_pooled = is_pooled
         #: The number of the lock. Behind a pooler the session does not hold it.
         self.number = draw_number()
         # Whether the present session holds the lock; None: not tried yet.
@@ -439,7 +426,7 @@ class WorkerLock:
 
     def note_session(self) -> None:
         """Note that the session has ended. The next one does not hold the lock yet."""
-        self._is_held = False if self.is_pooled else None
+        self._is_held = None
 
     def hold(self) -> None:
         """Take the lock, unless this session holds it or belongs to a pooler.

@@ -1,13 +1,11 @@
-"""Everything by which programs outside can see whether a worker lives and works: HTTP, a file, systemd, metrics."""
+"""Everything by which programs outside can see whether a worker lives and works: HTTP, systemd, metrics."""
 
 from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.conf import get_settings
@@ -15,6 +13,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.options import probe_address
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.metrics import Metrics, Outcomes, Readings
 from django_pglock.worker.service import Service
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 class Probes:
     """The probes of one worker: it starts and stops them together.
 
-    ``host`` and ``port`` are those of the HTTP server; no port: there is none. ``path`` is that of the heartbeat file.
-    ``number`` is that of the process under its supervisor, None if it has no supervisor. ``outcomes`` is the number of
-    ended claims, by the class of the outcome.
+    ``port`` is the port of the HTTP server, perhaps with its address; None: there is none. ``number`` is that of the
+    process under its supervisor, None if it has no supervisor. ``outcomes`` is the number of ended claims, by the class
+    of the outcome.
     """
 
     def __init__(
@@ -38,28 +37,24 @@ class Probes:
         *,
         outcomes: Outcomes,
         readings: Readings,
-        host: str | None,
-        port: int | None,
-        path: str | None,
+        port: int | str | None,
         number: int | None,
     ) -> None:
         self.metrics = Metrics(in_flight, outcomes=outcomes, readings=readings, health=health)
         self.systemd = SystemdNotifier(health, in_flight, outcomes=outcomes, is_one_of_several=number is not None)
-        self.file = HeartbeatFile(path, number=number or 1)
         self.server: ProbeServer | None = None
         if port is not None:
-            self.server = ProbeServer(health, self.metrics, host=host, port=port, number=number or 1)
+            host, first = probe_address(port)
+            self.server = ProbeServer(health, self.metrics, host=host, port=first, number=number or 1)
 
     def start(self) -> None:
-        """Start to answer. Raises ``ConfigurationError`` if the port is taken, or the file cannot be written."""
-        self.file.check()
+        """Start to answer. Raises ``ConfigurationError`` if the port is taken."""
         if self.server is not None:
             self.server.start()
         self.systemd.start()
 
     def leave_to_replacement(self) -> None:
-        """Give up the port and the file: they are for the process that replaces this one."""
-        self.file.remove()
+        """Give up the port: it is for the process that replaces this one."""
         if self.server is not None:
             self.server.stop()
 
@@ -77,9 +72,6 @@ class Probes:
 
 logger = get_logger(WORKER)
 
-#: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a
-#: port.
-DEFAULT_HOST = "0.0.0.0"  # noqa: S104
 #: Seconds between two checks whether the server has to stop, or has to close a request.
 CHECK_INTERVAL = 0.25
 
@@ -90,10 +82,10 @@ class ProbeServer:
     ``port`` 0 takes any free port. Process 1 of a supervisor takes ``port``, process 2 the next port, and so on.
     """
 
-    def __init__(self, health: Health, metrics: Metrics, *, host: str | None, port: int, number: int = 1) -> None:
+    def __init__(self, health: Health, metrics: Metrics, *, host: str, port: int, number: int = 1) -> None:
         self.health = health
         self.metrics = metrics
-        self.host = DEFAULT_HOST if host is None else host
+        self.host = host
         self.port = port + number - 1 if port else port
         self._server: ProbeHTTPServer | None = None
 
@@ -118,59 +110,6 @@ class ProbeServer:
         if server is not None:
             server.shutdown()
             server.server_close()
-
-
-class HeartbeatFile:
-    """An empty file that is touched at each beat and removed at the end. Without a path there is no file.
-
-    Each process of a supervisor has its own file, by its ``number``: ``path``, ``path.2``, ``path.3``...
-    """
-
-    def __init__(self, path: str | None, *, number: int = 1) -> None:
-        self.path = Path(path if number == 1 else f"{path}.{number}") if path is not None else None
-        self._has_failed = False
-        # One thread touches the file, and another one removes it. After that it must not be created again.
-        self._moving = threading.Lock()
-
-    def check(self) -> None:
-        """Raise ``ConfigurationError`` if the file cannot be written. Does not create it, as there is no beat yet."""
-        if self.path is None:
-            return
-        try:
-            if self.path.exists():
-                self.path.open("ab").close()
-            else:
-                tempfile.TemporaryFile(dir=self.path.parent).close()
-        except OSError as error:
-            raise ConfigurationError(f"The heartbeat file {self.path} cannot be written: {error.strerror}.") from None
-
-    def touch(self) -> None:
-        """Set the file's mtime to now. Create a missing file. The first failure is logged, and none is raised."""
-        with self._moving:
-            if self.path is None:
-                return
-            try:
-                self.path.touch()
-            except OSError as error:
-                if not self._has_failed:
-                    self._has_failed = True
-                    logger.warning(
-                        "The heartbeat file %s cannot be written. The worker continues to run tasks: %s",
-                        self.path,
-                        error,
-                    )
-            else:
-                self._has_failed = False
-
-    def remove(self) -> None:
-        """Remove the file for good: the worker has ended in order, or another process replaces it."""
-        with self._moving:
-            path, self.path = self.path, None
-        if path is not None:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                logger.warning("The heartbeat file %s cannot be removed: %s", path, error)
 
 
 class SystemdNotifier(Service):

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, is_pooled
 from django_pglock.store.liveness import Beat, beat_all
 from django_pglock.worker.liveness.heartbeat import WorkerLock
 from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
@@ -24,13 +24,12 @@ from django_pglock.worker.service import ConnectedService, logger
 
 
 class SharedHeartbeat(ConnectedService):
-    """Beats for the processes of one database. ``is_pooled``: the database is behind a pooler in transaction mode."""
+    """Beats for the processes of one database."""
 
     name = "shared heartbeat"
 
-    def __init__(self, using: str, *, is_pooled: bool = False) -> None:
+    def __init__(self, using: str) -> None:
         super().__init__(using)
-        self.is_pooled = is_pooled
         self._added: SimpleQueue[socket.socket] = SimpleQueue()
         self._clients: list[HeartbeatClient] = []
         # Clients that have ended and whose locks the session still holds.
@@ -64,14 +63,14 @@ class SharedHeartbeat(ConnectedService):
         for client in self._clients:
             client.note_session()
         self._ended = []
-        if not self.is_pooled:
+        # Behind a pooler, other clients would get the notifications.
+        if not is_pooled(connection_for(self.using)):
             self._session.listen(connection_for(self.using))
         for client in self._clients:
             client.tell({"can_beat": True})
 
     def run_once(self) -> None:
-        if not self.is_pooled:
-            self._session.receive(connection_for(self.using))
+        self._session.receive(connection_for(self.using))
         self._receive()
         self._release_locks()
         for client in self._clients:
@@ -89,13 +88,12 @@ class SharedHeartbeat(ConnectedService):
 
     def _wait(self, seconds: float) -> None:
         self.report_alive(seconds)
-        session = [] if self.is_pooled else [connection_for(self.using).connection]
-        self._self_pipe.wait(seconds, *session, *self._clients)
+        self._self_pipe.wait(seconds, connection_for(self.using).connection, *self._clients)
 
     def _receive(self) -> None:
         """Receive the requests of the processes."""
         while not self._added.empty():
-            client = HeartbeatClient(self.using, self._added.get(), is_pooled=self.is_pooled)
+            client = HeartbeatClient(self.using, self._added.get())
             self._clients.append(client)
         for client in list(self._clients):
             client.receive()
@@ -141,9 +139,9 @@ class HeartbeatClient:
     ``end`` is the supervisor's end of the heartbeat socket.
     """
 
-    def __init__(self, using: str, end: socket.socket, *, is_pooled: bool) -> None:
+    def __init__(self, using: str, end: socket.socket) -> None:
         self._lines = JsonLines(end)
-        self.lock = WorkerLock(using, is_pooled=is_pooled)
+        self.lock = WorkerLock(using)
         self.lock.note_session()
         #: When the process made its last request, by time.monotonic().
         self.requested_at = 0.0

@@ -35,8 +35,8 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     monkeypatch.setattr("django_pglock.management.worker_process.Worker", Recorder)
     monkeypatch.setattr("django_pglock.management.worker_process.stop_at_signals", lambda worker: None)
     monkeypatch.setattr("django_pglock.management.worker_process.log_banner", lambda worker, build: None)
-    queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
-    signs = ["--probe-port", "9187", "--probe-host", "::", "--heartbeat-file", "alive"]
+    queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x"]
+    signs = ["--probe-port", "[::]:9187"]
     call_command(
         "runlockworker",
         *queues,
@@ -45,7 +45,6 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "3",
         "--grace",
         "1.5",
-        "--no-listen",
         "--no-reload",
         "--backend",
         "default",
@@ -54,18 +53,13 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
     assert options == {
         "backend": "default",
-        "order": "weighted",
         "threads": 3,
         "grace": 1.5,
-        "listens": False,
         "using": "default",
         "drain": False,
         "max_tasks": None,
         "max_memory": None,
-        "max_time": None,
-        "probe_port": 9187,
-        "probe_host": "::",
-        "heartbeat_file": "alive",
+        "probe_port": "[::]:9187",
     }
 
 

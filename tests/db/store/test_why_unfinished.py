@@ -66,7 +66,7 @@ def test_why_unfinished_names_the_reason_why_no_worker_runs_a_task():
     [
         (["mail"], False),
         (["mail", "def*"], True),
-        (["default=3", "--order strict"], True),
+        (["default=3", "mail"], True),
         (["--exclude mail"], True),
         (["--exclude def*"], False),
         (["*", "--exclude default"], False),
@@ -79,9 +79,8 @@ def test_why_unfinished_says_that_no_worker_serves_the_queue(asked, serves):
     said = "no living worker serves this queue. Start one: manage.py runlockworker default"
     assert (said in why(tasks.echo.enqueue(1))) is not serves
     words = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
-    order = "strict" if "--order strict" in asked else "weighted"
     names = [each.removesuffix("=3") for each in asked if not each.startswith("--")]
-    assert Queues(names, exclude=words, order=order).serves("default") is serves
+    assert Queues(names, exclude=words).serves("default") is serves
 
 
 def test_why_unfinished_of_a_running_task_gives_only_its_status():

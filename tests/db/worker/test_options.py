@@ -25,10 +25,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
         ({"max_tasks": 0}, "max_tasks: '0' is not a number from 1"),
         ({"max_memory": 0}, "max_memory: '0' is not a number of MiB above zero"),
         ({"max_memory": -1}, "max_memory: '-1' is not a number of MiB above zero"),
-        ({"max_time": -1}, "max_time: '-1' is not a number of seconds above zero"),
-        ({"probe_port": 65536}, "probe_port: '65536' is not a port from 0"),
-        ({"probe_host": "127.0.0.1"}, "but no port"),
-        ({"heartbeat_file": ""}, "heartbeat file is empty"),
+        ({"probe_port": 65536}, "probe_port: 65536 is not a port from 0 to 65535, and not ADDRESS:PORT"),
+        *[
+            ({"probe_port": wrong}, "is not a port from 0 to 65535, and not ADDRESS:PORT")
+            for wrong in ("", "127.0.0.1", "127.0.0.1:65536", "::1:80", ":80", "[::1]", "[x]:80", True, -1, 80.5)
+        ],
     ],
 )
 def test_a_worker_in_python_refuses_the_options_that_the_command_refuses(options, text):

@@ -78,26 +78,6 @@ def test_a_service_that_has_never_reached_its_database_has_not_lost_it(eventuall
     assert "has lost" not in caplog.text
 
 
-@pytest.mark.parametrize("statement", ["PREPARE twice AS SELECT 1; PREPARE twice AS SELECT 1", "EXECUTE nothing"])
-def test_a_lost_prepared_statement_names_the_pooler_and_the_option_once(
-    worker, eventually, monkeypatch, caplog, statement
-):
-    """Behind a pooler the session that answers is another one than that of the PREPARE."""
-    passes = []
-
-    def send():
-        passes.append(1)
-        if len(passes) % 2:
-            with connections["default"].cursor() as cursor:
-                cursor.execute(statement)
-
-    process = worker()
-    monkeypatch.setattr(process.upkeep, "run_once", send)
-    process.upkeep.wake()
-    eventually(lambda: caplog.text.count("The upkeep cannot do its work and tries again: prepared statement") > 1)
-    assert caplog.text.count("Start the worker with --no-listen") == 1
-
-
 def test_sessions_of_a_worker_have_the_settings_that_its_statements_need(worker, eventually, monkeypatch):
     """At a higher isolation level, a claim, a settle or a rescue fails if another worker has changed the row.
 

@@ -120,8 +120,8 @@ def refuse(*args, **kwargs):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OperationalError("password authentication\nfailed"), "within 4 s: password authentication failed"),
-        (None, "within 4 s: migrations of django_pglock are pending (0001_initial). Run: manage.py migrate django"),
+        (OperationalError("password authentication\nfailed"), "within 5 s: password authentication failed"),
+        (None, "within 5 s: migrations of django_pglock are pending (0001_initial). Run: manage.py migrate django"),
     ],
 )
 def test_a_draining_worker_does_not_wait_for_its_database_without_end(monkeypatch, caplog, error, said):

@@ -152,10 +152,13 @@ def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
             assert len(cursor.fetchall()) == 1, name
 
 
-@pytest.mark.parametrize(("listens", "shown"), [(True, "off"), (False, "on")])
-def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, listens, shown):
+@pytest.mark.parametrize(("sessions", "shown"), [((), "off"), (("pooled",), "on")])
+def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, request, sessions, shown):
+    for each in sessions:
+        request.getfixturevalue(each)
+
     def show(number):
-        Worker(listens=listens).fetcher.open()
+        Worker().fetcher.open()
         with connection.cursor() as cursor:
             cursor.execute("SHOW enable_sort")
             return cursor.fetchone()[0]

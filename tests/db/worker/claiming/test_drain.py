@@ -30,8 +30,8 @@ def test_a_draining_worker_ends_when_all_tasks_have_ended():
     assert not Worker.objects.exists()
 
 
-def test_a_draining_worker_without_tasks_ends_at_once():
-    drain(listens=False)
+def test_a_draining_worker_without_tasks_ends_at_once(pooled):
+    drain()
 
 
 def test_drain_waits_for_tasks_in_flight_their_retries_and_dependents():

@@ -35,13 +35,14 @@ def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
     eventually(sleeps.exists, why="it does not ask for news any more")
 
 
-def test_a_worker_that_may_not_listen_polls(worker, finished):
-    worker(listens=False)
+def test_a_worker_behind_a_pooler_polls(pooled, worker, finished):
+    running = worker()
+    assert not running.heartbeat.is_listening()
+    assert Worker.objects.get().lock_key is None
     finished(tasks.nothing.enqueue())
 
 
 def test_notifications_are_certain_only_if_the_listening_session_sends_the_heartbeats(worker, eventually):
-    assert not worker(listens=False).heartbeat.is_listening()
     running = worker().heartbeat
     eventually(running.is_listening)
     running.beat_at -= 1000.0

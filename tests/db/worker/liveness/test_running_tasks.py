@@ -14,10 +14,8 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("listens", [True, False])
-def test_polling_finds_a_cancel_without_a_notification(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.receive_request", lambda *args: None)
-    worker(listens=listens)
+def test_polling_finds_a_cancel_without_a_notification(pooled, worker, eventually):
+    worker()
     result = running.run_sql.enqueue()
     wait_until_begun(eventually)
     Task.objects.cancel()

@@ -63,10 +63,6 @@ def test_a_released_lock_is_free_and_is_not_released_twice(lock, django_assert_n
     assert advisory_rows() == 1
 
 
-def test_a_worker_started_for_a_pooler_asks_for_no_lock(django_assert_num_queries):
-    pooled = WorkerLock("default", is_pooled=True)
-    pooled.note_session()
-    with django_assert_num_queries(0):
-        pooled.hold()
-        pooled.release()
-    assert (pooled.is_held, pooled.held_number) == (False, None)
+def test_behind_a_pooler_no_lock_is_taken(pooled, lock):
+    lock.hold()
+    assert (lock.is_held, lock.held_number, advisory_rows()) == (False, None, 0)

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def probed(worker):
     def start(**options):
-        return worker(probe_port=0, probe_host="127.0.0.1", **options)
+        return worker(probe_port="127.0.0.1:0", **options)
 
     return start
 

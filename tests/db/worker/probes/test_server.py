@@ -17,9 +17,9 @@ def test_a_worker_refuses_to_start_if_its_probe_port_is_taken(worker):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot be answered at 127.0.0.1 port {port}"):
-            worker(probe_port=port, probe_host="127.0.0.1")
+            worker(probe_port=f"127.0.0.1:{port}")
         with pytest.raises(CommandError, match="cannot be answered"):
-            call_command("runlockworker", "--probe-port", str(port), "--probe-host", "127.0.0.1", "--no-reload")
+            call_command("runlockworker", "--probe-port", f"127.0.0.1:{port}", "--no-reload")
 
 
 @pytest.mark.parametrize(("number", "port"), [(1, 9187), (4, 9190)])

@@ -85,19 +85,18 @@ SLEEPS = (sleep_in_coroutine, [], ["await inner_sleep()", "in inner_sleep\n", "a
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "lines", "listens"),
+    ("function", "arguments", "lines"),
     [
-        (compute_in_thread, ["4111-1111"], ["return compute(card_number)", "in compute\n"], True),
-        (compute_in_coroutine, [], ["in compute_in_coroutine\n"], True),
-        (wait_in_orm, [], ["await sync_to_async(inner_wait)()", "in inner_wait\n"], True),
-        (*SLEEPS, True),
-        (*SLEEPS, False),
+        (compute_in_thread, ["4111-1111"], ["return compute(card_number)", "in compute\n"]),
+        (compute_in_coroutine, [], ["in compute_in_coroutine\n"]),
+        (wait_in_orm, [], ["await sync_to_async(inner_wait)()", "in inner_wait\n"]),
+        SLEEPS,
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, function, arguments, lines, listens):
-    """Also where the function computes without a pause, and where the worker gets no notification."""
-    worker(listens=listens)
+def test_the_worker_answers_with_the_innermost_call_last(worker, eventually, function, arguments, lines):
+    """Also where the function computes without a pause."""
+    worker()
     made = function.enqueue(*arguments)
     eventually(lambda: Effect.objects.filter(name="begun").exists(), why="it did not begin")
 

@@ -187,8 +187,8 @@ def test_a_process_that_does_not_read_blocks_no_other_and_keeps_its_lock(end, su
     eventually(lambda: any("beaten" in each for each in lines.receive()), why="nobody beats for it any more")
 
 
-def test_a_supervisor_behind_a_pooler_beats_without_lock_and_notifications(eventually):
-    service = SharedHeartbeat("default", is_pooled=True)
+def test_a_supervisor_behind_a_pooler_beats_without_lock_and_notifications(pooled, eventually):
+    service = SharedHeartbeat("default")
     service.start()
     try:
         ours, theirs = socket.socketpair()

@@ -28,9 +28,7 @@ def firsts(queues, ready, looks):
         (Queues(["a=b=3"]), ["a=b"], ["a", "a=b=3"]),
     ],
 )
-@pytest.mark.parametrize("order", ["weighted", "strict"])
-def test_names_prefixes_and_exclusions_define_the_served_queues(queues, served, left, order):
-    queues.order = order
+def test_names_prefixes_and_exclusions_define_the_served_queues(queues, served, left):
     assert [name for name in served + left if queues.serves(name)] == served
     assert sorted(queues.poll_order(sorted(served + left))) == sorted(served)
 
@@ -71,17 +69,17 @@ def test_a_light_queue_does_not_starve_beside_changing_heavy_queues(seed):
     assert longest <= 2 * (1 + 7 + 7 + 20 + 20 + 20)
 
 
-def test_strict_order_polls_queues_as_given_and_prefixes_by_name():
-    queues = Queues(["high", "mail*", "low", "mail-last"], order="strict")
+def test_names_without_weights_are_searched_in_their_order_and_the_queues_of_a_prefix_take_turns():
+    queues = Queues(["high", "mail*", "low", "mail-last"])
     ready = ["low", "mail-last", "mail-b", "other", "mail-a", "high"]
-    for _ in range(3):
-        assert queues.poll_order(ready) == ["high", "mail-a", "mail-b", "low", "mail-last"]
-    assert Queues(order="strict").poll_order(["b", "c", "a"]) == ["a", "b", "c"]
+    polls = [queues.poll_order(ready) for _ in range(4)]
+    assert [(each[0], each[3:]) for each in polls] == [("high", ["low", "mail-last"])] * 4
+    assert [each[1:3] for each in polls] == [["mail-a", "mail-b"], ["mail-b", "mail-a"]] * 2
+    assert firsts(Queues(), ["b", "c", "a"], 6) == ["a", "b", "c"] * 2, "no queue of a worker of all starves"
+    assert firsts(Queues(["b", "a=1"]), ["b", "a"], 4) == ["b", "a"] * 2, "one weight is enough"
 
 
-@pytest.mark.parametrize(
-    "queues", [Queues(["mail"]), Queues(["mail"], exclude=["d*"]), Queues(["mail", "low"], order="strict")]
-)
+@pytest.mark.parametrize("queues", [Queues(["mail"]), Queues(["mail"], exclude=["d*"]), Queues(["mail=9", "low"])])
 def test_the_own_tasks_of_the_package_are_always_served_and_first(queues):
     assert queues.serves(OWN_QUEUE)
     assert queues.poll_order(["mail", OWN_QUEUE]) == [OWN_QUEUE, "mail"]
@@ -99,13 +97,11 @@ def test_the_own_tasks_of_the_package_are_always_served_and_first(queues):
             ({"names": [f"mail={weight}"]}, f"weight of queue 'mail' is '{weight}'; use a whole number from 1 to 1000")
             for weight in ("0", "1001", "-1", "1.5", "many", "", "\u0663", "9" * 5000)
         ],
-        ({"names": ["a", "b=1"], "order": "strict"}, "'b' is served in strict order, so it cannot have a weight"),
         ({"names": ["a"], "exclude": ["b=2"]}, "'b' is excluded, so it cannot have a weight"),
         ({"names": ["a", "b", "a=2"]}, "'a' is given twice"),
         ({"exclude": ["a", "a"]}, "'a' is given twice"),
         ({"names": ["a", "mail-x", "mail-*"], "exclude": ["mail*", "a"]}, "No queue is left"),
         ({"exclude": ["*"]}, "No queue is left"),
-        ({"names": ["a"], "order": "random"}, "'random'; use one of weighted, strict"),
         ({"names": "mail"}, "a list of names; 'mail' is a string"),
     ],
 )

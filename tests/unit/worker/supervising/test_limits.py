@@ -1,8 +1,7 @@
-"""The limits of a worker process: tasks, memory, time."""
+"""The limits of a worker process: tasks, memory."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,15 +12,7 @@ from django_pglock.worker.in_flight import InFlight, Limits, resident_memory
 
 
 def limits(in_flight=None, **limits):
-    return Limits(in_flight or InFlight(1), **{"max_memory": None, "max_time": None, **limits})
-
-
-def test_the_time_of_processes_is_over_at_different_moments():
-    ends = [limits(max_time=1000)._ends_at - time.monotonic() for _ in range(100)]
-    assert 890 < min(ends) < max(ends) <= 1000
-    assert max(ends) - min(ends) > 20
-    assert "time" in limits(max_time=1e-9).reached()
-    assert limits(max_time=1000).reached() == ""
+    return Limits(in_flight or InFlight(1), **{"max_memory": None, **limits})
 
 
 def test_the_memory_limit_is_checked_after_the_first_task():
