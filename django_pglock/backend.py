@@ -6,7 +6,6 @@ No model is imported at module level, because ``@task`` makes the backend while 
 from __future__ import annotations
 
 import inspect
-import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +28,7 @@ from django_pglock.store.call import Call, batches, due_of, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.id_range import id_in
 from django_pglock.store.statements import rows_of
-from django_pglock.store.why_unfinished import Obstacle, Unfinished, why_unfinished
+from django_pglock.store.why_it_waits import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.backends import arguments_of
 from django_pglock.tasks.call_keys import check_call, key_maker, keys_of, positional_names
@@ -216,9 +215,7 @@ class PostgresBackend(BaseTaskBackend):
         For the message of a timeout. Empty if there is no such task, or if the database does not answer.
         """
         with suppress(DatabaseError):
-            if (found := why_unfinished(self.database, task_id)) is not None:
-                due = f" and due at {found.due.isoformat(' ', 'seconds')}" if found.due else ""
-                return f"it is {found.status} in the queue {found.queue!r}{due}{_obstacle(found)}"
+            return why_unfinished(self.database, task_id)
         return ""
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
@@ -308,16 +305,3 @@ def _refuse(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
         to_json(value, what=f"Argument {name!r} of {path}", most=most)
     to_json(list(args), what=f"The positional arguments of {path}", most=most)
     to_json(kwargs, what=f"The keyword arguments of {path}", most=most)
-
-
-def _obstacle(task: Unfinished) -> str:
-    """Return why no worker runs a task, and the command that helps; an empty string if a worker can run it."""
-    texts = {
-        Obstacle.NO_WORKER: "no worker is alive. Start one: manage.py runlockworker",
-        Obstacle.PAUSED: "this queue is paused. Resume it: manage.py locktasks resume {queue}",
-        Obstacle.UNKNOWN: "no living worker has imported {path}. Restart the workers with the code that defines it",
-        Obstacle.UNSERVED: "no living worker serves this queue. Start one: manage.py runlockworker {queue}",
-    }
-    if task.obstacle is None:
-        return ""
-    return ", and " + texts[task.obstacle].format(queue=shlex.quote(task.queue), path=task.task_path)

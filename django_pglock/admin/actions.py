@@ -16,16 +16,16 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from django_pglock.bulk import enqueue_change
 from django_pglock.errors import ConfigurationError
-from django_pglock.store.windows import WINDOW
-from django_pglock.verbs import Verb
+from django_pglock.store.bulk import enqueue_change
+from django_pglock.store.operate import Verb
+from django_pglock.store.statements import WINDOW
 
 #: A log entry lists the ids of at most this number of tasks.
 MOST_NAMED = 100
 
 
-def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
+def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") -> int:
     """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows.
 
     More rows than ``WINDOW`` are changed by a task, because a request may not take that long; then return 0.
@@ -36,12 +36,12 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
     asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: WINDOW + 1])
     with transaction.atomic(using=chosen.db):
         if len(asked) > WINDOW:
-            _perform_by_task(verb, request, chosen)
+            _perform_by_task(verb, request, chosen, value)
             return 0
         remark = verb.remark(chosen) if asked else ""
-        count = verb.apply(chosen, None) if asked else 0
-        left, why = verb.left_out(chosen) if len(asked) > count else (0, "")
-        _audit(verb, request, chosen.model, asked, count)
+        count = verb.apply(chosen, value) if asked else 0
+        left, why = verb.rest(chosen) if len(asked) > count else (0, "")
+        _audit(f"{verb.name} {value}".strip(), request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.message(verb.done, count))
         if remark:
@@ -55,15 +55,16 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
     return count
 
 
-def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
-    ids = list(verb.movable(chosen).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
+def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any, value: str) -> None:
+    ids = list(verb.movable(chosen, value).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
     try:
-        made = enqueue_change(chosen.db, verb, ids)
+        made = enqueue_change(chosen.db, verb, ids, value)
     except ConfigurationError as error:
         messages.error(request, str(error))
         return
     numbers = ", ".join(f"#{each}" for each in made)
-    record(request, chosen.model, f"{_named(verb)}: asked for {len(ids)} tasks, to be changed by {numbers}")
+    name = f"{verb.name} {value}".strip()
+    record(request, chosen.model, f"{name}: asked for {len(ids)} tasks, to be changed by {numbers}")
     if not made:
         messages.warning(request, verb.message(verb.unchanged, WINDOW + 1, most=WINDOW))
     for each in made:
@@ -73,12 +74,8 @@ def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
         messages.info(request, format_html(text, count=len(ids), link=link))
 
 
-def _named(verb: Verb) -> str:
-    return f"{verb.name} {verb.value}" if verb.value else verb.name
-
-
-def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count: int) -> None:
-    text = f"{_named(verb)}: {count}"
+def _audit(name: str, request: HttpRequest, model: Any, asked: list[int], count: int) -> None:
+    text = f"{name}: {count}"
     if 1 < len(asked) <= MOST_NAMED:
         text += f" of {', '.join(f'#{key}' for key in sorted(asked))}"
     # With an object id the entry also appears in the history of that task.
@@ -103,17 +100,17 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
         is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
-        needs_answer = is_across_pages or verb.value_label
+        needs_answer = is_across_pages or verb.extra
         if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
         # PostgreSQL cannot store a NUL character in text.
         value = request.POST.get("value", "").strip().replace("\x00", "")
         try:
-            chosen = verb.with_value(router.db_for_write(queryset.model), value)
+            verb.check(router.db_for_write(queryset.model), value)
         except ValueError as error:
             messages.error(request, str(error))
             return None
-        perform(chosen, request, queryset)
+        perform(verb, request, queryset, value)
         return None
 
     action.__name__ = verb.name
@@ -135,7 +132,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "question": verb.message(verb.question, count),
         "remark": verb.remark(rows),
         "exceeds_window": count > WINDOW,
-        "value_label": verb.value_label,
+        "value_label": verb.extra.label if verb.extra else "",
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
     return TemplateResponse(request, "admin/django_pglock/task/confirm.html", context)

@@ -20,10 +20,10 @@ from django_pglock.admin.actions import perform, record
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
-from django_pglock.redrive import enqueue_redrive, redrives
+from django_pglock.store.bulk import enqueue_redrive, redrives
 from django_pglock.store.failures import FailureCounts, failures, in_group, newest_failure
-from django_pglock.store.windows import WINDOW
-from django_pglock.verbs import TASK_VERBS
+from django_pglock.store.operate import DISCARD, RETRY, Verb
+from django_pglock.store.statements import WINDOW
 
 #: The largest number of tasks that the page counts in a group.
 MOST_IN_GROUP = 1000
@@ -45,11 +45,8 @@ class FailureGroup(models.Model):
 class FailureGroupAdmin(ReadOnlyAdmin):
     """The page of all groups, and the confirmation of a change of all tasks of a group."""
 
-    #: The permission of each verb.
-    permissions: ClassVar[dict[str, str]] = {
-        "retry": "django_pglock.retry_task",
-        "discard": "django_pglock.cancel_task",
-    }
+    #: What can be done with a group.
+    verbs: ClassVar[dict[str, Verb]] = {verb.name: verb for verb in (RETRY, DISCARD)}
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may view tasks: groups have no permission of their own."""
@@ -76,7 +73,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
 
     def verb_view(self, request: HttpRequest, number: int, verb: str) -> HttpResponse:
         """Apply a verb to a group by POST, with CSRF protection; ask for confirmation by GET."""
-        if verb not in self.permissions or not self.has_view_permission(request) or verb not in self._may(request):
+        if not self.has_view_permission(request) or verb not in self._may(request):
             raise PermissionDenied
         if number >= 2**63:
             raise Http404
@@ -89,12 +86,14 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         elif verb == "retry" and request.POST.get("rate"):
             self._redrive(request, number)
         else:
-            perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), number))
+            perform(self.verbs[verb], request, in_group(Task.objects.using(using), number))
         return HttpResponseRedirect(self.address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:
         """Return the verbs that the user may apply."""
-        return [verb for verb, permission in self.permissions.items() if request.user.has_perm(permission)]
+        return [
+            name for name, verb in self.verbs.items() if request.user.has_perm(f"django_pglock.{verb.permission}_task")
+        ]
 
     # The page
 
@@ -125,13 +124,13 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, number: int, verb: str, task_path: str, exception_path: str
     ) -> HttpResponse:
         rows = in_group(Task.objects.using(router.db_for_write(Task)), number)
-        count = rows.count()
+        count, chosen = rows.count(), self.verbs[verb]
         context = {
-            "title": TASK_VERBS[verb].button,
+            "title": chosen.button,
             "task_path": task_path,
             "exception_path": exception_path,
-            "question": TASK_VERBS[verb].message(TASK_VERBS[verb].question, count),
-            "remark": TASK_VERBS[verb].remark(rows),
+            "question": chosen.message(chosen.question, count),
+            "remark": chosen.remark(rows),
             "exceeds_window": count > WINDOW,
             "takes_rate": verb == "retry",
             "list_url": self.address("changelist"),

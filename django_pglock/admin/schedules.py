@@ -20,10 +20,10 @@ from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed, mark
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.models import Schedule, Task
+from django_pglock.store.operate import Verb
 from django_pglock.store.schedules import last_runs, set_last_status
 from django_pglock.tasks.schedules import Timing
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.verbs import Verb
 
 #: A tick that is late by more than this is shown as overdue: no worker is that slow.
 OVERDUE = timedelta(minutes=1)
@@ -31,14 +31,21 @@ OVERDUE = timedelta(minutes=1)
 MOST_TICKS = 50
 
 
+class ScheduleVerb(Verb):
+    """A verb that is a method of the queryset of schedules."""
+
+    def apply(self, rows: Any, value: str = "", progress: Any = None) -> int:
+        """Apply it. ``run_now`` returns the ids of the new tasks."""
+        found = getattr(rows, self.name)()
+        return len(found) if isinstance(found, list) else int(found)
+
+
 _VERBS = (
-    Verb(
+    ScheduleVerb(
         name="enable",
         permission="switch",
         label=_("Enable selected schedules"),
         button=_("Enable"),
-        statuses=frozenset(),
-        apply=lambda rows, progress: rows.enable(),
         done=lambda number: ngettext("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", number),
         unchanged=lambda number: ngettext(
             "%(count)s schedule was not changed: it was enabled already.",
@@ -46,13 +53,11 @@ _VERBS = (
             number,
         ),
     ),
-    Verb(
+    ScheduleVerb(
         name="disable",
         permission="switch",
         label=_("Disable selected schedules"),
         button=_("Disable"),
-        statuses=frozenset(),
-        apply=lambda rows, progress: rows.disable(),
         done=lambda number: ngettext("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", number),
         unchanged=lambda number: ngettext(
             "%(count)s schedule was not changed: it was disabled already.",
@@ -60,13 +65,11 @@ _VERBS = (
             number,
         ),
     ),
-    Verb(
+    ScheduleVerb(
         name="run_now",
         permission="switch",
         label=_("Run selected schedules now, in addition to their ticks"),
         button=_("Run now"),
-        statuses=frozenset(),
-        apply=lambda rows, progress: len(rows.run_now()),
         done=lambda number: ngettext("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", number),
         unchanged=lambda number: ngettext(
             "%(count)s schedule enqueued no task: this process does not know the function, or a unique task exists.",

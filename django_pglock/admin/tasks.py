@@ -35,10 +35,9 @@ from django_pglock.admin.task_list import (
     wait_or_run_time,
 )
 from django_pglock.models import Attempt, Task, Waiter
-from django_pglock.store.prune import delete
+from django_pglock.store.operate import DELETE, VERBS
+from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.states import FINISHED, TaskStatus
-from django_pglock.verbs import TASK_VERBS
-from django_pglock.why_it_waits import why_it_waits
 
 #: The pages that do not show arguments, or that load them by themselves.
 _WITHOUT_ARGUMENTS = ("changelist", "attempts", "attempt", "stack", "export")
@@ -70,7 +69,7 @@ class TaskAdmin(ReadOnlyAdmin):
     # For each failed task of a page some pages of the database are read: its row and its last attempt.
     list_per_page = 30
     sortable_by: ClassVar[Any] = [name_and_id]
-    actions = [admin_action(verb) for verb in TASK_VERBS.values()]
+    actions = [admin_action(verb) for verb in VERBS.values()]
     inlines = [page.AttemptInline]
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
@@ -157,7 +156,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return the buttons that the user may press, and the reason why the task waits."""
         verbs = [
             {"label": verb.button, "url": self.address("verb", obj.pk, verb.name)}
-            for verb in TASK_VERBS.values()
+            for verb in VERBS.values()
             if verb.button and obj.status in verb.statuses and self._may(request, verb)
         ]
         has_stack = obj.status == TaskStatus.RUNNING and self.has_stack_permission(request)
@@ -193,7 +192,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def verb_view(self, request: HttpRequest, task_id: int, verb: str) -> HttpResponse:
         """Apply the verb of a button: only by POST, with CSRF protection, and with the permission of the verb."""
-        asked = TASK_VERBS.get(verb)
+        asked = VERBS.get(verb)
         if asked is None or not asked.button or not self._may(request, asked):
             raise PermissionDenied
         # A user may act only on rows that the admin shows to that user.
@@ -237,13 +236,12 @@ class TaskAdmin(ReadOnlyAdmin):
             return super().delete_view(request, object_id, extra_context)
         except _NotDeleted:
             # Django has rolled back, also the entry in the admin log.
-            verb = TASK_VERBS["delete_finished"]
-            self.message_user(request, verb.message(verb.unchanged, 1), WARNING)
+            self.message_user(request, DELETE.message(DELETE.unchanged, 1), WARNING)
             return HttpResponseRedirect(self.address("change", object_id))
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete the task by the verb of the package, which deletes no task that is still needed."""
-        if not delete(Task.objects.using(router.db_for_write(Task)).filter(pk=obj.pk)):
+        if not DELETE.apply(Task.objects.using(router.db_for_write(Task)).filter(pk=obj.pk)):
             raise _NotDeleted
 
 

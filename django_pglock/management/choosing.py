@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import MOST_DAYS
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.store.id_range import id_in
-from django_pglock.store.move_to_status import check_target
+from django_pglock.store.operate import check_target
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 

@@ -13,11 +13,10 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.terminal import ago, aligned, printable
-from django_pglock.redrive import enqueue_redrive
+from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures, in_group
 from django_pglock.store.id_range import id_in
-from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
-from django_pglock.verbs import TASK_VERBS
+from django_pglock.store.operate import RETRY
 
 
 def add_group_filters(parser: CommandParser) -> None:
@@ -74,17 +73,17 @@ def redrive(
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
         raise WrongArguments(_("No failures are selected. Give --fingerprint, --task or --exception."))
     groups = [each.fingerprint for each in chosen_groups(rows, options)]
-    verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)
-    say(verb.message(verb.question, count))
-    for remark in filter(None, (verb.remark(in_group(rows, group)) for group in groups)):
+    say(RETRY.message(RETRY.question, count))
+    for remark in filter(None, (RETRY.remark(in_group(rows, group)) for group in groups)):
         say(remark)
     if options["dry_run"] or not count:
         return
     if not options["yes"]:
         ask()
     if options["rate"] is None:
-        say(verb.message(verb.done, sum(verb.apply(in_group(rows, group), progress) for group in groups)))
+        changed = sum(RETRY.apply(in_group(rows, group), progress=progress) for group in groups)
+        say(RETRY.message(RETRY.done, changed))
     else:
         _enqueue(rows.db, groups, options["rate"], say)
 

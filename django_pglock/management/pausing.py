@@ -12,8 +12,8 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.terminal import name_of_user
 from django_pglock.models import Queue
-from django_pglock.store.move_to_status import check_target
 from django_pglock.store.numbers import queues_without_row
+from django_pglock.store.operate import check_target
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
 

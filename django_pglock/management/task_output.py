@@ -14,8 +14,8 @@ from django_pglock.models import Schedule, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.schedules import set_last_status
+from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.redaction import shown
-from django_pglock.why_it_waits import why_it_waits
 
 #: The fields of a task that a list shows. Other fields may have megabytes.
 LISTED = (

@@ -14,18 +14,15 @@ from django.db import models
 from django.utils.asyncio import async_unsafe
 
 from django_pglock.store import liveness, schedules
-from django_pglock.store.cancel import cancel
 from django_pglock.store.claim_manager import LockingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
-from django_pglock.store.move_to_status import discard, move_to_queue, run_now
 from django_pglock.store.numbers import Point, Total, series, totals
+from django_pglock.store.operate import VERBS, Verb, operate, stuck
 from django_pglock.store.pause import pause, paused, resume
-from django_pglock.store.prune import delete, prune
+from django_pglock.store.prune import prune
 from django_pglock.store.ready import UnknownTasks, due, ready, unknown
-from django_pglock.store.reset_stuck import reset_stuck, stuck
-from django_pglock.store.retry import retry
-from django_pglock.store.windows import WINDOW
+from django_pglock.store.statements import WINDOW, Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,7 +44,7 @@ def blocking(verb: F) -> F:
 
 
 class TaskQuerySet(LockingQuerySet[Any]):
-    """Tasks, and the operations on tasks.
+    """Tasks, and the operations on tasks: the verbs of operate.py are methods, too.
 
     It has only ``claim`` of the methods of ``ClaimQuerySet``. The others would change the status of a task without the
     steps that belong to it, such as the release of the tasks that wait for it.
@@ -73,77 +70,6 @@ class TaskQuerySet(LockingQuerySet[Any]):
     # Verbs
 
     @blocking
-    def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
-
-        Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded. If one of them has
-        failed and is not retried as well, the task is cancelled again. Tasks that were cancelled because of one of
-        these are not retried with it. A unique task is not retried while another task has its key. Of several tasks
-        with the same key, only the last is retried. A task whose row or key another transaction is taking at this
-        moment is left out.
-
-        Outside of a transaction, some thousand tasks are moved at a time, each time in a separate transaction. So after
-        an interruption, the finished batches stay. ``progress`` is called after each batch, with the number of tasks so
-        far and the last id.
-        """
-        return retry(for_writing(self), progress=progress)
-
-    @blocking
-    def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Cancel the waiting tasks of this queryset, and request a cancel of the running ones. Returns how many.
-
-        A waiting task will never run. For a running task, its worker passes the request on to the function after the
-        commit. The task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and
-        SUCCESSFUL if it returned nevertheless.
-
-        Batches and ``progress`` are as in ``retry``, but the newest tasks are first.
-        """
-        return cancel(for_writing(self), progress=progress)
-
-    @blocking
-    def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make failed tasks of this queryset CANCELLED, so that they no longer count as failures. Returns how many.
-
-        Batches and ``progress`` are as in ``retry``.
-        """
-        return discard(for_writing(self), progress=progress)
-
-    @blocking
-    def move_to_queue(self, queue: str, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Move waiting tasks of this queryset to another queue. Returns how many.
-
-        Running and finished tasks stay in their queue. Batches and ``progress`` are as in ``retry``. Raises
-        ``ValueError`` for a queue that no backend of this database lists in ``QUEUES``.
-        """
-        return move_to_queue(for_writing(self), queue, progress=progress)
-
-    @blocking
-    def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
-
-        A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the project
-        refers to it. Batches and ``progress`` are as in ``retry``.
-        """
-        return delete(for_writing(self), progress=progress)
-
-    @blocking
-    def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make scheduled tasks of this queryset READY before they are due. Returns how many.
-
-        Batches and ``progress`` are as in ``retry``.
-        """
-        return run_now(for_writing(self), progress=progress)
-
-    @blocking
-    def reset_stuck(self) -> int:
-        """Make stuck tasks of this queryset READY again: running tasks whose worker is dead. Returns how many.
-
-        Tasks of a living worker are not reset. If the worker comes back later, it has lost its claim. A task whose
-        cancel was requested becomes CANCELLED instead.
-        """
-        return reset_stuck(for_writing(self))
-
-    @blocking
     def prune(
         self,
         *,
@@ -151,7 +77,7 @@ class TaskQuerySet(LockingQuerySet[Any]):
         statuses: Collection[str] = (),
         batch: int = WINDOW,
         dry_run: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
 
@@ -172,6 +98,35 @@ class TaskQuerySet(LockingQuerySet[Any]):
             dry_run=dry_run,
             progress=progress,
         )
+
+
+_METHOD = """{help}
+
+Returns how many. {about}
+
+A task whose row another transaction has locked, or whose unique key it is taking, is left out. Some thousand tasks are
+changed at a time. Outside of a transaction, each time is a transaction, so after an interruption the finished ones
+stay. ``progress`` is called after each, with the number of tasks so far and the last id.
+"""
+
+
+def _method(verb: Verb) -> Callable[..., int]:
+    """Return a verb as a method of querysets."""
+
+    def change(self: Any, *, progress: Progress | None = None) -> int:
+        return operate(for_writing(self), verb, progress=progress)
+
+    def change_to(self: Any, queue: str, *, progress: Progress | None = None) -> int:
+        return operate(for_writing(self), verb, queue, progress=progress)
+
+    method = change_to if verb.extra else change
+    method.__name__, method.__qualname__ = verb.name, f"TaskQuerySet.{verb.name}"
+    method.__doc__ = _METHOD.format(help=verb.help, about=verb.about)
+    return blocking(method)
+
+
+for _verb in VERBS.values():
+    setattr(TaskQuerySet, _verb.name, _method(_verb))
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]

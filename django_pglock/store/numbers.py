@@ -32,8 +32,7 @@ from django.utils.timezone import now
 
 from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
 from django_pglock.store.pause import paused_queues
-from django_pglock.store.statements import LIMIT_WAITS, rows_of, run, run_together
-from django_pglock.store.windows import WINDOW
+from django_pglock.store.statements import LIMIT_WAITS, WINDOW, rows_of, run, run_together
 from django_pglock.tasks.claim import date_of
 
 # What is counted of attempts: how many ended with which outcome, and histograms of how long they waited and ran. Pure.

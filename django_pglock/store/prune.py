@@ -33,8 +33,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.statements import rows_of, run, run_together
-from django_pglock.store.windows import WINDOW, Progress, by_windows
+from django_pglock.store.statements import WINDOW, Progress, rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
@@ -242,23 +241,6 @@ def delete_free(tasks: Any, limit: int | None = None) -> int:
         return 0
     [(count,)] = run_together(tasks.db, lock, (PRUNE, ()))
     return int(count)
-
-
-def delete(tasks: Any, *, progress: Progress | None = None) -> int:
-    """Delete finished tasks with their attempts. Returns how many.
-
-    A task stays if others wait for it, if its unique key is taken for a period, or if a row refers to it.
-    """
-
-    def delete_window(tasks: Any) -> int:
-        return delete_free(deletable(tasks))
-
-    return by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
-
-
-def deletable(tasks: Any) -> Any:
-    """Return the tasks that ``delete`` would delete now: the finished tasks that are not needed."""
-    return unneeded(tasks).filter(status__in=sorted(FINISHED))
 
 
 # The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns.

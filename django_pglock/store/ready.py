@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import F
+from django.db.models import Case, F, Value, When
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import alive, is_recent
 from django_pglock.store.marking import first_free, mark
-from django_pglock.store.move_to_status import DUE_STATUS
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.statements import filled, prepared, rows_of, run
 from django_pglock.store.wake import wake
@@ -76,6 +75,11 @@ def ready_paths(using: str) -> list[tuple[str, str]]:
     """Return the functions that the first ready tasks of each queue call, as (queue, path)."""
     return run(using, READY_PATHS, MOST_READ, MOST_READ)
 
+
+#: The new status of a due task: READY, or BLOCKED if it must be admitted to its lock key first.
+DUE_STATUS = Case(
+    When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value)
+)
 
 # Seconds until the next task or the next token of a rate is due. Zero or less: one is due. NULL: there is none.
 NEXT_DUE = """

@@ -1,4 +1,4 @@
-"""Requests to a worker about a task that it runs: to cancel the task (cancel.py), or to return its stack.
+"""Requests to a worker about a task that it runs: to cancel the task (operate.py), or to return its stack.
 
 They go through the row of the task, because the worker may run on another host. The column ``stack`` has the request
 with the number of the attempt, and later the answer as well. So no later attempt answers it.
@@ -13,13 +13,15 @@ from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
-from django_pglock.store.cancel import NOTIFY_REQUEST
 from django_pglock.store.statements import run, run_by_index
 from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit
 from django_pglock.tasks.claim import Claim
 
 #: Seconds between two polls for an answer.
 CHECK_INTERVAL = 0.05
+
+# Notifies all workers of requests about these tasks.
+NOTIFY_REQUEST = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 # Each worker with tasks sends this once in a heartbeat interval.
 REQUESTS = """

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from django.db import connections
+from django.db.models import BooleanField, F, Func, Value
 from psycopg import ClientCursor
 
 from django_pglock.errors import model_of
@@ -103,6 +104,11 @@ IN_ORDER_OF_KEYS = 'length(unique_key), unique_key COLLATE "C"'
 
 #: Limits how long the following statements of a transaction wait for a lock. Returns the limit that there was before.
 LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+
+#: The number of rows that one statement changes or reads, so that other transactions wait for them only briefly.
+WINDOW = 5000
+#: Called after each window of rows with the number of rows changed so far and the last id examined.
+Progress = Callable[[int, int], None]
 
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
@@ -180,6 +186,13 @@ def filled(statement: str) -> str:
 
 def _table_of(model: str) -> str:
     return str(model_of(model)._meta.db_table)
+
+
+def is_among(ids: Iterable[int]) -> Func:
+    """Return a condition: a row has one of these ids. As one array, because a parameter for each takes far longer."""
+    template = "%(expressions)s::bigint[])"
+    array = Value(array_of_numbers(ids))
+    return Func(F("pk"), array, template=template, arg_joiner=" = ANY (", output_field=BooleanField())
 
 
 def array_of_numbers(numbers: Iterable[int]) -> str:

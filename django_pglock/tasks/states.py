@@ -1,7 +1,7 @@
 """The states of a task and the moves between them, and the dates that its row may have, as data.
 
-All code that changes a status uses this table: the guarded UPDATEs of people's verbs ask ``sources_of``, the CHECK
-constraints follow the sets below, a test tries all pairs, and the picture in the docs is printed from it.
+The CHECK constraints follow the sets below, tests compare all code that changes a status with this table, and the
+picture in the docs is printed from it.
 """
 
 from __future__ import annotations
@@ -72,12 +72,6 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
 FINISHED = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.CANCELLED})
 #: A task with one of these is claimed now or later.
 WAITING = frozenset({TaskStatus.SCHEDULED, TaskStatus.BLOCKED, TaskStatus.READY})
-
-
-def sources_of(target: TaskStatus) -> list[str]:
-    """Return the statuses from which a task may move to ``target``, as the database writes them, in order."""
-    return sorted(source.value for source, targets in MOVES.items() if target in targets)
-
 
 #: The first and the last date that Python has in each time zone. The constraints of the tables refuse others, because
 #: psycopg cannot read them, nor 'infinity'.

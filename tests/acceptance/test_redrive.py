@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from django_pglock.models import Task, Worker
-from django_pglock.redrive import enqueue_redrive, redrive_tasks
+from django_pglock.store.bulk import change_tasks, enqueue_redrive
 from tests.db.store.test_failures import fail
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -31,4 +31,4 @@ def test_a_worker_knows_the_function_of_a_redrive_from_its_start(worker_process,
     """A busy worker checks only every half minute for functions that it does not know."""
     worker_process("default")
     [known] = eventually(lambda: list(Worker.objects.values_list("task_paths", flat=True)), why="it did not start")
-    assert redrive_tasks.module_path in known
+    assert change_tasks.module_path in known

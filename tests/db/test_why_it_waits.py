@@ -27,7 +27,7 @@ def why(result):
 
 def test_show_says_why_a_ready_task_is_not_run():
     result = tasks.echo.enqueue(1)
-    assert why(result) == "No worker knows this task: no worker is running."
+    assert why(result) == "No worker is running. Start one: python manage.py runlockworker"
     enter("other.path")
     assert why(result).startswith("No worker knows this task. Do the workers import its module")
     enter(ECHO, queues=["mail"])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.store import admit, claim, insert_tasks, marking, numbers, ready, redrive, release, settle
+from django_pglock.store import admit, bulk, claim, insert_tasks, marking, numbers, ready, release, settle
 from django_pglock.store import schedules as ticks
 from tests.interleavings.cases import Case
 from tests.interleavings.other_tables import other_tables
@@ -116,7 +116,7 @@ FAULTS = [
         plain,
         Case("plain", "redrive_failures", 1, COMMIT, ("give_back_lost_answers",)),
         "has not said so",
-        no_transaction_around(redrive),
+        no_transaction_around(bulk),
     ),
     Fault(
         other_tables,

@@ -82,7 +82,7 @@ def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_ne
 FILES = {
     "admit": {"sweep", "open_buckets"},
     "after": {"enqueue_after", "enqueue_several_after"},
-    "cancel": {"cancel", "cancel_in_a_transaction"},
+    "bulk": {"redrive_failures"},
     "claim": {"claim_ready"},
     "claim_fair": {"claim_in_turns"},
     "claim_group": {"claim_ready"},
@@ -92,18 +92,18 @@ FILES = {
     "insert_tasks": {"enqueue", "enqueue_at_a_key", "enqueue_later", "enqueue_several"},
     "liveness": {"beat", "delete_workers"},
     "numbers": {"write_numbers", "write_numbers_backwards", "delete_old_numbers", "count_for_all"},
-    "move_to_status": {"move_to_queue", "discard", "discard_in_a_transaction", "run_now"},
+    "operate": {
+        *("cancel", "cancel_in_a_transaction", "move_to_queue", "discard", "discard_in_a_transaction", "run_now"),
+        *("reset_stuck", "retry", "retry_in_a_transaction", "delete_finished"),
+    },
     "pause": {"pause", "pause_and_resume"},
     "progress": {"report_progress"},
     "promote": {"promote_due"},
-    "prune": {"prune", "prune_a_window", "delete_finished"},
+    "prune": {"prune", "prune_a_window"},
     "rate": {"enqueue_at_a_rate", "open_buckets", "delete_buckets"},
-    "redrive": {"redrive_failures"},
     "release": {"succeed", "sweep", "wait_for_results"},
     "requests_to_worker": {"ask_for_a_stack", "report_stacks"},
     "rescue": {"rescue_claims"},
-    "reset_stuck": {"reset_stuck"},
-    "retry": {"retry", "retry_in_a_transaction"},
     "schedules": {"register_again", "remove", "run_schedules_now", "enable", "disable", "tick"},
     "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically"},
     "transition": {"take_two", "take_all", "bring_back", "lose"},
@@ -115,7 +115,7 @@ NO_VERB = {
     *("count", "counts", "failures", "id_range", "lock_keys", "managers"),
     *("marking", "outcome", "plans", "ready"),
     *("statements", "unknown", "wake"),
-    *("why_unfinished", "windows", "worker_lock"),
+    *("why_it_waits", "worker_lock"),
 }
 
 

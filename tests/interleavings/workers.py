@@ -12,6 +12,7 @@ from django.db import transaction
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.bulk import Work, change_batch
 from django_pglock.store.claim import claim_fair, claim_group
 from django_pglock.store.liveness import delete_dead, deregister
 from django_pglock.store.outcome import (
@@ -27,7 +28,6 @@ from django_pglock.store.outcome import (
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import promote
-from django_pglock.store.redrive import redrive
 from django_pglock.store.release import orphaned_waiters, release
 from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
@@ -224,11 +224,10 @@ def beat(world: World, results: Results) -> None:
 def redrive_failures(world: World, results: Results) -> None:
     """A running task retries all that has failed with one function."""
     own, path = world.claims[0], next(each.task_path for each in world.before.values() if each.status == "FAILED")
+    work = Work("retry", fingerprint=fingerprint_of(path, EXCEPTION))
     before = datetime.now(timezone.utc) + timedelta(hours=1)
     with suppress(ClaimLost):
-        found = redrive(
-            "default", fingerprint_of(path, EXCEPTION), before=before, limit=10, by=own.id, attempt=own.attempt
-        )
+        found = change_batch("default", work, before=before, limit=10, by=own.id, attempt=own.attempt)
         results.redriven.append(found.done)
 
 

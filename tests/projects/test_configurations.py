@@ -79,10 +79,10 @@ from django.core.management import call_command, execute_from_command_line
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from django_pglock.bulk import enqueue_change
+from django_pglock.store.bulk import enqueue_change
 from django_pglock.models import Schedule, Task
 from django_pglock.tasks.backends import database_of_backend
-from django_pglock.verbs import TASK_VERBS
+from django_pglock.store.operate import DISCARD
 from shop.tasks import refuse, ship
 
 DATABASE = database_of_backend(settings.BACKEND)
@@ -120,7 +120,7 @@ assert ship.get_result(shipped.id).return_value == 5
 assert TASKS.get(pk=due.id).run_after == in_a_day
 assert TASKS.filter(pk=shipped.id, finished_at__gt=Now() - timedelta(minutes=5), finished_at__lte=Now()).exists()
 
-[discard] = enqueue_change(DATABASE, TASK_VERBS["discard"], [int(refused.id)])
+[discard] = enqueue_change(DATABASE, DISCARD, [int(refused.id)])
 work()
 assert status_of(refused) == "CANCELLED"
 for command in (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
@@ -51,15 +51,13 @@ from django_pglock.management.terminal import TerminalCommand, ago, aligned, con
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
 from django_pglock.store.id_range import newest
+from django_pglock.store.operate import VERBS, Verb
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.store.windows import WINDOW
+from django_pglock.store.statements import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
-from django_pglock.verbs import TASK_VERBS, Verb
 
 #: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
 STACK_TIMEOUT = 15.0
-#: The verbs by the names of their subcommands.
-VERBS = {re.sub("_(stuck|finished)", "", name).replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 
 
 class HelpFormatter(DjangoHelpFormatter):
@@ -118,22 +116,22 @@ class Command(TerminalCommand):
             # Django's own options come before the subcommand. These two may also come after it.
             for option in ("--settings", "--pythonpath"):
                 sub.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-            sub.set_defaults(run=run, verb=name)
+            sub.set_defaults(run=run)
             return sub
 
         self._add_queries(add)
-        for name, help_ in (
-            ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
-            ("discard", _("Cancel failed tasks that will not be run again. They are no longer among the failures.")),
-            ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
-            ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
-            ("run-now", _("Run scheduled tasks now instead of at their time.")),
-            ("delete", _("Delete finished tasks, whatever their age, with their attempts.")),
-        ):
-            add_choice(add(name, self._change, help_))
-        move = add("move-to-queue", self._change, _("Move waiting tasks to another queue."))
-        add_choice(move)
-        move.add_argument("--to", type=plain_text, metavar="QUEUE", required=True, help=_("The other queue."))
+        for verb in VERBS.values():
+            parser_of_verb = add(verb.command, partial(self._change, verb), _(verb.help))
+            add_choice(parser_of_verb)
+            if (extra := verb.extra) is not None:
+                parser_of_verb.add_argument(
+                    extra.option,
+                    dest="value",
+                    type=plain_text,
+                    metavar=extra.metavar,
+                    required=True,
+                    help=_(extra.help),
+                )
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
         failures.add_redrive(redrive)
         self._add_prune(add)
@@ -302,15 +300,16 @@ class Command(TerminalCommand):
 
     # Subcommands that change
 
-    def _change(self, rows: Any, options: dict[str, Any]) -> None:
+    def _change(self, verb: Verb, rows: Any, options: dict[str, Any]) -> None:
+        value = options.get("value", "")
         try:
-            verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
+            verb.check(rows.db, value)
         except ValueError as error:
             raise WrongArguments(str(error)) from error
         tasks = chosen(rows, options)
         remark = verb.remark(tasks)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
-            count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
+            count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
             self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
             if remark:
                 self.stdout.write(remark)
@@ -318,8 +317,8 @@ class Command(TerminalCommand):
                 return
             confirm()
         progress = self._progress() if options["verbosity"] else None
-        count = verb.apply(tasks, progress)
-        self._say_changed(verb, count, options["ids"], *verb.left_out(tasks))
+        count = verb.apply(tasks, value, progress)
+        self._say_changed(verb, count, options["ids"], *verb.rest(tasks))
         if remark and (options["ids"] or options["yes"]):
             self.stdout.write(remark)
 

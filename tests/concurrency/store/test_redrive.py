@@ -6,8 +6,7 @@ import pytest
 from django.utils import timezone
 
 from django_pglock.models import Task
-from django_pglock.redrive import enqueue_redrive
-from django_pglock.store.redrive import redrive
+from django_pglock.store.bulk import Work, change_batch, enqueue_redrive
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import fail
 
@@ -27,9 +26,9 @@ def test_two_redrives_of_one_group_retry_each_task_once(in_threads):
     before = timezone.now()
 
     def run(number):
-        done, is_over = 0, False
+        done, is_over, work = 0, False, Work("retry", fingerprint=7)
         while not is_over:
-            done, is_over, _ = redrive("default", 7, before=before, limit=5, by=workers[number].pk, attempt=1)
+            done, is_over, _ = change_batch("default", work, before=before, limit=5, by=workers[number].pk, attempt=1)
         return done
 
     done = in_threads(run, 2)

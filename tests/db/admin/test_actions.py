@@ -11,10 +11,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import actions
-from django_pglock.bulk import enqueue_change
 from django_pglock.models import Task
+from django_pglock.store.bulk import enqueue_change
 from django_pglock.store.liveness import beat
-from django_pglock.verbs import TASK_VERBS
+from django_pglock.store.operate import DELETE, MOVE
 from tests.db.admin.visits import LIST, act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -162,7 +162,7 @@ def test_an_action_on_many_tasks_enqueues_a_task_that_changes_them(client, monke
     [text] = said(response)
     assert "for 3 tasks" in text
     assert reverse("admin:django_pglock_task_change", args=[change.pk]) in text
-    assert (change.task_path, change.priority) == ("django_pglock.bulk.change_tasks", 100)
+    assert (change.task_path, change.priority) == ("django_pglock.store.bulk.change_tasks", 100)
     assert change.args == ["cancel", [row.pk for row in reversed(rows)]], "the newest first"
     assert LogEntry.objects.get().change_message == f"cancel: asked for 3 tasks, to be changed by #{change.pk}"
     assert Task.objects.filter(status="READY").count() == 4, "nothing has changed yet"
@@ -259,11 +259,11 @@ def test_moving_many_tasks_enqueues_a_task_with_the_target_queue(client, monkeyp
 @pytest.mark.django_db(transaction=True)
 def test_enqueued_bulk_changes_move_and_delete_tasks(worker, eventually):
     waiting, failed = make(queue="elsewhere"), make("FAILED", queue="elsewhere")
-    enqueue_change("default", TASK_VERBS["move_to_queue"].with_value("default", "other"), [waiting.pk, failed.pk])
-    enqueue_change("default", TASK_VERBS["delete_finished"], [waiting.pk, failed.pk])
+    enqueue_change("default", MOVE, [waiting.pk, failed.pk], "other")
+    enqueue_change("default", DELETE, [waiting.pk, failed.pk])
     worker(queues=["default"])
     eventually(
-        lambda: Task.objects.filter(task_path="django_pglock.bulk.change_tasks", status="SUCCESSFUL").count() == 2
+        lambda: Task.objects.filter(task_path="django_pglock.store.bulk.change_tasks", status="SUCCESSFUL").count() == 2
     )
     assert Task.objects.get(pk=waiting.pk).queue == "other"
     assert not Task.objects.filter(pk=failed.pk).exists()

@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from django_pglock.admin import failures as page_of_failures
 from django_pglock.models import Task
-from django_pglock.redrive import enqueue_redrive
+from django_pglock.store.bulk import enqueue_redrive
 from tests.db.admin.visits import person, said
 from tests.db.store.test_failures import fail
 
@@ -83,7 +83,7 @@ def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
     person(client, "view_task", "retry_task")
     [text] = said(client.post(button("retry"), {"rate": "2.5"}, follow=True))
     made = Task.objects.get(status="READY")
-    assert made.args == [7, 2.5]
+    assert made.kwargs == {"fingerprint": 7, "rate": 2.5}
     assert f"#{made.pk}" in text
     assert statuses(failed) == ["FAILED"] * 3
     assert logged() == [f"redrive: group 7, 2.5 tasks a second, by #{made.pk}"]
@@ -97,7 +97,7 @@ def test_the_page_shows_how_far_a_redrive_has_come(client, failed):
     made, _ = enqueue_redrive("default", 7, 1)
     person(client, "view_task")
     assert "Will be retried" in client.get(PAGE).content.decode()
-    Task.objects.filter(pk=made).update(progress={"done": 1, "total": 2, "last_id": 5})
+    Task.objects.filter(pk=made).update(progress={"done": 1, "total": 2, "position": 5})
     page = client.get(PAGE).content.decode()
     assert "Retrying: 1 of 2" in page
     assert reverse("admin:django_pglock_task_change", args=[made]) in page

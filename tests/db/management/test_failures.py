@@ -79,7 +79,7 @@ def test_a_redrive_asks_first_and_may_be_a_dry_run(failed, answer):  # noqa: F81
 def test_a_redrive_at_a_rate_is_run_by_a_task(failed):
     said = locktasks("redrive", "--exception", "Refused", "--rate", 2.5, "--yes")
     made = Task.objects.get(status="READY")
-    assert made.args == [7, 2.5]
+    assert made.kwargs == {"fingerprint": 7, "rate": 2.5}
     assert f"Task {made.pk} retries the failures of group 7. To stop it: manage.py locktasks cancel {made.pk}" in said
     assert statuses(failed) == ["FAILED"] * 3
     again = locktasks("redrive", "--fingerprint", 7, "--rate", 9, "--yes")

@@ -6,9 +6,9 @@ import pytest
 from django.db import connection
 
 from django_pglock import __version__, task
-from django_pglock.bulk import change_tasks
 from django_pglock.management import worker_process
 from django_pglock.management.worker_process import banner
+from django_pglock.store.bulk import change_tasks
 from django_pglock.tasks import registry
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker

@@ -82,7 +82,7 @@ def test_cancel_tries_again_if_a_row_is_briefly_locked(claim, in_threads, monkey
         left_out.set()
         assert free.wait(60)
 
-    monkeypatch.setattr("django_pglock.store.cancel.time", SimpleNamespace(sleep=rest))
+    monkeypatch.setattr("django_pglock.store.operate.time", SimpleNamespace(sleep=rest))
 
     def work(number):
         if number == 0:

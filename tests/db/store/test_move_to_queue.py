@@ -74,10 +74,10 @@ def test_a_task_whose_row_is_locked_stays(locked):
     assert list(Task.objects.order_by("pk").values_list("queue", flat=True)) == ["default", "other"]
 
 
-@pytest.mark.parametrize(("status", "woken"), [("READY", [["other"]]), ("SCHEDULED", []), ("BLOCKED", [])])
+@pytest.mark.parametrize(("status", "woken"), [("READY", ["other"]), ("SCHEDULED", []), ("BLOCKED", [])])
 def test_workers_of_the_queue_are_woken_for_ready_tasks(monkeypatch, status, woken):
     made = []
-    monkeypatch.setattr("django_pglock.store.move_to_status.wake", lambda using, queues: made.append([*queues]))
+    monkeypatch.setattr("django_pglock.store.operate.wake", lambda using, queues: made.extend(queues))
     make(status)
     assert Task.objects.all().move_to_queue("other") == 1
     assert made == woken

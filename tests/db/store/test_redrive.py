@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Task
-from django_pglock.store import redrive as redrive_module
-from django_pglock.store.redrive import redrive, window
+from django_pglock.store import bulk
+from django_pglock.store.bulk import Work, change_batch, next_ids
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import fail
 
@@ -29,7 +29,8 @@ def step():
 
     def step(limit=2, attempt=1):
         before = timezone.now() + LATER
-        return redrive("default", 7, before=before, limit=limit, by=own.pk, attempt=attempt)[:2]
+        work = Work("retry", fingerprint=7)
+        return change_batch("default", work, before=before, limit=limit, by=own.pk, attempt=attempt)[:2]
 
     step.own = own
     return step
@@ -48,7 +49,7 @@ def test_each_step_of_a_redrive_retries_a_batch_until_all_are_done(step):
     assert step() == (5, True)
     assert statuses([*rows, other]) == ["READY"] * 5 + ["FAILED"]
     step.own.refresh_from_db()
-    assert step.own.progress == {**step.own.progress, "done": 5, "total": 5, "last_id": rows[-1].pk}
+    assert step.own.progress == {**step.own.progress, "done": 5, "total": 5, "position": rows[-1].pk}
     assert Task.objects.get(pk=running.pk).progress is None
 
 
@@ -72,12 +73,12 @@ def test_a_redrive_does_not_retry_a_task_that_has_failed_again(step):
 def test_a_redrive_does_not_retry_a_discarded_task(step, monkeypatch):
     rows = [fail(fingerprint=7) for _ in range(2)]
 
-    def find(*values, **options):
-        ids = window(*values, **options)
+    def find(*values):
+        ids, position = next_ids(*values)
         Task.objects.filter(pk=ids[0]).discard()
-        return ids
+        return ids, position
 
-    monkeypatch.setattr(redrive_module, "window", find)
+    monkeypatch.setattr(bulk, "next_ids", find)
     assert step() == (1, False)
     assert statuses(rows) == ["CANCELLED", "READY"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
@@ -13,11 +14,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task, Waiter
-from django_pglock.store import retry as retry_module
-from django_pglock.store import windows
+from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
+from django_pglock.store.operate import has_taken_key, left_cancelled
 from django_pglock.store.outcome import Failed, Failure, Succeeded
-from django_pglock.store.retry import left_cancelled
 from django_pglock.store.settle import settle
 from django_pglock.worker.settling.history import waited
 from tests.concurrency.store.test_unique import WAITING
@@ -71,7 +71,7 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
 
 @pytest.fixture
 def short_waits(monkeypatch):
-    monkeypatch.setattr(retry_module, "WAIT", "1ms")
+    monkeypatch.setattr(operate, "WAIT", "1ms")
 
 
 def make_failed(**fields):
@@ -87,15 +87,20 @@ def test_a_retry_leaves_out_tasks_whose_rows_are_locked(locked, short_waits):
     with locked(unique.pk):
         assert Task.objects.all().retry() == 2
     assert statuses() == ["READY", "READY", "FAILED"]
-    assert not retry_module.has_taken_key(Task.objects.all()).exists(), "nobody has its key"
+    assert not has_taken_key(Task.objects.all()).exists(), "nobody has its key"
     assert free.pk != unique.pk
 
 
-def test_a_retry_waits_a_moment_for_a_row(in_threads, locked, eventually, monkeypatch):
+def test_a_retry_tries_again_if_a_row_is_briefly_locked(in_threads, locked, monkeypatch):
     """The release of a task locks the rows of its waiting tasks for a moment."""
-    monkeypatch.setattr(retry_module, "WAIT", "1min")
     row = make_failed()
-    is_locked = threading.Event()
+    is_locked, has_left_out, is_free = threading.Event(), threading.Event(), threading.Event()
+
+    def rest(seconds):
+        has_left_out.set()
+        assert is_free.wait(NEVER)
+
+    monkeypatch.setattr(operate, "time", SimpleNamespace(sleep=rest))
 
     def work(number):
         if number:
@@ -103,7 +108,8 @@ def test_a_retry_waits_a_moment_for_a_row(in_threads, locked, eventually, monkey
             return Task.objects.all().retry()
         with locked(row.pk):
             is_locked.set()
-            eventually(is_session_waiting, why="the retry does not wait for the row")
+            assert has_left_out.wait(NEVER)
+        is_free.set()
         return None
 
     assert in_threads(work, 2) == [None, 1]
@@ -121,7 +127,7 @@ def test_a_retry_leaves_out_tasks_whose_unique_key_another_transaction_is_taking
         assert Task.objects.all().retry() == 2
         session.commit()
     assert [Task.objects.get(pk=row.pk).status for row in rows] == ["READY", "FAILED", "READY"]
-    assert list(retry_module.has_taken_key(Task.objects.all())) == [rows[1]]
+    assert list(has_taken_key(Task.objects.all())) == [rows[1]]
     assert Task.objects.all().retry() == 0
 
 
@@ -161,7 +167,7 @@ def failed_chain(claim):
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
-    monkeypatch.setattr(windows, "WINDOW", window)
+    monkeypatch.setattr(operate, "WINDOW", window)
     failed_chain(claim)
     assert Task.objects.retry() == 3
     for done in range(3):
@@ -316,7 +322,7 @@ def test_the_callers_lock_timeout_stays_as_it_was():
 
 def test_many_tasks_retried_together_wait_for_their_dependencies_again(claim, monkeypatch):
     """More than one statement changes, in more than one window. One task waits for many, and many wait for one."""
-    monkeypatch.setattr(windows, "WINDOW", 500)
+    monkeypatch.setattr(operate, "WINDOW", 500)
     first = tasks.echo.enqueue(0)
     ids = enqueue_many(tasks.echo.using(after=[first]), range(1000))
     last = tasks.echo.using(after=ids).enqueue(1)
@@ -330,7 +336,7 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(
     claim, in_threads, eventually, monkeypatch
 ):
     """An UPDATE in the order of the ids and the other transaction wait for each other: the retry gives up."""
-    monkeypatch.setattr(retry_module, "WAIT", "1min")
+    monkeypatch.setattr(operate, "WAIT", "1min")
     for number in (2, 1):
         keyed.rebuild.enqueue(number)
     for mine in claim(2):
@@ -393,7 +399,7 @@ def test_a_retry_says_which_tasks_stay_cancelled_because_of_the_ones_it_repairs(
     assert left_cancelled(part) == [int(second.id), int(third.id), Task.objects.latest("pk").pk - 1]
     assert left_cancelled(Task.objects.filter(pk__in=[first.id, second.id])) == left_cancelled(part)[1:]
     assert left_cancelled(Task.objects.filter(pk=other.id)) == []
-    monkeypatch.setattr(retry_module, "WINDOW", 2)
+    monkeypatch.setattr(operate, "WINDOW", 2)
     assert left_cancelled(Task.objects.all()) == [], "they are retried, too"
 
 

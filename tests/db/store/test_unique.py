@@ -18,7 +18,7 @@ from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import call as call_module
-from django_pglock.store import windows
+from django_pglock.store import operate
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
@@ -303,7 +303,7 @@ def test_equal_unique_calls_of_one_batch_act_as_separate_calls(on_conflict, text
 @pytest.mark.parametrize("window", [1, 5000])
 def test_retry_of_equal_unique_tasks_retries_only_the_last_one(claim, monkeypatch, window):
     """A retry whose unique key is taken must neither fail the batch nor make a second task of the key."""
-    monkeypatch.setattr(windows, "WINDOW", window)
+    monkeypatch.setattr(operate, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
         settle_one(claim()[0], Failed(FAILURE))
@@ -330,17 +330,6 @@ def test_of_eight_concurrent_retries_of_equal_unique_tasks_one_succeeds(in_kept_
         retried = in_kept_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
         assert sum(retried) == 1 == Task.objects.filter(status="READY").count()
         Task.objects.cancel()
-
-
-def test_retry_locks_unique_keys_in_the_order_of_enqueue(locked):
-    """By length, then by code points, as keys are sorted when they are enqueued; not by collation. A row is taken."""
-    first, *_ = (keyed.rebuild.enqueue(number) for number in (2, 1))
-    Task.objects.cancel()
-    with CaptureQueriesContext(connection) as queries, locked(first.id):
-        assert Task.objects.retry() == 1
-    column = '"django_pglock_task"."unique_key"'
-    order = f'ORDER BY LENGTH({column}) ASC, {column} COLLATE "C" ASC'
-    assert sum(order in each["sql"] for each in queries) == 1
 
 
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):

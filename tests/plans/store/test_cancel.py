@@ -5,12 +5,12 @@ from __future__ import annotations
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.store.cancel import cancellable
+from django_pglock.store.operate import CANCEL
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
-    chosen = cancellable(Task.objects.filter(pk__in=backlog.ids)).values("pk")
+    chosen = CANCEL.movable(Task.objects.filter(pk__in=backlog.ids)).values("pk")
     return {"of a few": Call(*chosen.query.sql_with_params())}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from django_pglock.models import Task
-from django_pglock.store.prune import deletable
+from django_pglock.store.operate import DELETE
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
-    chosen = deletable(Task.objects.filter(pk__in=[backlog.first, *backlog.awaited])).values("pk")
+    chosen = DELETE.movable(Task.objects.filter(pk__in=[backlog.first, *backlog.awaited])).values("pk")
     return {"of a few": Call(*chosen.query.sql_with_params())}
 
 

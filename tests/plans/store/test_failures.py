@@ -9,9 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Task
-from django_pglock.redrive import redrives
-from django_pglock.store.failures import FAILURE_GROUPS
-from django_pglock.store.redrive import window
+from django_pglock.store.bulk import Work, next_ids, redrives
+from django_pglock.store.failures import FAILURE_GROUPS, in_group
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, analyze, executed, insert, nodes, reads, rows_read
 from tests.plans.store.backlog import Call
@@ -89,8 +88,8 @@ def test_a_redrive_finds_the_next_tasks_by_the_index(incident, is_analyzed):
     if is_analyzed:
         analyze()
     middle = Task.objects.filter(fingerprint=7)[3000].pk
-    failed = Task.objects.filter(finished_at__lte=Now())
-    [sql] = statements_of(lambda: window(failed, 7, after=middle, limit=20))
+    failed = in_group(Task.objects.filter(finished_at__lte=Now()), 7)
+    [sql] = statements_of(lambda: next_ids(failed, Work("retry", fingerprint=7), middle, 20))
     plan = executed(sql)
     assert reads(plan) <= {("Index Only Scan", INDEX), ("Index Scan", INDEX)}
     assert rows_read(plan) <= 21

@@ -6,12 +6,12 @@ from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.reset_stuck import _seen, stuck
+from django_pglock.store.operate import RESET
 from tests.plans.store.backlog import Call
 
 
 def calls(backlog):
-    chosen = first_free(_seen(stuck(Task.objects.filter(pk__in=backlog.ids))).order_by("id"), no_key=True)
+    chosen = first_free(RESET.movable(Task.objects.filter(pk__in=backlog.ids)).order_by("id"), no_key=True)
     return {"of a few": Call(*marking_sql(chosen, {"status": "READY", "worker": None}, '"queue"'))}
 
 

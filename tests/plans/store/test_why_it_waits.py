@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_pglock.store.statements import filled
-from django_pglock.store.why_unfinished import WHY_UNFINISHED
+from django_pglock.store.why_it_waits import WHY_UNFINISHED
 from tests.plans.store.backlog import Call
 
 

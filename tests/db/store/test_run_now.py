@@ -1,4 +1,4 @@
-"""Common to all verbs of users: a task is moved only from the statuses that the verb names."""
+"""Scheduled tasks that a person runs now; and what follows a change, whatever the verb is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
-from django_pglock.store import move_to_status as module
+from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
-from django_pglock.store.move_to_status import movable, move
-from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.db.store.test_prune import make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -21,40 +19,29 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_only_tasks_of_a_status_from_which_they_may_move_are_moved(claim):
-    running, ready = (int(tasks.nothing.enqueue().id) for _ in range(2))
-    claim()
-    assert movable(TaskStatus.READY, FINISHED) == ["CANCELLED", "FAILED"]
-    assert move(Task.objects.all(), TaskStatus.CANCELLED, {"queue": "x"}, among=FINISHED) == []
-    moved = move(Task.objects.all(), TaskStatus.CANCELLED, {"queue": "x"}, among=[TaskStatus.READY])
-    assert moved == [(ready, "x", "READY", None)]
-    assert Task.objects.get(pk=running).queue == "default"
-
-
-def test_what_follows_a_move_follows_for_the_tasks_that_it_concerns(monkeypatch):
+def test_what_follows_a_change_follows_for_the_tasks_that_it_concerns(monkeypatch):
     """The task of a key that still runs, whose cancel is only requested, keeps its key."""
     woken, admitted, released = [], [], []
-    monkeypatch.setattr(module, "wake", lambda using, queues: woken.extend(queues))
-    monkeypatch.setattr(module, "admit_on_commit", lambda using, keys: admitted.extend(keys))
-    monkeypatch.setattr(module, "release_on_commit", lambda using, ids: released.extend(ids))
-    for number, status in enumerate(("SCHEDULED", "RUNNING", "BLOCKED")):
-        make(status, queue=f"q{number}", lock_key=f"key {number}")
-    ready = {"status": TaskStatus.READY.value}
-    move(Task.objects.all(), TaskStatus.READY, ready, among=[TaskStatus.SCHEDULED])
-    assert (woken, admitted) == (["q0"], ["key 0"])
-    move(Task.objects.all(), TaskStatus.CANCELLED, {"priority": 1}, among=[TaskStatus.RUNNING])
-    assert (woken, admitted) == (["q0"], ["key 0"])
-    cancelled = {"status": TaskStatus.CANCELLED.value, "finished_at": Now()}
-    move(Task.objects.all(), TaskStatus.CANCELLED, cancelled, among=[TaskStatus.BLOCKED])
-    assert (woken, admitted) == (["q0"], ["key 0", "key 2"])
-    assert released == [Task.objects.get(status="CANCELLED").pk]
+    monkeypatch.setattr(operate, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(operate, "admit_on_commit", lambda using, keys: admitted.extend(keys))
+    monkeypatch.setattr(operate, "release_on_commit", lambda using, ids: released.extend(ids))
+    make("SCHEDULED", queue="q")
+    make("SCHEDULED", queue="r", lock_key="key 0")
+    assert Task.objects.all().run_now() == 2
+    assert (woken, set(admitted)) == (["q"], {None, "key 0"})
+    Task.objects.all().delete()
+    make("RUNNING", lock_key="key 1")
+    waits = make("BLOCKED", lock_key="key 2")
+    admitted.clear()
+    assert Task.objects.all().cancel() == 2
+    assert (woken, admitted, released) == (["q"], ["key 2"], [waits.pk])
 
 
-def test_move_skips_a_locked_row(locked):
+def test_a_verb_leaves_out_a_locked_row(locked):
     held, free = (int(tasks.nothing.enqueue().id) for _ in range(2))
     with locked(held):
-        moved = move(Task.objects.all(), TaskStatus.CANCELLED, {"priority": 3}, among=[TaskStatus.READY])
-    assert [id_ for id_, *_ in moved] == [free]
+        assert Task.objects.all().cancel() == 1
+    assert Task.objects.get(status="CANCELLED").pk == free
 
 
 def test_run_now_makes_the_time_since_ready_begin_anew():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
+from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, change_tasks, enqueue_redrive, redrives
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.retry import Snooze
@@ -22,9 +22,9 @@ def run_once(claim):
     """Run the redrive once, as a worker does."""
     [mine] = claim(queue=OWN_QUEUE)
     context = TaskContext(
-        task_result=redrive_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
+        task_result=change_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
     )
-    return redrive_tasks.func(context, 7, Task.objects.get(pk=mine.id).args[-1])
+    return change_tasks.func(context, "retry", **Task.objects.get(pk=mine.id).kwargs)
 
 
 def test_a_worker_retries_all_of_them_and_reports(worker, eventually):

@@ -1,0 +1,518 @@
+"""What people do with tasks: retry, cancel, discard, move, delete and so on. One table, and a function that applies it.
+
+The admin, ``locktasks`` and the methods of ``Task.objects`` are made from the table. A row says which tasks a verb
+changes, how it changes them, who may do so, and in which words.
+
+Each change is one guarded statement for a window of some thousand tasks, so that row locks are short. It names the
+statuses from which it moves, so it does not change a task that has another status by now. No code reads a status first
+and writes it afterwards. Rows that another transaction has locked are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, OperationalError
+from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+from django.utils.text import get_text_list
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop, ngettext
+from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
+
+from django_pglock.postgres.connections import transaction_block
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.after import wait_again
+from django_pglock.store.count import MOST_COUNTED, in_status
+from django_pglock.store.liveness import is_alive, works
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.prune import delete_free, unneeded
+from django_pglock.store.ready import DUE_STATUS
+from django_pglock.store.release import release_on_commit
+from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
+from django_pglock.store.statements import EXPIRES_AT, LIMIT_WAITS, WINDOW, Progress, is_among, rows_of, run
+from django_pglock.store.unique import HAS_UNIQUE_KEY
+from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit, wake
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.queues import check_queue_name
+from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
+
+#: Returns the translated text about a number of rows, with places for ``%(count)s`` and ``%(statuses)s``. A function,
+#: because a lazy text with a plural takes 30 kB of memory.
+Message = Callable[[int], str]
+#: A changed task: its id, and its queue, status and lock key after the change.
+Moved = tuple[int, str, str, "str | None"]
+
+#: How often a verb is tried again if rows are locked, and the seconds before each of these calls. A row is locked for a
+#: moment when it is claimed, when its progress is written, and when a task for which it waits is released.
+REPEATS, BETWEEN_REPEATS = 3, 0.01
+#: The longest wait for a unique key. The server searches for deadlocks after a second, and the other transaction may
+#: wait for this one.
+WAIT = "10ms"
+# Restores the limit that the caller's transaction had before.
+RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
+#: At most this number of the tasks that stay cancelled is named.
+MOST_NAMED = 10
+
+
+def _not_changed(number: int) -> str:
+    return ngettext(
+        "%(count)s of the selected tasks was not changed, because of its status, or because its worker is storing its "
+        "outcome. This action changes only tasks whose status is %(statuses)s.",
+        "%(count)s of the selected tasks were not changed, because of their status, or because workers are storing "
+        "their outcomes. This action changes only tasks whose status is %(statuses)s.",
+        number,
+    )
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A value that a verb needs besides the tasks."""
+
+    label: Any
+    #: The option of ``locktasks``, the name of its value, and its help.
+    option: str
+    metavar: str
+    help: str
+    #: Raises ``ValueError`` for a wrong value. Takes the alias of the database and the value.
+    check: Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A change that users may apply to rows."""
+
+    name: str
+    #: The permission is ``django_pglock.<permission>_<model>``.
+    permission: str
+    #: The name of the action on a list page, and of the button on the page of one row. Empty: there is no button.
+    label: Any
+    button: Any
+    #: The message about the rows that were changed.
+    done: Message
+    #: The statuses in which a row can be changed. The page of a row in another status has no button.
+    statuses: frozenset[TaskStatus] = frozenset()
+    #: The help of the subcommand, and what else the documentation of the method says.
+    help: str = ""
+    about: str = ""
+    #: Returns the new values of the columns.
+    changes: Callable[[str], dict[str, Any]] = lambda value: {}
+    is_deletion: bool = False
+    #: Returns those of these tasks that can be changed now, besides their status.
+    chosen: Callable[[Any, str], Any] = lambda tasks, value: tasks
+    #: What else follows for the changed tasks, in the same transaction.
+    follow: Callable[[str, list[Moved]], None] = lambda using, moved: None
+    #: Whether the tasks take their unique keys again.
+    takes_keys: bool = False
+    #: Whether to begin with the newest rows.
+    newest_first: bool = False
+    extra: Extra | None = None
+    #: The message about selected rows that were not changed.
+    unchanged: Message = _not_changed
+    #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
+    question: Message = lambda number: ""
+    #: Returns what else a person should know before these rows are changed; mostly an empty string.
+    remark: Callable[[Any], str] = lambda rows: ""
+    #: Returns which of these rows were not changed although their status allows it, and the message about them.
+    left_out: tuple[Callable[[Any], Any], Message] | None = None
+
+    @property
+    def command(self) -> str:
+        """The name of the subcommand of ``locktasks``."""
+        return re.sub("_(stuck|finished)", "", self.name).replace("_", "-")
+
+    def check(self, using: str, value: str) -> None:
+        """Raise ``ValueError`` if the value that the verb needs is wrong."""
+        if self.extra:
+            self.extra.check(using, value)
+
+    def movable(self, rows: Any, value: str = "") -> Any:
+        """Return the rows that the verb would change now."""
+        return self.chosen(rows.filter(status__in=sorted(self.statuses)), value)
+
+    def apply(self, rows: Any, value: str = "", progress: Progress | None = None) -> int:
+        """Change the rows of a queryset. Return how many."""
+        return operate(rows, self, value, progress=progress)
+
+    def message(self, text: Message, number: int, *, most: int | None = None) -> str:
+        """Return the text about a number of rows; ``most`` is the number at which counting stops."""
+        count = str(number) if most is None or number <= most else f"{most}+"
+        labels = [str(status.label) for status in sorted(self.statuses)]
+        return text(number) % {"count": count, "statuses": get_text_list(labels)}
+
+    def rest(self, rows: Any) -> tuple[int, str]:
+        """Return how many of these rows were left out although their status allows the change, and why."""
+        if self.left_out is None:
+            return 0, ""
+        find, text = self.left_out
+        count = find(rows)[: MOST_COUNTED + 1].count()
+        return count, self.message(text, count, most=MOST_COUNTED) if count else ""
+
+
+def operate(tasks: Any, verb: Verb, value: str = "", *, progress: Progress | None = None) -> int:
+    """Apply a verb to tasks, in windows of some thousand. Returns how many were changed.
+
+    Outside of a transaction, each window is a transaction, so after an interruption the finished windows stay.
+    ``progress`` is called after each, with the number of tasks so far and the last id. Raises ``ValueError`` for a
+    wrong value.
+    """
+    verb.check(tasks.db, value)
+    order = "-pk" if verb.newest_first else "pk"
+    count, ids = 0, list(verb.movable(tasks, value).order_by(order).values_list("pk", flat=True))
+    for start in range(0, len(ids), WINDOW):
+        window = ids[start : start + WINDOW]
+        count += _change_window(tasks, window, verb, value)
+        if progress:
+            progress(count, window[-1])
+    return count
+
+
+def _change_window(tasks: Any, ids: list[int], verb: Verb, value: str) -> int:
+    if verb.is_deletion:
+        return delete_free(verb.movable(tasks.filter(is_among(ids)), value))
+    changed = _change(tasks, ids, verb, value)
+    for _repeat in range(REPEATS):
+        # A task that was changed may be movable again: it was retried, and is cancelled again for its ``after=``.
+        rows = verb.movable(tasks.filter(is_among(set(ids).difference(changed))), value)
+        left = list(rows.order_by("pk").values_list("pk", flat=True))
+        if not left:
+            break
+        time.sleep(BETWEEN_REPEATS)
+        changed += _change(tasks, left, verb, value)
+    return len(changed)
+
+
+def _change(tasks: Any, ids: list[int], verb: Verb, value: str) -> list[int]:
+    """Change those of these tasks that are free, by one statement. Return their ids.
+
+    A statement can leave out a locked row, but not a unique key that another transaction is taking. Then each half is
+    changed alone, until only the task of that key is left out.
+    """
+    rows = verb.movable(tasks.filter(is_among(ids)), value).order_by("id")
+    try:
+        with _limited_waits(tasks.db) if verb.takes_keys else nullcontext():
+            return _change_free(rows, verb, value)
+    except (IntegrityError, OperationalError) as error:
+        if not isinstance(error.__cause__, (UniqueViolation, LockNotAvailable, DeadlockDetected)):
+            raise
+    half = len(ids) // 2
+    return [id_ for part in (ids[:half], ids[half:]) for id_ in _change(tasks, part, verb, value)] if half else []
+
+
+def _change_free(rows: Any, verb: Verb, value: str) -> list[int]:
+    columns = ("id", "queue", "status", "lock_key")
+    moved: list[Any] = mark(first_free(rows, no_key=True), verb.changes(value), *columns)
+    wake(rows.db, (queue for _id, queue, status, _key in moved if status == TaskStatus.READY))
+    # A task that still runs, whose cancel is only requested, keeps its key.
+    admit_on_commit(rows.db, {key for *_others, status, key in moved if status != TaskStatus.RUNNING})
+    release_on_commit(rows.db, [id_ for id_, _queue, status, _key in moved if status in FINISHED])
+    verb.follow(rows.db, moved)
+    return [id_ for id_, *_others in moved]
+
+
+@contextmanager
+def _limited_waits(using: str) -> Iterator[None]:
+    """Execute the block as one transaction, and limit the wait of each of its statements for a lock."""
+    with transaction_block(using):
+        [(before, _limit)] = run(using, LIMIT_WAITS, WAIT)
+        yield
+        run(using, RESTORE_WAITS, before)
+
+
+# Reset
+
+_CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
+
+
+def stuck(tasks: Any) -> Any:
+    """Return the running tasks of dead workers: those without a row, and those without heartbeat for the hard limit.
+
+    A worker whose session works may only be unable to write its heartbeat.
+    """
+    # No join, because the planner might look up the worker of each task. The tasks are read in the order of the index
+    # on status and id, so that a list reads only as many tasks as it shows. The index on workers has another order.
+    living = rows_of("Worker", tasks.db).filter(is_alive() | works()).order_by().values("pk")
+    # As a query, which names no database: a verb uses another one if a router sends reads to a replica.
+    return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living.query)
+
+
+def _seen(tasks: Any) -> Any:
+    """Return those of the running tasks whose claim is the one that the statement has seen, as in ``RESCUE``.
+
+    Before the statement locks a row, a worker may rescue and claim the task. It may be so new that the list of living
+    workers does not contain it. PostgreSQL then checks the new version of the row, but a subquery reads the old one.
+    """
+    before = rows_of("Task", tasks.db).filter(pk=OuterRef("pk")).values("attempts")
+    return tasks.filter(attempts=Subquery(before[:1]))
+
+
+def _reset(value: str) -> dict[str, Any]:
+    return {
+        "status": Case(When(_CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)), default=DUE_STATUS),
+        "finished_at": Case(When(_CANCEL_REQUESTED, then=Now())),
+        "expires_at": Case(When(_CANCEL_REQUESTED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
+        "worker": None,
+    }
+
+
+# Retry
+
+
+def _retry(value: str) -> dict[str, Any]:
+    return {
+        "status": DUE_STATUS,
+        "waits_for": 0,
+        "retries": 0,
+        "rescues": 0,
+        # Now, so that the age of the oldest ready task and the wait of this task do not include the time before.
+        "run_after": Now(),
+        "worker": None,
+        "finished_at": None,
+        "cancel_requested_at": None,
+        "meta": RawSQL("CASE WHEN meta ? 'snoozes' THEN meta - 'snoozes' ELSE meta END", ()),
+        "progress": None,
+        "fingerprint": None,
+        "expires_at": None,
+    }
+
+
+def _without_duplicates(tasks: Any, value: str = "") -> Any:
+    """Return the tasks whose unique key is free. Of several that may be retried with the same key, return the last."""
+    others = tasks.model._base_manager.using(tasks.db).filter(unique_key=OuterRef("unique_key"))
+    there = others.filter(HAS_UNIQUE_KEY).exclude(pk=OuterRef("pk"))
+    # Of the failed and cancelled tasks, without the successful ones, which may be so many that PostgreSQL would not
+    # hash them.
+    last = tasks.filter(unique_key__isnull=False).order_by("unique_key", "-pk").distinct("unique_key")
+    return tasks.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
+
+
+def has_taken_key(tasks: Any) -> Any:
+    """Return the failed and cancelled tasks that a retry leaves out because another task has their unique key."""
+    others = tasks.filter(status__in=sorted(RETRY.statuses), unique_key__isnull=False)
+    return others.exclude(pk__in=RETRY.movable(others).order_by().values("pk"))
+
+
+def left_cancelled(tasks: Any) -> list[int]:
+    """Return tasks that stay cancelled although a retry of these tasks repairs what they were to run after.
+
+    The first of them, among the next few thousand cancelled tasks: no index has the tasks of ``after=``. Tasks that run
+    after one of them stay cancelled, too.
+    """
+    retriable = RETRY.movable(tasks)
+    ids = list(retriable.order_by("pk").values_list("pk", flat=True)[:WINDOW])
+    if not ids:
+        return []
+    rows = rows_of("Task", tasks.db).filter(status=TaskStatus.CANCELLED, pk__gt=ids[0])
+    repaired, left = set(ids), list[int]()
+    for id_, after in rows.order_by("pk").values_list("pk", "meta__after")[:WINDOW]:
+        if id_ not in repaired and isinstance(after, list) and not repaired.isdisjoint(after):
+            repaired.add(id_)
+            left.append(id_)
+    # Those behind the first few thousand are retried, too.
+    retried = set(retriable.filter(is_among(left)).values_list("pk", flat=True)) if left else ()
+    return [id_ for id_ in left if id_ not in retried]
+
+
+def _stays_cancelled(tasks: Any) -> str:
+    left = left_cancelled(tasks)
+    if not left:
+        return ""
+    text = ngettext(
+        "%(count)d task stays cancelled, because it was to run after one of these: %(tasks)s. Retry it as well.",
+        "%(count)d tasks stay cancelled, because they were to run after one of these: %(tasks)s. Retry them as well.",
+        len(left),
+    )
+    some = [f"#{each}" for each in left[:MOST_NAMED]]
+    return text % {"count": len(left), "tasks": ", ".join(some) + (" …" if len(left) > MOST_NAMED else "")}
+
+
+# Cancel
+
+_RUNNING = Q(status=TaskStatus.RUNNING)
+
+
+def _cancel(value: str) -> dict[str, Any]:
+    return {
+        "status": Case(When(_RUNNING, then=F("status")), default=Value(TaskStatus.CANCELLED.value)),
+        "finished_at": Case(When(_RUNNING, then=None), default=Now()),
+        "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(EXPIRES_AT, ())),  # noqa: S611
+        "cancel_requested_at": Case(When(_RUNNING, then=Now())),
+    }
+
+
+def _request_cancels(using: str, moved: list[Moved]) -> None:
+    asked = [id_ for id_, _queue, status, _key in moved if status == TaskStatus.RUNNING]
+    if asked:
+        notify_after_commit(using, NOTIFY_REQUEST, REQUEST_CHANNEL, asked)
+
+
+# Move
+
+
+def check_target(using: str, queue: str) -> None:
+    """Raise ``ValueError`` for an invalid name, and for a name that no backend of this database lists in QUEUES."""
+    check_queue_name(queue)
+    here = [backend.queues for backend in task_backends.all() if getattr(backend, "database", None) == using]
+    # A backend with an empty QUEUES accepts every name.
+    if here and not any(queue in queues or not queues for queues in here):
+        raise ValueError(f"No backend in TASKS lists the queue {queue!r} in QUEUES, so no task may be in it.")
+
+
+# The table
+
+RESET = Verb(
+    name="reset_stuck",
+    permission="reset",
+    label=_("Reset stuck tasks"),
+    button=_("Reset"),
+    help=gettext_noop("Make stuck tasks ready again: running tasks whose worker is dead."),
+    about="If the worker comes back, it has lost its claim. A task whose cancel was requested becomes CANCELLED.",
+    statuses=frozenset({TaskStatus.RUNNING}),
+    chosen=lambda tasks, value: _seen(stuck(tasks)),
+    changes=_reset,
+    done=lambda n: ngettext("%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", n),
+    unchanged=lambda n: ngettext(
+        "%(count)s of the selected tasks was not changed: its worker is alive, or the task no longer runs.",
+        "%(count)s of the selected tasks were not changed: their workers are alive, or the tasks no longer run.",
+        n,
+    ),
+    question=lambda n: ngettext("%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", n),
+)
+RETRY = Verb(
+    name="retry",
+    permission="retry",
+    label=_("Retry failed or cancelled tasks"),
+    button=_("Retry"),
+    help=gettext_noop("Run failed or cancelled tasks again, with their full number of retries."),
+    about="A task with after= waits again for those tasks that have not succeeded. If one of them has failed and is "
+    "not retried as well, the task is cancelled again. Tasks that were cancelled because of one of these are not "
+    "retried with it. A unique task is not retried while another task has its key. Of several tasks with the same "
+    "key, only the last is retried.",
+    statuses=frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}),
+    chosen=_without_duplicates,
+    changes=_retry,
+    takes_keys=True,
+    follow=lambda using, moved: wait_again(using, [id_ for id_, *_others in moved]),
+    done=lambda n: ngettext("%(count)s task will run again.", "%(count)s tasks will run again.", n),
+    question=lambda n: ngettext("%(count)s task would run again.", "%(count)s tasks would run again.", n),
+    remark=_stays_cancelled,
+    left_out=(
+        has_taken_key,
+        lambda n: ngettext(
+            "%(count)s task was left out, because another task has its unique key.",
+            "%(count)s tasks were left out, because other tasks have their unique keys.",
+            n,
+        ),
+    ),
+)
+DISCARD = Verb(
+    name="discard",
+    permission="cancel",
+    label=_("Discard failed tasks"),
+    button=_("Discard"),
+    help=gettext_noop("Cancel failed tasks that will not be run again. They are no longer among the failures."),
+    about="Their attempts stay, and so does the date of their end.",
+    statuses=frozenset({TaskStatus.FAILED}),
+    changes=lambda value: {"status": TaskStatus.CANCELLED.value, "fingerprint": None},
+    done=lambda n: ngettext("%(count)s failed task was cancelled.", "%(count)s failed tasks were cancelled.", n),
+    question=lambda n: ngettext(
+        "%(count)s failed task would be cancelled. It would no longer be among the failures.",
+        "%(count)s failed tasks would be cancelled. They would no longer be among the failures.",
+        n,
+    ),
+)
+RUN_NOW = Verb(
+    name="run_now",
+    permission="retry",
+    label=_("Run scheduled tasks now"),
+    button=_("Run now"),
+    help=gettext_noop("Run scheduled tasks now instead of at their time."),
+    statuses=frozenset({TaskStatus.SCHEDULED}),
+    # Now, so that the age of the oldest ready task does not include the time before.
+    changes=lambda value: {"status": DUE_STATUS, "run_after": Now()},
+    done=lambda n: ngettext("%(count)s task will run now.", "%(count)s tasks will run now.", n),
+    question=lambda n: ngettext("%(count)s task would run now.", "%(count)s tasks would run now.", n),
+)
+CANCEL = Verb(
+    name="cancel",
+    permission="cancel",
+    label=_("Cancel tasks"),
+    button=_("Cancel"),
+    help=gettext_noop("Cancel unfinished tasks. Running tasks are asked to end."),
+    about="A waiting task will never run. For a running task, its worker passes the request on to the function. The "
+    "task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and SUCCESSFUL if "
+    "it returned nevertheless. The newest tasks are first.",
+    statuses=frozenset({*WAITING, TaskStatus.RUNNING}),
+    # Without those whose cancel was requested before.
+    chosen=lambda tasks, value: tasks.filter(~_RUNNING | Q(cancel_requested_at__isnull=True)),
+    changes=_cancel,
+    follow=_request_cancels,
+    # Otherwise the cancel of an older task could admit a newer one to its lock key, or release it from its ``after=``,
+    # before the newer one is cancelled.
+    newest_first=True,
+    done=lambda n: ngettext(
+        "%(count)s task was cancelled, or asked to end if it runs.",
+        "%(count)s tasks were cancelled, or asked to end if they run.",
+        n,
+    ),
+    question=lambda n: ngettext(
+        "%(count)s task would be cancelled, or asked to end if it runs.",
+        "%(count)s tasks would be cancelled, or asked to end if they run.",
+        n,
+    ),
+)
+MOVE = Verb(
+    name="move_to_queue",
+    permission="move",
+    label=_("Move waiting tasks to another queue"),
+    button="",
+    help=gettext_noop("Move waiting tasks to another queue."),
+    about="Running and finished tasks stay in their queue. Raises ValueError for a queue that no backend of this "
+    "database lists in QUEUES.",
+    statuses=WAITING,
+    chosen=lambda tasks, queue: tasks.exclude(queue=queue),
+    changes=lambda queue: {"queue": queue},
+    extra=Extra(_("Queue"), "--to", "QUEUE", gettext_noop("The other queue."), check_target),
+    done=lambda n: ngettext("%(count)s task was moved.", "%(count)s tasks were moved.", n),
+    unchanged=lambda n: ngettext(
+        "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
+        "%(count)s of the selected tasks were not moved: they do not wait, or are in this queue already.",
+        n,
+    ),
+    question=lambda n: ngettext(
+        "%(count)s waiting task would be moved, unless it is in that queue already.",
+        "%(count)s waiting tasks would be moved, except those that are in that queue already.",
+        n,
+    ),
+)
+DELETE = Verb(
+    name="delete_finished",
+    permission="delete",
+    label=_("Delete finished tasks"),
+    # Django's own page deletes one.
+    button="",
+    help=gettext_noop("Delete finished tasks, whatever their age, with their attempts."),
+    about="A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the "
+    "project refers to it.",
+    statuses=FINISHED,
+    chosen=lambda tasks, value: unneeded(tasks),
+    is_deletion=True,
+    done=lambda n: ngettext("%(count)s task was deleted.", "%(count)s tasks were deleted.", n),
+    unchanged=lambda n: ngettext(
+        "%(count)s of the selected tasks was not deleted: it is not finished, or is still needed.",
+        "%(count)s of the selected tasks were not deleted: they are not finished, or are still needed.",
+        n,
+    ),
+    question=lambda n: ngettext(
+        "%(count)s finished task would be deleted, with its attempts. This cannot be undone.",
+        "%(count)s finished tasks would be deleted, with their attempts. This cannot be undone.",
+        n,
+    ),
+)
+VERBS = {verb.name: verb for verb in (RESET, RETRY, DISCARD, RUN_NOW, CANCEL, MOVE, DELETE)}

@@ -1,0 +1,100 @@
+"""Why a task waits, as a sentence: for the admin, for ``locktasks show``, and for the message of a timeout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.utils.translation import gettext, override
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.conf import get_settings
+from django_pglock.store.admit import holders
+from django_pglock.store.liveness import is_recent
+from django_pglock.store.statements import run
+from django_pglock.tasks.call_keys import GROUPED, RATED
+from django_pglock.tasks.queues import is_served
+from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.states import TaskStatus
+
+#: At most this number of the tasks for which a task waits is named.
+FEW = 5
+
+# The task, whether its queue is paused, the number of living workers, and the queues of those that know its function.
+WHY_UNFINISHED = f"""
+SELECT task.status, task.queue, task.run_after, queue.paused_at IS NOT NULL, alive.workers, alive.served
+FROM {{task}} AS task LEFT JOIN {{queue}} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
+    SELECT count(*) AS workers,
+           jsonb_agg(worker.queues) FILTER (WHERE worker.task_paths @> to_jsonb(task.task_path)) AS served
+    FROM {{worker}} AS worker WHERE {is_recent("worker.heartbeat_at")}) AS alive
+WHERE task.id = %s
+"""
+
+
+def why_it_waits(task: Any, using: str) -> str:
+    """Return the reason why a task waits, apart from the order of the queue; an empty string if there is none."""
+    if task.status == TaskStatus.READY:
+        return next((reason for *_others, reason in _found(using, task.pk)), "")
+    if task.status != TaskStatus.BLOCKED:
+        return ""
+    if task.waits_for:
+        awaited = task.awaiting.using(using).values_list("awaited", flat=True)[:FEW]
+        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
+    return _at_its_key(task, using)
+
+
+def why_unfinished(using: str, task_id: int) -> str:
+    """Return the status of a task and why no worker runs it, in English; an empty string if there is no such task."""
+    with override(None):
+        found = _found(using, task_id)
+    for status, queue, due, reason in found:
+        when = f" and due at {due.isoformat(' ', 'seconds')}" if status == TaskStatus.SCHEDULED else ""
+        return f"it is {status} in the queue {queue!r}{when}" + (f". {reason}".rstrip(".") if reason else "")
+    return ""
+
+
+def _found(using: str, task_id: int) -> list[tuple[str, str, datetime, str]]:
+    """Return status, queue and date of a task, and why no worker runs it; nothing if there is no such task."""
+    rows = run(using, WHY_UNFINISHED, get_settings().HEARTBEAT_LIMIT, task_id)
+    return [
+        (status, queue, due, "" if status == TaskStatus.RUNNING else _obstacle(queue, *about))
+        for status, queue, due, *about in rows
+    ]
+
+
+def _obstacle(queue: str, is_paused: bool, workers: int, served: str | None) -> str:
+    """Return why no worker can run the task, and what helps; an empty string if one can."""
+    if not workers:
+        text = _("No worker is running. Start one: python manage.py runlockworker")
+    elif is_paused:
+        text = _("No worker runs this task, because the queue %(queue)s is paused. Resume the queue.")
+    elif served is None:
+        text = _("No worker knows this task. Do the workers import its module, and do they run the new version?")
+    elif not any(is_served(queue, asked) for asked in json.loads(served)):
+        text = _("No worker that knows this task serves the queue %(queue)s. Start a worker that serves this queue.")
+    else:
+        return ""
+    return str(text) % {"queue": queue}
+
+
+def _at_its_key(task: Any, using: str) -> str:
+    """Return for what a task waits at its key. The keys of ``rate`` and ``group`` are lock keys with a prefix."""
+    key, prefix = str(shown(task, "lock_key")), ""
+    ids = [] if key.startswith(RATED) else holders(using, str(task.lock_key), limit=FEW)
+    if key.startswith(RATED):
+        prefix, text = RATED, _("This task waits for a token of its rate. The key of the rate is %(key)s.")
+    elif key.startswith(GROUPED):
+        prefix = f"{GROUPED}{task.task_path} "
+        text = _("This task waits for a call of its group %(key)s. Before it, or in the same call: %(tasks)s.")
+    elif "rate" in task.meta and not ids:
+        text = _("This task waits for a token of its rate. The key of the rate is its lock key %(key)s.")
+    else:
+        text = _("This task waits for its lock key %(key)s, which is held by %(tasks)s.")
+    tasks = _numbers(ids) or gettext("no task at the moment")
+    return str(text) % {"key": key.removeprefix(prefix), "tasks": tasks}
+
+
+def _numbers(ids: Iterable[int]) -> str:
+    return ", ".join(f"#{each}" for each in ids)

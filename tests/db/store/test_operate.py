@@ -1,0 +1,80 @@
+"""The verbs of the admin and of ``locktasks``: each changes the tasks that its question has counted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Task, Waiter
+from django_pglock.store.operate import MOVE, VERBS
+from django_pglock.tasks.states import MOVES, TaskStatus
+from tests.db.admin.visits import make
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_changes_the_tasks_in_its_statuses_and_counts_them_before(name):
+    """There is one task of each status. The running one is stuck."""
+    for status in TaskStatus.values:
+        make(status)
+    verb = VERBS[name]
+    assert set(verb.movable(Task.objects.all(), "other").values_list("status", flat=True)) == verb.statuses
+    assert verb.apply(Task.objects.all(), "other" if verb.extra else "") == len(verb.statuses)
+
+
+def add_tasks_that_no_verb_changes():
+    """Each has a status from which a verb moves tasks, and a reason why it stays."""
+    for _ in range(2):
+        make("FAILED", unique_key="again", unique_scope="UNFINISHED")
+    make("FAILED", unique_key="taken", unique_scope="UNFINISHED")
+    make("READY", unique_key="taken", unique_scope="UNFINISHED", queue="other")
+    make("RUNNING", cancel_requested_at=Now())
+    make("SUCCESSFUL", unique_key="x", unique_scope="PERIOD", unique_until=Now() + timedelta(hours=1))
+    awaited = make("SUCCESSFUL")
+    Waiter.objects.create(awaited=awaited.pk, task=make("BLOCKED", queue="other"))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_counts_no_task_that_it_does_not_change(name):
+    """The admin and ``locktasks`` show the count before they ask, and the task of a large change has the ids."""
+    add_tasks_that_no_verb_changes()
+    for status in TaskStatus.values:
+        make(status)
+    verb = VERBS[name]
+    before = {row["id"]: row for row in Task.objects.values()}
+    counted = set(verb.movable(Task.objects.all(), "other").values_list("pk", flat=True))
+    assert verb.apply(Task.objects.all(), "other" if verb.extra else "") == len(counted)
+    after = {row["id"]: row for row in Task.objects.values()}
+    assert {id_ for id_, row in before.items() if after.get(id_) != row} == counted
+
+
+def test_a_verb_moves_tasks_only_as_the_table_of_moves_allows():
+    """A cancel of a running task is a request, which moves nothing."""
+    for name, verb in VERBS.items():
+        Task.objects.all().delete()
+        before = {make(status).pk: status for status in TaskStatus.values}
+        verb.apply(Task.objects.all(), "other" if verb.extra else "")
+        moved = {(before[pk], now) for pk, now in Task.objects.values_list("pk", "status") if before[pk] != now}
+        assert {now for _, now in moved} <= {"READY", "CANCELLED"}, name
+        assert all(now in MOVES[TaskStatus(old)] for old, now in moved), name
+
+
+def test_the_number_of_the_question_is_that_of_the_tasks_to_be_moved():
+    """The admin asks for the queue on the page that shows the count, so that count has all waiting tasks."""
+    for queue in ("default", "default", "other"):
+        make(queue=queue)
+    assert [MOVE.movable(Task.objects.all(), queue).count() for queue in ("", "other")] == [3, 2]
+
+
+def test_each_verb_is_a_method_of_querysets_with_its_documentation():
+    for name, verb in VERBS.items():
+        method = getattr(Task.objects.all(), name)
+        assert method.__doc__.startswith(verb.help)
+        assert getattr(Task.objects, name).__name__ == name
+    with pytest.raises(TypeError, match="queue"):
+        Task.objects.move_to_queue()
+    with pytest.raises(TypeError):
+        Task.objects.retry("other")
