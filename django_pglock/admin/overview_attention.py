@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, ngettext_lazy
 
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.pages import AtLeast, capped, elapsed
@@ -142,10 +142,8 @@ def failing_functions(facts: Facts) -> Iterator[Sentence]:
         about = {"count": count, "task": group.name, "since": _moment(group.first_at)}
         about["exception"] = (place if group.place else group.exception) or _("the exception is not known")
         yield Sentence(f"failures:{group.fingerprint}", text % about, url)
-    if (more := len(recent) - FEW) > 0:
-        text = ngettext("%(count)s more kind of failure.", "%(count)s more kinds of failures.", more)
-        about = {"count": AtLeast(more) if len(groups) >= MOST_GROUPS else more}
-        yield Sentence("failures", text % about, url)
+    more = len(recent) - FEW
+    yield from _more("failures", AtLeast(more) if len(groups) >= MOST_GROUPS else more, url)
 
 
 def no_worker(facts: Facts) -> Iterator[Sentence]:
@@ -170,6 +168,7 @@ def stuck_tasks(facts: Facts) -> Iterator[Sentence]:
 
 def paused_queues(facts: Facts) -> Iterator[Sentence]:
     """Paused queues."""
+    url = facts.address("queue_changelist", paused=1)
     for queue in list(facts.paused.values())[:FEW]:
         about = {"queue": queue.pk, "by": queue.paused_by, "since": _moment(queue.paused_at)}
         if queue.paused_by:
@@ -177,11 +176,8 @@ def paused_queues(facts: Facts) -> Iterator[Sentence]:
         else:
             text = _("Queue %(queue)s has been paused since %(since)s.") % about
         reason = _("Reason: %(reason)s") % {"reason": queue.reason} if queue.reason else ""
-        url = facts.address("queue_changelist", paused=1)
         yield Sentence(f"paused:{queue.pk}", f"{text} {reason}".strip(), url)
-    if (more := len(facts.paused) - FEW) > 0:
-        text = ngettext("%(count)s more queue is paused.", "%(count)s more queues are paused.", more)
-        yield Sentence("paused", text % {"count": more}, facts.address("queue_changelist", paused=1))
+    yield from _more("paused", len(facts.paused) - FEW, url)
 
 
 def late_tasks(facts: Facts) -> Iterator[Sentence]:
@@ -202,13 +198,7 @@ def long_waits(facts: Facts) -> Iterator[Sentence]:
         about = {"queue": queue, "time": elapsed(now - timedelta(seconds=age), now)}
         url = facts.address("task_changelist", status__exact="READY", queue=queue)
         yield Sentence(f"waits:{queue}", text % about, url)
-    if (more := len(late) - FEW) > 0:
-        text = ngettext(
-            "%(count)s more queue has had a ready task for more than 10 minutes.",
-            "%(count)s more queues have had a ready task for more than 10 minutes.",
-            more,
-        )
-        yield Sentence("waits", text % {"count": more}, facts.address("task_changelist", status__exact="READY"))
+    yield from _more("waits", len(late) - FEW, facts.address("task_changelist", status__exact="READY"))
 
 
 def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
@@ -237,22 +227,18 @@ def unknown_functions(facts: Facts) -> Iterator[Sentence]:
         text = _("No worker knows %(task)s; the oldest of its ready tasks has waited for %(time)s.")
         url = facts.address("task_changelist", status__exact="READY", task_path=path)
         yield Sentence(f"unknown:{path}", text % {"task": path, "time": elapsed(since)}, url)
-    if (more := len(oldest) - FEW) > 0:
-        text = ngettext("No worker knows %(count)s more function.", "No worker knows %(count)s more functions.", more)
-        yield Sentence("unknown", text % {"count": more}, facts.address("task_changelist", status__exact="READY"))
+    yield from _more("unknown", len(oldest) - FEW, facts.address("task_changelist", status__exact="READY"))
 
 
 def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
     """Schedules with a late tick that no worker has enqueued."""
     late = Schedule.objects.using(facts.using).filter(is_enabled=True, next_at__lt=Now() - OVERDUE).order_by("next_at")
     found = list(late.values_list("pk", "next_at")[: MOST_ROWS + 1])
+    url = facts.address("schedule_changelist", is_enabled__exact=1)
     for path, since in found[:FEW]:
         text = _("The schedule of %(task)s has been overdue for %(time)s: no worker enqueues it.")
-        url = facts.address("schedule_changelist", is_enabled__exact=1)
         yield Sentence(f"schedule:{path}", text % {"task": path, "time": elapsed(since)}, url)
-    if (more := len(found) - FEW) > 0:
-        text = ngettext("%(count)s more schedule is overdue.", "%(count)s more schedules are overdue.", more)
-        yield Sentence("schedule", text % {"count": more}, facts.address("schedule_changelist", is_enabled__exact=1))
+    yield from _more("schedule", len(found) - FEW, url)
 
 
 def awaited_locks(facts: Facts) -> Iterator[Sentence]:
@@ -263,6 +249,7 @@ def awaited_locks(facts: Facts) -> Iterator[Sentence]:
     first: dict[int, Any] = {}
     for each in waiting.order_by("since", "pid")[:MOST_ROWS]:
         first.setdefault(each.key, each)
+    url = facts.address("advisorylock_changelist", is_granted__exact=0)
     for row in list(first.values())[:FEW]:
         text = ngettext(
             "%(count)s session waits for the lock %(lock)s, for %(time)s.",
@@ -270,10 +257,8 @@ def awaited_locks(facts: Facts) -> Iterator[Sentence]:
             row.waiters,
         )
         about = {"count": row.waiters, "lock": str(row), "time": elapsed(row.since)}
-        yield Sentence(f"lock:{row.key}", text % about, facts.address("advisorylock_changelist", is_granted__exact=0))
-    if (more := len(first) - FEW) > 0:
-        text = ngettext("Sessions wait for %(count)s more lock.", "Sessions wait for %(count)s more locks.", more)
-        yield Sentence("lock", text % {"count": more}, facts.address("advisorylock_changelist", is_granted__exact=0))
+        yield Sentence(f"lock:{row.key}", text % about, url)
+    yield from _more("lock", len(first) - FEW, url)
 
 
 #: The kinds of problems by urgency, each with the model that a user must be allowed to view.
@@ -289,6 +274,27 @@ SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Task, blocked_tasks),
     (AdvisoryLock, awaited_locks),
 )
+
+
+#: What is said about those of a kind that are not shown.
+_MORE = {
+    "failures": ngettext_lazy("%(count)s more kind of failure.", "%(count)s more kinds of failures.", "count"),
+    "paused": ngettext_lazy("%(count)s more queue is paused.", "%(count)s more queues are paused.", "count"),
+    "waits": ngettext_lazy(
+        "%(count)s more queue has had a ready task for more than 10 minutes.",
+        "%(count)s more queues have had a ready task for more than 10 minutes.",
+        "count",
+    ),
+    "unknown": ngettext_lazy(
+        "No worker knows %(count)s more function.", "No worker knows %(count)s more functions.", "count"
+    ),
+    "schedule": ngettext_lazy("%(count)s more schedule is overdue.", "%(count)s more schedules are overdue.", "count"),
+    "lock": ngettext_lazy("Sessions wait for %(count)s more lock.", "Sessions wait for %(count)s more locks.", "count"),
+}
+
+
+def _more(kind: str, count: int, url: str) -> list[Sentence]:
+    return [Sentence(kind, _MORE[kind] % {"count": count}, url)] if count > 0 else []
 
 
 def _moment(at: Any) -> str:

@@ -7,16 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import router, transaction
 from django.db.models import F, OuterRef, Subquery
 from django.db.models.functions import Right
-from django.forms.models import BaseInlineFormSet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
@@ -33,13 +31,6 @@ from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
-
-if TYPE_CHECKING:
-    AnyInline = admin.TabularInline[Attempt, Task]
-    AnyFormSet = BaseInlineFormSet[Attempt, Task, Any]
-else:
-    AnyInline = admin.TabularInline
-    AnyFormSet = BaseInlineFormSet
 
 #: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
@@ -259,9 +250,8 @@ def filled(sections: Any, task: Task) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _has_value(task: Task, field: Any) -> bool:
-    """Return whether a field has something to show: a function has the name of its column, maybe after "shown_"."""
-    name = field if isinstance(field, str) else field.__name__
-    value = getattr(task, name.removeprefix("shown_"), True)
+    """Return whether a field has something to show: a function has the name of its column."""
+    value = getattr(task, field if isinstance(field, str) else field.__name__, True)
     return value is True or value not in (None, "", 0, [], {})
 
 
@@ -269,55 +259,9 @@ def _has_value(task: Task, field: Any) -> bool:
 # thousand times, and a traceback has up to 60,000 characters, so no list loads tracebacks.
 
 
-class LastAttempts(AnyFormSet):
-    """Takes the latest attempts. Django filters the queryset by task, which a sliced queryset does not allow."""
-
-    def get_queryset(self) -> Any:
-        """Return the attempts to show. Django calls this for each row, so the queryset is kept."""
-        if not hasattr(self, "_queryset"):
-            self._queryset = newest_first(super().get_queryset())[:SHOWN_ATTEMPTS]
-        return self._queryset
-
-
-class AttemptInline(AnyInline):
-    """The latest failed and lost attempts, on the page of a task."""
-
-    model = Attempt
-    formset = LastAttempts
-    verbose_name_plural = _("latest failed and lost attempts")
-    fields = ("number", "outcome", "by", "started_at", "finished_at", "exception", "trace")
-    readonly_fields = fields
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: only workers write attempts."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: attempts cannot be edited."""
-        return False
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may view tasks: attempts have no permission of their own."""
-        return request.user.has_perm("django_pglock.view_task")
-
-    @admin.display(description=_("worker"))
-    def by(self, attempt: Attempt) -> str:
-        """Return the name of the worker, which is stored in the attempt, or its id."""
-        return str(attempt.worker_name or attempt.worker or "-")
-
-    @admin.display(description=_("exception"))
-    def exception(self, attempt: Attempt) -> str:
-        """Return the path of the exception's class. A long path is broken, so that the table fits the page."""
-        return format_html('<span class="pglock-path">{}</span>', attempt.exception_path)
-
-    @admin.display(description=_("traceback"))
-    def trace(self, attempt: Attempt) -> str:
-        """Return a link to the traceback."""
-        site = self.admin_site.name
-        url = reverse("admin:django_pglock_task_attempt", args=[attempt.task_id, attempt.number], current_app=site)
-        return format_html('<a href="{}">{}</a>', url, gettext("Traceback"))
+def latest_attempts(task: Task) -> list[Attempt]:
+    """Return the latest attempts, for the page of the task."""
+    return list(newest_first(task.failures.all())[:SHOWN_ATTEMPTS]) if task.attempts else []
 
 
 def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.messages import WARNING
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
-from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -70,7 +68,6 @@ class TaskAdmin(ReadOnlyAdmin):
     list_per_page = 30
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in VERBS.values()]
-    inlines = [page.AttemptInline]
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
     #: Titles and fields of the page of a task. Those that are empty are left out.
@@ -87,7 +84,7 @@ class TaskAdmin(ReadOnlyAdmin):
                 *(page.as_text("unique_key"), "unique_until"),
             ),
         ),
-        (_("Attempts"), (attempts_made, "retries", "max_retries", "rescues", "shown_attempts", page.log)),
+        (_("Attempts"), (attempts_made, "retries", "max_retries", "rescues", page.log)),
         (
             _("Times"),
             (
@@ -135,11 +132,6 @@ class TaskAdmin(ReadOnlyAdmin):
 
     # The page of one task
 
-    @admin.display(description=_("failed and lost attempts"))
-    def shown_attempts(self, task: Task) -> str:
-        """Return a link to the list of all failed and lost attempts. The page itself shows the latest."""
-        return format_html('<a href="{}">{}</a>', self.address("attempts", task.pk), gettext("Show all"))
-
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Return all fields: none is editable."""
         return [field for _title, fields in self.sections for field in fields]
@@ -147,10 +139,6 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Leave out the fields that are empty."""
         return page.filled(self.sections, obj)
-
-    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
-        """Leave out the attempts of a task that has never been started."""
-        return list(self.inlines) if obj is not None and obj.attempts else []
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return the buttons that the user may press, and the reason why the task waits."""
@@ -168,6 +156,7 @@ class TaskAdmin(ReadOnlyAdmin):
             "pglock_tick": page.tick_of(obj),
             "pglock_state": page.sentence(obj),
             "pglock_failure": page.last_failure(obj) if obj.attempts or obj.finished_at else None,
+            "attempts": page.latest_attempts(obj),
             "pglock_before": before,
             "pglock_after": after,
             # A waiting task is not an error. But it is an error if no worker knows its function.
