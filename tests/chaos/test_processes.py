@@ -191,8 +191,8 @@ def test_a_task_that_eats_memory(experiment, eventually):
 @pytest.mark.short
 @pytest.mark.fault("a task keeps all memory that its process may have")
 def test_a_process_without_memory_begins_nothing(experiment, eventually):
-    """The process ends, and other processes run the tasks that it could not begin. Tasks have one attempt here."""
-    sick = experiment.worker("--threads", "2", CHAOS_MEMORY="512")
+    """What it cannot begin it gives back, and another process runs it. Tasks have one attempt here."""
+    experiment.worker("--threads", "2", CHAOS_MEMORY="512")
     [hoarder] = experiment.expect(chaos_tasks.hoard.enqueue())
     eventually(lambda: Run.objects.filter(task=hoarder).exists(), why="the work did not begin")
     once = chaos_tasks.work.using(max_attempts=1)
@@ -200,7 +200,6 @@ def test_a_process_without_memory_begins_nothing(experiment, eventually):
     experiment.worker("--threads", "2")
     eventually(experiment.is_over, why="some task is stuck")
     experiment.judge(may_fail={hoarder})
-    eventually(lambda: sick.ended_at is not None, why="the process that cannot begin tasks goes on")
 
 
 @pytest.mark.short
