@@ -11,7 +11,6 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
@@ -119,15 +118,10 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
 
 def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
     """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
-    site = model_admin.admin_site
-    request.current_app = site.name
     rows = queryset.order_by()
     count = verb.movable(rows).count()
     names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
     context = {
-        **site.each_context(request),
-        "opts": model_admin.opts,
-        "media": model_admin.media,
         "title": verb.label,
         "question": verb.message(verb.question, count),
         "remark": verb.remark(rows),
@@ -135,4 +129,5 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "value_label": verb.extra.label if verb.extra else "",
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
-    return TemplateResponse(request, "admin/django_pglock/task/confirm.html", context)
+    answer: HttpResponse = model_admin.answer(request, "task/confirm", context)
+    return answer

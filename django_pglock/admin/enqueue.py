@@ -18,7 +18,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.task_page import seen_task
 from django_pglock.errors import TaskError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
@@ -66,7 +65,7 @@ def again_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResp
     """Enqueue the function of a task with other arguments: needs the permission to change tasks."""
     if not model_admin.has_again_permission(request):
         raise PermissionDenied
-    row = seen_task(model_admin, request, task_id)
+    row = model_admin.seen(request, str(task_id))
     context = {"title": gettext("Run again with other arguments"), "original": row}
     about = f"enqueue again, with other arguments, #{row.pk}"
     return _page(model_admin, request, row.task_path, context, about, row)

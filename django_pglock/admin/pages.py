@@ -14,9 +14,9 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import get_fields_from_path
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.contrib.admin.widgets import url_params_from_lookup_dict
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
@@ -207,6 +207,17 @@ class ReadOnlyAdmin(AnyModelAdmin):
         if not self._is_key(object_id):
             return None
         return self.get_queryset(request).filter(**{from_field or "pk": object_id}).first()
+
+    def seen(self, request: HttpRequest, object_id: str) -> Any:
+        """Return a row that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such row."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        row = self.get_object(request, object_id)
+        if row is None:
+            raise Http404
+        if not self.has_view_permission(request, row):
+            raise PermissionDenied
+        return row
 
     def response_action(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
         """Show a warning if a selected value cannot be a primary key. Django would raise an exception."""

@@ -10,7 +10,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.forms import ModelForm
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
@@ -149,11 +149,9 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Pause or resume the queue: only by POST, with CSRF protection, and with the permission to pause."""
-        queue = self.get_object(request, unquote(object_id))
-        if verb not in VERBS or not self.has_pause_permission(request) or not self.has_view_permission(request, queue):
+        if verb not in VERBS or not self.has_pause_permission(request):
             raise PermissionDenied
-        if queue is None:
-            raise Http404
+        queue = self.seen(request, unquote(object_id))
         # PostgreSQL cannot store a NUL character in text.
         perform(verb, request, [queue.pk], reason=request.POST.get("reason", "").replace("\x00", ""))
         return HttpResponseRedirect(self.address("change", quote(queue.pk)))

@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -134,12 +134,9 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
         """Apply the verb of a button: only by POST, with CSRF protection, and with the permission to switch."""
-        schedule = self.get_object(request, unquote(object_id))
-        may_see = self.has_view_permission(request, schedule)
-        if verb not in VERBS or not self.has_switch_permission(request) or not may_see:
+        if verb not in VERBS or not self.has_switch_permission(request):
             raise PermissionDenied
-        if schedule is None:
-            raise Http404
+        schedule = self.seen(request, unquote(object_id))
         perform(VERBS[verb], request, self.get_queryset(request).filter(pk=schedule.pk))
         return HttpResponseRedirect(self.address("change", quote(schedule.pk)))
 

@@ -270,7 +270,7 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
     # PostgreSQL would raise an error for a number outside of the range of the column.
     if before is None or before >= 2**31:
         raise BadRequest("before must be the number of an attempt.")
-    task = seen_task(model_admin, request, task_id)
+    task = model_admin.seen(request, str(task_id))
     rows = newest_first(task.failures.all())
     if "before" in request.GET:
         rows = rows.filter(number__lt=before)
@@ -282,7 +282,7 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
 
 def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
     """Show one attempt with its traceback."""
-    task = seen_task(model_admin, request, task_id)
+    task = model_admin.seen(request, str(task_id))
     # The default ordering of the model would join the table of tasks.
     attempt = task.failures.filter(number=number).order_by("number").first()
     if attempt is None:
@@ -296,18 +296,6 @@ def newest_first(rows: Any) -> Any:
     return rows.order_by("-number").defer("traceback", "log")
 
 
-def seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
-    """Return a task that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such task."""
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
-    task: Task | None = model_admin.get_object(request, str(task_id))
-    if task is None:
-        raise Http404
-    if not model_admin.has_view_permission(request, task):
-        raise PermissionDenied
-    return task
-
-
 def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
     answer: HttpResponse = model_admin.answer(request, f"task/{name}", {"task": task, "subtitle": str(task), **context})
     return answer
@@ -317,7 +305,7 @@ def stack_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResp
     """Request the stack of a running task (POST), or show the latest answer (GET)."""
     if not model_admin.has_stack_permission(request):
         raise PermissionDenied
-    task = seen_task(model_admin, request, task_id)
+    task = model_admin.seen(request, str(task_id))
     using = router.db_for_write(Task)
     if request.method != "POST":
         found = wait_for_stack(using, task.pk, timeout=STACK_TIMEOUT)

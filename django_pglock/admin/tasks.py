@@ -185,7 +185,7 @@ class TaskAdmin(ReadOnlyAdmin):
         if asked is None or not asked.button or not self._may(request, asked):
             raise PermissionDenied
         # A user may act only on rows that the admin shows to that user.
-        task = page.seen_task(self, request, task_id)
+        task = self.seen(request, str(task_id))
         perform(asked, request, self.get_queryset(request).filter(pk=task.pk))
         return HttpResponseRedirect(self.address("change", task.pk))
 
