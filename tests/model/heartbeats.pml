@@ -70,14 +70,14 @@ bool frozen_condemned = false;
 #define is_watched (is_witness(0) || is_witness(1) || NO_WITNESS)
 #endif
 
-/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
+/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, HELD_LOCKS */
 #define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
 
 /* store/liveness.py: _OLDER `AND older.beating_since < older.heartbeat_at`. One of them is enough in the model. */
 #define is_often(other) (row[other] && age[other] <= LATE && steady[other] > age[other])
 #define has_older_worker(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
 
-/* store/liveness.py: BEAT `OR worker.heartbeat_at <`, LOCK_WORKER;
+/* store/liveness.py: BEAT `OR NOT {is_recent("worker.heartbeat_at")}`, LOCK_WORKER;
    worker/liveness/heartbeat.py: _note_answer */
 inline beat(me) {
     reaches(me) && !has_beaten[me];

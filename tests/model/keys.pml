@@ -315,7 +315,7 @@ inline find_orphaned_key() {
 }
 
 /* environment: the server crashes. What was not on the disk is gone: open transactions, commits of admissions, locks.
-   Whoever wanted to admit gets an error. store/admit.py: _admit_by `SET LOCAL synchronous_commit = off` */
+   Whoever wanted to admit gets an error. store/admit.py: admit_by `SET LOCAL synchronous_commit = off` */
 inline crash() {
     faults < FAULTS;
     faults++;

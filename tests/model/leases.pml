@@ -93,7 +93,7 @@ inline ask(me) {
     does[me] = ACQUIRING
 }
 
-/* locks/leases/statements.py: ACQUIRE `WHERE l.expires_at <= clock_timestamp()`, ACQUIRE `token = l.token + 1` */
+/* locks/leases/statements.py: ACQUIRE `WHERE l.expires_at <= GREATEST(`, ACQUIRE `token = l.token + 1` */
 inline acquire(me) {
     does[me] == ACQUIRING && token < TOKENS;
     if
@@ -180,7 +180,7 @@ inline lose_answer_of_renewal(me) {
     does[me] = HOLDS
 }
 
-/* locks/leases/statements.py: RELEASE `greatest(clock_timestamp(), acquired_at`, OURS `released_at IS NULL` */
+/* locks/leases/statements.py: RELEASE `expires_at = greatest(t, least(t, acquired_at) +`, OURS `released_at IS NULL` */
 inline release(me) {
     does[me] == HOLDS && !is_writing[me];
     if
