@@ -23,10 +23,11 @@ from django_pglock.admin.schedules import OVERDUE
 from django_pglock.conf import get_settings
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.store.admit import blocked_keys
-from django_pglock.store.count import MOST_COUNTED, QueueCounts, in_status
+from django_pglock.store.count import QueueCounts
 from django_pglock.store.failures import failures
 from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
 from django_pglock.store.ready import unknown
+from django_pglock.store.statements import MOST_COUNTED, in_status
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.states import TaskStatus
 

@@ -26,7 +26,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
-from django_pglock.store.count import MOST_COUNTED
+from django_pglock.store.statements import MOST_COUNTED
 
 # Django's classes are generic only for type checkers.
 if TYPE_CHECKING:

@@ -43,8 +43,9 @@ from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Task, Worker
 from django_pglock.store.attempts import last_ended_by
-from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status, search_end
+from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, search_end
 from django_pglock.store.id_range import IdRange, above_succeeded, id_in, ids_between
+from django_pglock.store.statements import in_status
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import positional_names

@@ -10,12 +10,9 @@ from typing import Any
 
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.ready import due, ready_queues
-from django_pglock.store.statements import rows_of, run
+from django_pglock.store.statements import MOST_COUNTED, rows_of, run
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.tasks.states import TaskStatus
 
-#: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
-MOST_COUNTED = 10_000
 #: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
 #: enough: the task with the lowest id may have become due just now.
 OLDEST = 3
@@ -139,18 +136,6 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
     return int(waiting.order_by("run_after")[:most].count()) + sum(
         count for count, _ in _count_ready(using, wanted, most).values()
     )
-
-
-def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
-    """Return those of the tasks that have this status. An index has them in the order of status and id.
-
-    ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
-    """
-    if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
-        # Most tasks have succeeded, so the planner soon finds them along the primary key.
-        return tasks.filter(status=status)
-    # The comment at COUNT_OTHERS says why a range.
-    return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 
 def search_end(tasks: Any, *, most: int) -> int | None:

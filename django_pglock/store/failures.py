@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from django_pglock.error_reading import message_in, place_in
-from django_pglock.store.count import MOST_COUNTED
-from django_pglock.store.statements import rows_of, run
+from django_pglock.store.statements import MOST_COUNTED, rows_of, run
 from django_pglock.tasks.states import TaskStatus
 
 #: The largest number of groups that are returned, and that are read to find those with the latest failures.

@@ -17,9 +17,8 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from django_pglock.store.count import in_status
 from django_pglock.store.prune import DAY, first_id_since
-from django_pglock.store.statements import filled, run
+from django_pglock.store.statements import filled, in_status, run
 
 #: A range of ids of this size is not bisected further.
 PRECISION = 300

@@ -15,14 +15,14 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.store import liveness, schedules
 from django_pglock.store.claim_manager import LockingQuerySet
-from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.count import QueueCounts, count_workable, queue_counts
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.numbers import Point, Total, series, totals
 from django_pglock.store.operate import VERBS, Verb, operate, stuck
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.prune import prune
 from django_pglock.store.ready import UnknownTasks, due, ready, unknown
-from django_pglock.store.statements import WINDOW, Progress
+from django_pglock.store.statements import MOST_COUNTED, WINDOW, Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -29,14 +29,23 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.after import wait_again
-from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.liveness import is_alive, works
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.prune import delete_free, unneeded
 from django_pglock.store.ready import DUE_STATUS
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
-from django_pglock.store.statements import EXPIRES_AT, LIMIT_WAITS, WINDOW, Progress, is_among, rows_of, run
+from django_pglock.store.statements import (
+    EXPIRES_AT,
+    LIMIT_WAITS,
+    MOST_COUNTED,
+    WINDOW,
+    Progress,
+    in_status,
+    is_among,
+    rows_of,
+    run,
+)
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit, wake
 from django_pglock.tasks.compat import task_backends

@@ -31,9 +31,8 @@ from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
-from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.statements import WINDOW, Progress, rows_of, run, run_together
+from django_pglock.store.statements import MOST_COUNTED, WINDOW, Progress, in_status, rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)

@@ -39,6 +39,7 @@ from psycopg import ClientCursor
 from django_pglock.errors import model_of
 from django_pglock.postgres.connections import in_transaction, is_pooled
 from django_pglock.postgres.message import literals
+from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -107,6 +108,8 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 
 #: The number of rows that one statement changes or reads, so that other transactions wait for them only briefly.
 WINDOW = 5000
+#: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
+MOST_COUNTED = 10_000
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
 Progress = Callable[[int, int], None]
 
@@ -186,6 +189,18 @@ def filled(statement: str) -> str:
 
 def _table_of(model: str) -> str:
     return str(model_of(model)._meta.db_table)
+
+
+def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
+    """Return those of the tasks that have this status. An index has them in the order of status and id.
+
+    ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
+    """
+    if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
+        # Most tasks have succeeded, so the planner soon finds them along the primary key.
+        return tasks.filter(status=status)
+    # The comment at COUNT_OTHERS in count.py says why a range.
+    return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 
 def is_among(ids: Iterable[int]) -> Func:

@@ -49,11 +49,11 @@ from django_pglock.management.task_output import (
 )
 from django_pglock.management.terminal import TerminalCommand, ago, aligned, confirm, ignore_broken_pipe, printable
 from django_pglock.models import Task, Worker
-from django_pglock.store.count import COUNTED, MOST_COUNTED, count_workable, queue_counts
+from django_pglock.store.count import COUNTED, count_workable, queue_counts
 from django_pglock.store.id_range import newest
 from django_pglock.store.operate import VERBS, Verb
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.store.statements import WINDOW
+from django_pglock.store.statements import MOST_COUNTED, WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 
 #: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
