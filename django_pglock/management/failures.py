@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -14,9 +14,8 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.choosing import add_name_option
 from django_pglock.management.terminal import ago, aligned, printable
 from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
-from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures, in_group
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import id_in
-from django_pglock.store.operate import RETRY
 
 
 def add_group_filters(parser: CommandParser) -> None:
@@ -61,34 +60,15 @@ def chosen_groups(rows: Any, options: dict[str, Any]) -> list[FailureCounts]:
     ]
 
 
-def redrive(
-    rows: Any,
-    options: dict[str, Any],
-    *,
-    say: Callable[[str], Any],
-    ask: Callable[[], None],
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
+def redriven_groups(rows: Any, options: dict[str, Any]) -> list[int]:
+    """Return the fingerprints of the groups that match the options. Raises ``WrongArguments`` if there is no option."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
         raise WrongArguments(_("No failures are selected. Give --fingerprint, --task or --exception."))
-    groups = [each.fingerprint for each in chosen_groups(rows, options)]
-    count = sum(in_group(rows, group).count() for group in groups)
-    say(RETRY.message(RETRY.question, count))
-    for remark in filter(None, (RETRY.remark(in_group(rows, group)) for group in groups)):
-        say(remark)
-    if options["dry_run"] or not count:
-        return
-    if not options["yes"]:
-        ask()
-    if options["rate"] is None:
-        changed = sum(RETRY.apply(in_group(rows, group), progress=progress) for group in groups)
-        say(RETRY.message(RETRY.done, changed))
-    else:
-        _enqueue(rows.db, groups, options["rate"], say)
+    return [each.fingerprint for each in chosen_groups(rows, options)]
 
 
-def _enqueue(using: str, groups: list[int], rate: float, say: Callable[[str], Any]) -> None:
+def enqueue_redrives(using: str, groups: list[int], rate: float) -> Iterator[str]:
+    """Enqueue tasks that retry these groups at a rate. Yield a sentence about each."""
     for group in groups:
         try:
             made, is_new = enqueue_redrive(using, group, rate)
@@ -97,7 +77,7 @@ def _enqueue(using: str, groups: list[int], rate: float, say: Callable[[str], An
         text = _("Task %(id)d retries the failures of group %(group)d. To stop it: manage.py locktasks cancel %(id)d")
         if not is_new:
             text = _("Task %(id)d retries the failures of group %(group)d already. Cancel it to change the rate.")
-        say(text % {"id": made, "group": group})
+        yield text % {"id": made, "group": group}
 
 
 def groups_as_table(groups: list[FailureCounts]) -> str:

@@ -78,14 +78,14 @@ def change_tasks(
     Returns how many were changed.
     """
     result, work = context.task_result, Work(verb, ids, value, fingerprint)
-    using = task_backends[result.backend].database
+    backend: Any = task_backends[result.backend]
     limit = WINDOW if rate is None else max(1, math.floor(rate))
     seconds = 0.0 if rate is None else limit / rate
     while True:
         context.check()
         began = time.monotonic()
         claim = {"by": int(result.id), "attempt": context.fencing_token}
-        batch = change_batch(using, work, before=result.enqueued_at, limit=limit, seconds=seconds, **claim)
+        batch = change_batch(backend.database, work, before=result.enqueued_at, limit=limit, seconds=seconds, **claim)
         if batch.is_over:
             return batch.done
         if rate is not None:
@@ -137,7 +137,8 @@ def enqueue_change(using: str, verb: Verb, ids: Sequence[int], value: str = "") 
     """
     change = change_tasks.using(backend=_backend_of(using))
     parts = (list(ids[start : start + MOST_IDS]) for start in range(0, len(ids), MOST_IDS))
-    return [int(change.enqueue(verb.name, part, *filter(None, [value])).id) for part in parts]
+    extra: Any = [value] if value else []
+    return [int(change.enqueue(verb.name, part, *extra).id) for part in parts]
 
 
 def enqueue_redrive(using: str, fingerprint: int, rate: float) -> tuple[int, bool]:

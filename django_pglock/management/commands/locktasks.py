@@ -51,10 +51,11 @@ from django_pglock.management.terminal import TerminalCommand, ago, aligned, con
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import COUNTED, count_workable, queue_counts
 from django_pglock.store.id_range import newest
-from django_pglock.store.operate import VERBS, Verb
+from django_pglock.store.operate import RETRY, VERBS, Verb
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.store.statements import MOST_COUNTED, WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
+from django_pglock.tasks.states import TaskStatus
 
 #: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
 STACK_TIMEOUT = 15.0
@@ -306,21 +307,37 @@ class Command(TerminalCommand):
             verb.check(rows.db, value)
         except ValueError as error:
             raise WrongArguments(str(error)) from error
-        tasks = chosen(rows, options)
+        self._apply(verb, chosen(rows, options), options, value)
+
+    def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
+        groups = failures.redriven_groups(rows, options)
+        tasks = rows.filter(status=TaskStatus.FAILED, fingerprint__in=groups)
+        if options["rate"] is None:
+            self._apply(RETRY, tasks, options)
+        elif self._is_confirmed(RETRY, tasks, options, remark=RETRY.remark(tasks)):
+            for said in failures.enqueue_redrives(rows.db, groups, options["rate"]):
+                self.stdout.write(said)
+
+    def _apply(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> None:
         remark = verb.remark(tasks)
-        if options["dry_run"] or not (options["ids"] or options["yes"]):
-            count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
-            self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
-            if remark:
-                self.stdout.write(remark)
-            if options["dry_run"] or not count:
-                return
-            confirm()
+        if not self._is_confirmed(verb, tasks, options, value, remark):
+            return
         progress = self._progress() if options["verbosity"] else None
         count = verb.apply(tasks, value, progress)
-        self._say_changed(verb, count, options["ids"], *verb.rest(tasks))
-        if remark and (options["ids"] or options["yes"]):
+        self._say_changed(verb, count, options.get("ids", []), *verb.rest(tasks))
+        if remark and not _asks(options):
             self.stdout.write(remark)
+
+    def _is_confirmed(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "", remark: str = "") -> bool:
+        """Say how many tasks a verb would change, and ask, unless the options answer that. Return the answer."""
+        if not _asks(options):
+            return True
+        count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
+        self.stdout.write("\n".join(filter(None, (verb.message(verb.question, count, most=MOST_COUNTED), remark))))
+        if options["dry_run"] or not count:
+            return False
+        confirm()
+        return True
 
     def _say_changed(self, verb: Verb, count: int, ids: list[int], left_out: int, why: str) -> None:
         left = len(set(ids)) - count - left_out
@@ -338,10 +355,6 @@ class Command(TerminalCommand):
                 left,
             )
             self.stdout.write(text % left)
-
-    def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
-        progress = self._progress() if options["verbosity"] else None
-        failures.redrive(rows, options, say=self.stdout.write, ask=confirm, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         is_dry = options["dry_run"]
@@ -393,3 +406,8 @@ class Command(TerminalCommand):
 
     def _print_fields(self, fields: dict[str, Any]) -> None:
         self.stdout.write("\n".join(lines_of_fields(fields)))
+
+
+def _asks(options: dict[str, Any]) -> bool:
+    """Return whether a verb only counts or asks first. Whoever gives ids has seen these tasks."""
+    return options["dry_run"] or not (options.get("ids") or options["yes"])
