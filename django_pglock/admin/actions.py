@@ -55,7 +55,7 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") ->
 
 
 def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any, value: str) -> None:
-    ids = list(verb.movable(chosen, value).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
+    ids = verb.ids(chosen, value)
     try:
         made = enqueue_change(chosen.db, verb, ids, value)
     except ConfigurationError as error:

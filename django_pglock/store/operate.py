@@ -145,6 +145,12 @@ class Verb:
         """Return the rows that the verb would change now."""
         return self.chosen(rows.filter(status__in=sorted(self.statuses)), value)
 
+    def ids(self, rows: Any, value: str = "") -> list[int]:
+        """Return the ids of the rows that the verb would change now, in the order in which it changes them."""
+        return list(
+            self.movable(rows, value).order_by("-pk" if self.newest_first else "pk").values_list("pk", flat=True)
+        )
+
     def apply(self, rows: Any, value: str = "", progress: Progress | None = None) -> int:
         """Change the rows of a queryset. Return how many."""
         return operate(rows, self, value, progress=progress)
@@ -172,8 +178,7 @@ def operate(tasks: Any, verb: Verb, value: str = "", *, progress: Progress | Non
     wrong value.
     """
     verb.check(tasks.db, value)
-    order = "-pk" if verb.newest_first else "pk"
-    count, ids = 0, list(verb.movable(tasks, value).order_by(order).values_list("pk", flat=True))
+    count, ids = 0, verb.ids(tasks, value)
     for start in range(0, len(ids), WINDOW):
         window = ids[start : start + WINDOW]
         count += _change_window(tasks, window, verb, value)
@@ -188,8 +193,7 @@ def _change_window(tasks: Any, ids: list[int], verb: Verb, value: str) -> int:
     changed = _change(tasks, ids, verb, value)
     for _repeat in range(REPEATS):
         # A task that was changed may be movable again: it was retried, and is cancelled again for its ``after=``.
-        rows = verb.movable(tasks.filter(is_among(set(ids).difference(changed))), value)
-        left = list(rows.order_by("pk").values_list("pk", flat=True))
+        left = verb.ids(tasks.filter(is_among(set(ids).difference(changed))), value)
         if not left:
             break
         time.sleep(BETWEEN_REPEATS)
