@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
-from django_pglock.store.call import Call, Enqueued, due_of, row_of, seconds_kept
+from django_pglock.store.call import Call, Enqueued
+from django_pglock.store.insert_tasks import RETURNING, Row
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.statements import array_of_numbers, bound, run
+from django_pglock.store.statements import array_of_numbers, filled, run
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -25,13 +26,9 @@ LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id 
 # One call that runs after other tasks and is not unique. Returns nothing if one of the other tasks does not exist. The
 # new task is always BLOCKED, whatever its other options are. ``RELEASE`` changes its status later.
 ENQUEUE_AFTER = f"""
-WITH awaited AS MATERIALIZED ({LOCK_AWAITED}), new AS (
-    INSERT INTO {{task}} (status, waits_for, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
-        lock_key, group_key, fair_key, concurrency, keep_result, run_after)
-    SELECT 'BLOCKED', awaited.number, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb,
-           %s, %s, %s, %s::int, %s::int, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval)
-    FROM (SELECT count(*) AS number FROM awaited) AS awaited WHERE awaited.number = %s
-    RETURNING id, status, date_part('epoch', enqueued_at)
+WITH awaited AS MATERIALIZED ({LOCK_AWAITED.replace("%s", "{awaited}")}), new AS (
+    {{insert}} FROM awaited HAVING count(*) = {{number}}
+    {RETURNING}
 ), waiters AS (
     INSERT INTO {{waiter}} (task_id, awaited) SELECT new.id, awaited.id FROM new, awaited
 )
@@ -79,15 +76,23 @@ def lock_awaited(using: str, ids: Collection[int]) -> list[int]:
 
 def insert_after(using: str, task: TaskFields, call: Call, meta: str) -> Enqueued | None:
     """Write one call that runs after other tasks. Return None if one of the other tasks does not exist."""
+    row = send(connection_for(using), after_others(using, task, call, meta))
+    return None if row is None else Enqueued(*row)
+
+
+def after_others(using: str, task: TaskFields, call: Call, meta: str) -> str:
+    """Return ``ENQUEUE_AFTER`` for a call."""
     connection = connection_for(using)
     connection.ensure_connection()
-    awaited = set(task.after)
-    values = (
-        *(array_of_numbers(awaited), *row_of(task, call, meta), call.lock, call.group, call.fair),
-        *(task.concurrency, seconds_kept(task), *due_of(task), len(awaited)),
+    row, awaited = Row(connection, task, call, meta), set(task.after)
+    row.columns |= {"waits_for": str(len(awaited)), "status": "'BLOCKED'"}
+    return ENQUEUE_AFTER.format(
+        task=filled("{task}"),
+        waiter=filled("{waiter}"),
+        awaited=f"'{array_of_numbers(awaited)}'",
+        insert=row.select,
+        number=len(awaited),
     )
-    row = send(connection, bound(using, ENQUEUE_AFTER, values))
-    return None if row is None else Enqueued(*row)
 
 
 def wait_again(using: str, ids: Sequence[int]) -> None:

@@ -57,18 +57,26 @@ def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
         yield batch
 
 
-def row_of(task: TaskFields, call: Call, meta: str) -> tuple[str | int, ...]:
-    """Return the values that every row has."""
-    return (
-        *(task.queue_name, task.priority, task.module_path, call.args, call.kwargs),
-        *(task.backend, task.max_attempts - 1, meta),
-    )
-
-
-def options_of(task: TaskFields) -> tuple[Any, ...]:
-    """Return the values of the options that have their own columns and that only some tasks use."""
+def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, str | int | None]:
+    """Return the values of the row of a call, by column. None: the default of the column."""
     unique = task.unique
-    return task.concurrency, unique and unique.scope.value, unique and unique.seconds, seconds_kept(task)
+    return {
+        "queue": task.queue_name,
+        "priority": task.priority,
+        "task_path": task.module_path,
+        "args": call.args,
+        "kwargs": call.kwargs,
+        "backend": task.backend,
+        "max_retries": task.max_attempts - 1,
+        "meta": meta,
+        "lock_key": call.lock,
+        "group_key": call.group,
+        "fair_key": call.fair,
+        "unique_key": call.unique,
+        "concurrency": task.concurrency,
+        "unique_scope": unique and unique.scope.value,
+        "keep_result": None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
+    }
 
 
 def meta_of(task: TaskFields, headers: Mapping[str, Any] | None = None) -> str:
@@ -93,11 +101,6 @@ def due_of(task: TaskFields) -> tuple[datetime | None, timedelta | None]:
     if due is None and task.group is not None and task.group.seconds:
         due = timedelta(seconds=task.group.seconds)
     return (None, due) if isinstance(due, timedelta) else (due, None)
-
-
-def seconds_kept(task: TaskFields) -> int | None:
-    """Return ``keep_result`` in seconds."""
-    return None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result"))
 
 
 def is_alone(task: TaskFields) -> bool:

@@ -10,7 +10,7 @@ from django_pglock.postgres.connections import connection_for, in_transaction, t
 from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
-from django_pglock.store.insert_tasks import insert_at_key, insert_calls, insert_plain
+from django_pglock.store.insert_tasks import insert_at_key, insert_calls, insert_one
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique
@@ -26,12 +26,13 @@ def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> En
 
     After the commit, sleeping workers are woken, and a task with a key is admitted. Raises ``DuplicateTask``.
     """
-    if task.is_plain and due_of(task) == (None, None):
-        enqueued, is_done = insert_plain(using, task, call, meta), False
-    elif task.after and task.unique is None and (waiting := insert_after(using, task, call, meta)):
-        enqueued, is_done = waiting, False
-    elif call.lock is None or not _can_admit_at_once(using, task):
+    is_done = False
+    if task.after and task.unique is None and (waiting := insert_after(using, task, call, meta)):
+        enqueued = waiting
+    elif task.after or task.unique is not None:
         return enqueue_many(using, task, [call], meta=meta)[0]
+    elif call.lock is None or not _can_admit_at_once(using, task):
+        [enqueued] = insert_one(using, task, call, meta)
     else:
         insert = insert_at_key if task.rate is None else insert_at_rate
         enqueued, is_done = insert(using, task, call, meta)

@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from django_pglock.postgres.connections import connection_for
 from django_pglock.store.admit import admit, admit_by, admit_one_by
-from django_pglock.store.call import Call, Enqueued, row_of, seconds_kept
-from django_pglock.store.insert_tasks import insert_by
-from django_pglock.store.statements import rows_of, run, run_by_index
+from django_pglock.store.call import Call, Enqueued
+from django_pglock.store.insert_tasks import Row, insert_by
+from django_pglock.store.statements import filled, rows_of, run, run_by_index
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
@@ -41,31 +42,25 @@ KEYS_AT_ONCE, READ_AT_ONCE = 1000, 5000
 # other task waits for a token, and fewer tasks than the burst are READY. If the key is also a lock key, no other task
 # of it may be admitted or wait for a retry. The comment at ``ADMIT`` in admit.py says why. BLOCKED tasks are the first
 # in this range of the index, so one probe is enough. Also returns whether ``opens_at`` is set for the next token. If it
-# is, nothing else has to be done for a BLOCKED task. The task has no unique key, so the statement needs no ON CONFLICT,
-# which would make the server search for conflicts before it writes.
-ENQUEUE_AT_RATE = """
+# is, nothing else has to be done for a BLOCKED task.
+AT_RATE = """
 WITH token AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at)
-    SELECT %s, clock_timestamp() + make_interval(secs => %s)
+    SELECT {key}, clock_timestamp() + make_interval(secs => {interval})
     FROM (SELECT task.status FROM {task} AS task
-          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, %s)
+          WHERE (task.lock_key, task.status) BETWEEN ({key}, 'BLOCKED') AND ({key}, '{last}')
             AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
-          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS ahead
-    HAVING count(*) < %s AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
+          ORDER BY task.lock_key, task.status, task.id LIMIT {most}) AS ahead
+    HAVING count(*) < {most} AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
     ON CONFLICT (key) DO UPDATE
-    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
-    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
+    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => {interval}), opens_at = NULL
+    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => {tokens})
     RETURNING key
 )
-INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
-    lock_key, fair_key, concurrency, keep_result)
-SELECT CASE WHEN EXISTS (SELECT FROM token) THEN 'READY' ELSE 'BLOCKED' END,
-       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int, %s::int
-RETURNING id, status, date_part('epoch', enqueued_at), NULL,
-          (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+{insert}, (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = {key})
 """
 
-# Admits one task, after the commit of the transaction that has enqueued it, on the conditions of ``ENQUEUE_AT_RATE``.
+# Admits one task, after the commit of the transaction that has enqueued it, on the conditions of ``AT_RATE``.
 # Only the task itself may be BLOCKED, so its range of the index has at most as many rows as may be admitted. No other
 # transaction takes a token meanwhile, because this one has locked the key: so the bucket is read first, and the token
 # is taken only if the task is still BLOCKED. Each use of the table of tasks costs the planner as much as a small
@@ -145,15 +140,27 @@ def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple
 
     Also returns whether the call waits for a token whose date is set. Then nothing else has to be done.
     """
-    assert task.rate is not None  # noqa: S101 - for the type checker
-    key, interval = call.lock, task.rate.interval
-    most, last = capacity_at_rate(task.rate, is_alone=task.lock is not None)
-    values = (
-        *(key, interval, key, key, last, most, most, interval, (task.rate.portion - 1) * interval),
-        *(*row_of(task, call, meta), key, call.fair, task.concurrency, seconds_kept(task), key),
-    )
-    enqueued, is_token_scheduled = insert_by(using, key, ENQUEUE_AT_RATE, values)
+    enqueued, is_token_scheduled = insert_by(using, call.lock, at_rate(using, task, call, meta))
     return enqueued, enqueued.status == TaskStatus.BLOCKED and is_token_scheduled is True
+
+
+def at_rate(using: str, task: TaskFields, call: Call, meta: str) -> str:
+    """Return ``AT_RATE`` for a call."""
+    assert task.rate is not None  # noqa: S101 - for the type checker
+    connection = connection_for(using)
+    connection.ensure_connection()
+    row = Row(connection, task, call, meta, blocked_if="NOT EXISTS (SELECT FROM token)")
+    most, last = capacity_at_rate(task.rate, is_alone=task.lock is not None)
+    return AT_RATE.format(
+        task=filled("{task}"),
+        rate_limit=filled("{rate_limit}"),
+        insert=row.insert,
+        key=row.columns["lock_key"],
+        interval=repr(task.rate.interval),
+        tokens=repr((task.rate.portion - 1) * task.rate.interval),
+        most=most,
+        last=last,
+    )
 
 
 def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *, is_alone: bool) -> None:

@@ -27,7 +27,7 @@ from django_pglock.errors import DuplicateTask
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.call import Call, due_of, meta_of, options_of, row_of
+from django_pglock.store.call import Call, due_of, meta_of, row_of
 from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import array_of_numbers, rows_of, run
@@ -92,7 +92,7 @@ RETURNING schedule.name, schedule.last_task
 """
 
 # Writes the tasks of many ticks, whose functions and options differ, and notes them in their schedules. Leaves out the
-# ticks whose unique keys are taken. ``ENQUEUE_ONE`` in insert_tasks.py says which status a task begins with.
+# ticks whose unique keys are taken. ``Row`` in insert_tasks.py says which status a task begins with.
 ENQUEUE_TICKS = """
 WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence
 ), given AS MATERIALIZED (
@@ -117,12 +117,6 @@ UPDATE {schedule} AS schedule SET last_at = given.tick, last_task = new.id
 FROM given JOIN new ON new.id = given.id WHERE schedule.name = given.name
 RETURNING schedule.name, new.id, new.status, date_part('epoch', new.enqueued_at)
 """
-#: The columns of ``ENQUEUE_TICKS``, in the order in which ``_values_of`` makes them.
-_COLUMNS = (
-    *("name", "tick", "queue", "priority", "task_path", "args", "kwargs", "backend", "max_retries", "meta"),
-    *("lock_key", "group_key", "fair_key", "unique_key"),
-    *("concurrency", "unique_scope", "unique_for", "keep_result", "delay"),
-)
 
 # By the primary key.
 LAST_STATUSES = "SELECT id, status FROM {task} WHERE id = ANY (%s::bigint[])"
@@ -356,9 +350,9 @@ class _ScheduledCall:
     def values(self) -> dict[str, Any]:
         """The columns of ``ENQUEUE_TICKS``."""
         delay = None if self.delay is None else self.delay.total_seconds()
-        row = row_of(self.task, Call("[]", "{}"), meta_of(self.task))
-        values = (self.name, self.tick.at.isoformat(), *row, *self.keys, *options_of(self.task), delay)
-        return dict(zip(_COLUMNS, values, strict=True))
+        unique_for = self.task.unique and self.task.unique.seconds
+        own = {"name": self.name, "tick": self.tick.at.isoformat(), "unique_for": unique_for, "delay": delay}
+        return own | row_of(self.task, Call("[]", "{}", *self.keys), meta_of(self.task))
 
     def send_signal(self, id_: int, status: str, enqueued_at: float) -> None:
         """Tell the receivers of ``task_enqueued``, before the commit, as ``enqueue()`` does."""

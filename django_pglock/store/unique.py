@@ -12,7 +12,7 @@ from django.db.models import Q
 from django_pglock.errors import DuplicateTask
 from django_pglock.postgres.connections import connection_for, in_transaction, transaction_block
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.call import Call, Enqueued, batches, due_of, seconds_kept
+from django_pglock.store.call import Call, Enqueued, batches, due_of, row_of
 from django_pglock.store.insert_tasks import insert_calls
 from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import UniqueScope
@@ -87,19 +87,21 @@ WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
-    WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    WHERE unique_key = %(unique_key)s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
     FOR NO KEY UPDATE
 ), waits AS (
     DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )
 UPDATE {task} AS task
-SET args = %s::jsonb, kwargs = %s::jsonb, queue = %s, priority = %s, backend = %s, max_retries = %s, meta = %s::jsonb,
-    lock_key = call.lock_key, concurrency = %s, group_key = %s, fair_key = %s, keep_result = %s, waits_for = 0,
-    run_after = call.due,
+SET args = %(args)s::jsonb, kwargs = %(kwargs)s::jsonb, queue = %(queue)s, priority = %(priority)s,
+    backend = %(backend)s, max_retries = %(max_retries)s, meta = %(meta)s::jsonb, lock_key = call.lock_key,
+    concurrency = %(concurrency)s, group_key = %(group_key)s, fair_key = %(fair_key)s, keep_result = %(keep_result)s,
+    waits_for = 0, run_after = call.due,
     status = CASE WHEN call.due > statement_timestamp() THEN 'SCHEDULED'
                   WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
                   ELSE 'READY' END
-FROM (SELECT %s::text AS lock_key, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS call, old
+FROM (SELECT %(lock_key)s::text AS lock_key,
+             COALESCE(%(date)s::timestamptz, statement_timestamp() + %(delay)s::interval) AS due) AS call, old
 WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
 RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
 """
@@ -184,10 +186,8 @@ def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> 
     replaced: list[Enqueued] = []
     with connections[using].cursor() as cursor:
         for call in calls:
-            values: tuple[Any, ...] = (call.unique, call.args, call.kwargs, task.queue_name, task.priority)
-            values += (task.backend, task.max_attempts - 1, meta, task.concurrency, call.group, call.fair)
-            values += (seconds_kept(task), call.lock, *due_of(task))
-            cursor.execute(filled(REPLACE_UNIQUE), values)
+            due = dict(zip(("date", "delay"), due_of(task), strict=True))
+            cursor.execute(filled(REPLACE_UNIQUE), row_of(task, call, meta) | due)
             for *row, key_before in cursor.fetchall():
                 replaced.append(_existing(row))
                 admit_on_commit(using, {key_before} - {call.lock})

@@ -171,14 +171,6 @@ class TaskFields(Task):  # type: ignore[type-arg]
         return bool(self.lock or self.unique or self.group or self.fair or self.rate)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether calls have no keys, no ``after`` and no ``keep_result``.
-
-        Then the shortest INSERT can write a call, unless the call has a date or a delay.
-        """
-        return not self.has_keys and not self.after and self.keep_result is None
-
-    @property
     def is_own(self) -> bool:
         """Whether this package enqueues it. Then neither its backend nor its queue comes from ``TASKS``."""
         return self.queue_name == OWN_QUEUE and self.module_path.startswith("django_pglock.")

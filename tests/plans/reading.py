@@ -6,13 +6,14 @@ import json
 
 from django.db import connection
 
+from django_pglock.store.call import Call
 from django_pglock.store.statements import BY_INDEX
 
 PATH = "tests.sample.tasks.nothing"
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
-#: What every enqueued row has.
-ROW = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
+#: A call at the lock key of the backlog.
+CALL = Call("[]", "{}", lock="backlog")
 INSERT = """
 INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
                                 run_after, worker, last_attempted_at, attempts, finished_at)

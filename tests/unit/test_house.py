@@ -90,10 +90,7 @@ def test_every_test_in_the_list_of_quick_tests_exists():
 
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
-    "it inserts rows and reads none": (
-        *("ALLOCATE_IDS", "ENQUEUE", "ENQUEUE_BLOCKED", "ENQUEUE_WITH_IDS", "ENQUEUE_MANY", "ENQUEUE_ONE"),
-        "ENQUEUE_TICKS",
-    ),
+    "it inserts rows and reads none": (*("ALLOCATE_IDS", "ENQUEUE_MANY", "ENQUEUE_TICKS"),),
     "it takes a lock, sets a limit, or notifies": (
         *("LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY"),
         *("NOTIFY_REQUEST", "RESTORE_WAITS", "UNLOCK_WORKER", "TRY_UPKEEP_LOCK", "WAKE", "WAKE_EXCEPT"),

@@ -14,7 +14,7 @@ from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, _admit_to, admit, admit_own
 from django_pglock.store.call import meta_of
-from django_pglock.store.insert_tasks import _insert_one, insert_at_key
+from django_pglock.store.insert_tasks import insert_at_key, insert_one
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.tasks.options import Rate
 from tests.property.simulation import LONG
@@ -246,7 +246,7 @@ def test_admission_at_insert_has_the_result_of_the_general_statement(world, conc
             admit("default", [KEY])
 
     def enqueue_in_a_transaction():
-        [enqueued] = _insert_one("default", task, call, "{}")
+        [enqueued] = insert_one("default", task, call, "{}")
         admit_own("default", enqueued.id, KEY, is_alone=is_alone)
 
     call = _call_of(task, [1], {})
@@ -303,7 +303,7 @@ def check_admission_at_rate(task, key, bucket, world):
             admit()
 
     def enqueue_in_a_transaction():
-        [enqueued] = _insert_one("default", task, call, meta)
+        [enqueued] = insert_one("default", task, call, meta)
         admit_own_at_rate("default", enqueued.id, key, task.rate, "default", is_alone=is_alone)
 
     def look():

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from django_pglock.store.insert_tasks import ENQUEUE_AT_KEY
-from django_pglock.store.statements import filled
-from tests.plans.reading import ROW, scans_by_key
+from django_pglock.store.insert_tasks import AT_KEY, at_key
+from tests.plans.reading import CALL, scans_by_key
 from tests.plans.store.backlog import Call
+from tests.sample import keyed_tasks as keyed
 
 
 def calls(backlog):
-    return {
-        "ENQUEUE_AT_KEY": Call(
-            filled(ENQUEUE_AT_KEY), ("backlog", "backlog", *ROW, *[None] * 9, "backlog"), by_index=True
-        ),
-    }
+    assert "task.lock_key BETWEEN" in AT_KEY
+    return {"AT_KEY": Call(at_key("default", keyed.step, CALL, "{}"), by_index=True)}
 
 
 def test_enqueueing_at_a_key_reads_only_the_first_tasks_of_the_key(plans):
     plans.check()
-    assert scans_by_key(plans["ENQUEUE_AT_KEY"]) == [1, 1]
+    assert scans_by_key(plans["AT_KEY"]) == [1, 1]

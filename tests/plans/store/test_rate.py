@@ -5,27 +5,26 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
+from django_pglock import Rate
 from django_pglock.models import RateLimit
 from django_pglock.store.rate import (
     ADMIT_OWN_AT_RATE,
     DELETE_UNUSED_RATES,
-    ENQUEUE_AT_RATE,
     OPEN_RATES,
     START_AT_RATE,
+    at_rate,
 )
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, ROW, executed, nodes, pages_read, scans_by_key
+from tests.plans.reading import BATCH, CALL, executed, nodes, pages_read, scans_by_key
 from tests.plans.store.backlog import Call
+from tests.sample import keyed_tasks as keyed
 
 KEYS, WINDOW = 20_000, 500
 
 
 def enqueue(most):
-    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be admitted at once."""
-    return (
-        *("backlog", 1, "backlog", "backlog", "READY", most, most, 1, most - 1),
-        *(*ROW, "backlog", None, None, None, "backlog"),
-    )
+    """Return ``AT_RATE``, where ``most`` tasks may be admitted at once."""
+    return at_rate("default", keyed.drip.using(rate=Rate(most, per=most)), CALL, "{}")
 
 
 def admit_own(id_, most):
@@ -38,8 +37,8 @@ def calls(backlog):
     first = backlog.ids[0]
     return {
         "OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True),
-        "ENQUEUE_AT_RATE": Call(filled(ENQUEUE_AT_RATE), enqueue(BATCH), by_index=True),
-        "ENQUEUE_AT_RATE of one": Call(filled(ENQUEUE_AT_RATE), enqueue(1), by_index=True),
+        "AT_RATE": Call(enqueue(BATCH), by_index=True),
+        "AT_RATE of one": Call(enqueue(1), by_index=True),
         "START_AT_RATE": Call(filled(START_AT_RATE), [["backlog"], [1.0], [1], [1]], by_index=True),
         "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, BATCH), by_index=True),
         "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, 1), by_index=True),
@@ -52,7 +51,7 @@ def test_rates_with_a_due_token_are_found_by_the_index_of_dates(plans):
 
 def test_a_token_is_taken_without_reading_the_backlog(plans):
     plans.check(rows=20 * BATCH, pages=400)
-    assert scans_by_key(plans["ENQUEUE_AT_RATE of one"]) == [1, 1]
+    assert scans_by_key(plans["AT_RATE of one"]) == [1, 1]
     assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"], most=2) == [1, 2]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from django_pglock.store.call import row_of
 from django_pglock.store.statements import filled
 from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, REPLACE_UNIQUE
+from tests.plans.reading import CALL
 from tests.plans.store.backlog import Call
+from tests.sample import tasks
 
 
 def calls(backlog):
@@ -13,7 +16,8 @@ def calls(backlog):
         "FIND_AND_LOCK_UNIQUE": Call(filled(FIND_AND_LOCK_UNIQUE), (["key 7"],)),
         "FREE_EXPIRED_UNIQUE": Call(filled(FREE_EXPIRED_UNIQUE), (["key 7"],)),
         "REPLACE_UNIQUE": Call(
-            filled(REPLACE_UNIQUE), ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7)
+            filled(REPLACE_UNIQUE),
+            row_of(tasks.nothing, CALL._replace(unique="key 7"), "{}") | {"date": None, "delay": None},
         ),
     }
 

@@ -10,7 +10,7 @@ import pytest
 from django_pglock import task as task_
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.store import call as module
-from django_pglock.store.call import Call, batches, due_of, is_alone, meta_of, options_of, row_of, seconds_kept
+from django_pglock.store.call import Call, batches, due_of, is_alone, meta_of, row_of
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -43,9 +43,17 @@ def test_calls_are_taken_only_as_they_are_written():
 
 def test_values_of_a_row():
     task = tasks.record.using(priority=3, queue_name="mail", max_attempts=4)
-    values = ("mail", 3, "tests.sample.tasks.record", "[1]", "{}", "default", 3, "{}")
-    assert row_of(task, Call("[1]", "{}"), "{}") == values
-    assert options_of(task) == (None, None, None, None)
+    row = row_of(task, Call("[1]", "{}"), "{}")
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "queue": "mail",
+        "priority": 3,
+        "task_path": "tests.sample.tasks.record",
+        "backend": "default",
+        "args": "[1]",
+        "kwargs": "{}",
+        "max_retries": 3,
+        "meta": "{}",
+    }
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -75,8 +83,7 @@ def test_a_call_is_due_at_a_date_or_after_a_delay():
 
 
 def test_a_result_is_kept_for_whole_seconds():
-    assert seconds_kept(tasks.nothing) is None
-    assert seconds_kept(tasks.nothing.using(keep_result=timedelta(minutes=2))) == 120
+    assert row_of(tasks.nothing.using(keep_result=timedelta(minutes=2)), Call("[]", "{}"), "{}")["keep_result"] == 120
 
 
 def test_a_call_has_an_exclusive_key_unless_its_concurrency_is_above_one():

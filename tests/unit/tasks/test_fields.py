@@ -36,13 +36,6 @@ def test_a_call_has_keys_if_one_of_five_options_makes_some(options, has_keys):
     assert task(**options)(send).has_keys is has_keys
 
 
-def test_one_row_without_options_is_enough_for_a_plain_call():
-    assert tasks.echo.is_plain
-    assert tasks.echo.using(priority=5, timeout=5).is_plain
-    for options in ({"after": [1]}, {"keep_result": 5}, {"unique": True}):
-        assert not tasks.echo.using(**options).is_plain
-
-
 def test_an_exception_is_retried_if_it_is_of_the_one_and_not_of_the_other_types():
     definition = task(retry_on=(OSError, KeyError), no_retry_on=ConnectionError)(send)
     retried = [
