@@ -57,7 +57,8 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 ORDER_TOLERANCE = timedelta(minutes=1)
 #: Parameters that choose no tasks: Django's own, which change the page or the order.
 _NO_FILTERS = {"p", "o", "e", "all"}
-#: The orders of lists. An index of failed tasks has no column for the status: with it, a count would read each row.
+#: The orders of lists. The index of the failed tasks of a group has no column for the status: with it, a count would
+#: read each row.
 BY_ID, BY_STATUS = ("-pk",), ("-status", "-pk")
 _STATUSES = frozenset(TaskStatus.values)
 
@@ -233,7 +234,6 @@ class QueueFilter(TypedFilter):
 
     title = _("queue")
     parameter_name = "queue"
-    index = Index("pglock_task_failed_queue", _FAILED)
     suggestions = staticmethod(queues_of_the_code)
 
 
@@ -242,7 +242,6 @@ class TaskPathFilter(TypedFilter):
 
     title = _("task function")
     parameter_name = "task_path"
-    index = Index("pglock_task_failed_path", _FAILED)
     suggestions = staticmethod(registry.known_paths)
 
 

@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_pglock.migrations._operations import CreateView, TableSQL
-from django_pglock.models.base import BrinIndex, CountsField
+from django_pglock.models.base import CountsField
 
 # The view of advisory locks. A key is a lock of one bigint (objsubid 1): PostgreSQL stores its halves in classid and objid.
 # The package's own locks are of two ints (objsubid 2); classid says what the lock is for (keys/reserved.py). They get no key,
@@ -291,10 +291,7 @@ class Migration(migrations.Migration):
                     models.Index(condition=Q(("status", "SCHEDULED")), fields=["run_after", "id"], name="pglock_task_due"),
                     models.Index(condition=Q(("status", "RUNNING")), fields=["worker", "id"], name="pglock_task_running"),
                     models.Index(condition=Q(("status", "SUCCESSFUL"), _negated=True), fields=["status", "id"], name="pglock_task_attention"),
-                    models.Index(condition=Q(("status", "FAILED")), fields=["task_path", "id"], name="pglock_task_failed_path"),
-                    models.Index(condition=Q(("status", "FAILED")), fields=["queue", "id"], name="pglock_task_failed_queue"),
-                    models.Index(condition=Q(("status", "FAILED")), fields=["fingerprint", "id"], include=["finished_at"], name="pglock_task_fingerprint"),
-                    BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
+                    models.Index(condition=Q(("status", "FAILED")), fields=["fingerprint", "id"], include=["finished_at", "queue"], name="pglock_task_fingerprint"),
                 ],
                 "constraints": [
                     models.UniqueConstraint(condition=Q(Q(("attempts", 0), ("finished_at__isnull", True), ("unique_scope", "WAITING")), Q(("finished_at__isnull", True), ("unique_scope", "UNFINISHED")), ("unique_scope", "PERIOD"), _connector="OR"), fields=("unique_key",), name="pglock_task_unique"),

@@ -50,16 +50,6 @@ class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class tak
         return json.dumps(self.value_from_object(obj))
 
 
-class BrinIndex(models.Index):
-    """A block range index: a few hundred kilobytes for ten million rows in order of time."""
-
-    suffix = "brin"
-
-    def create_sql(self, model: Any, schema_editor: Any, using: str = "", **kwargs: Any) -> Any:
-        """Return the statement that makes the index, as Django asks for it."""
-        return super().create_sql(model, schema_editor, using=" USING brin", **kwargs)
-
-
 class OnPostgreSQL:
     """The base of each model's ``Meta``: in databases of other vendors there is no table, and no system check warns.
 

@@ -7,7 +7,7 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import BrinIndex, OnPostgreSQL, Row, manager_for_dumpdata
+from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
 from django_pglock.store.managers import TaskManager
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, READABLE, TaskStatus, UniqueScope
@@ -94,48 +94,56 @@ class Task(models.Model):
             ("export_task", _("Can export tasks")),
             ("stack_task", _("Can see the stacks of running tasks")),
         ]
-        # Few and partial: every change of a status adds an entry to each index that contains the row.
+        # Ten besides the primary key, with that of the unique key. Above each stands who reads it. All are partial:
+        # every change of a status adds an entry to each index that contains the row, and rows that succeeded, which are
+        # most, are in none. These are found along the primary key, because ids grow with the time: by pruning, and by
+        # lists and exports of a time.
         indexes = [
+            # The claim, and the counts of ready tasks.
             models.Index(
                 fields=["queue", "-priority", "id"],
                 name="pglock_task_ready",
                 condition=Q(status="READY", fair_key__isnull=True),
             ),
+            # The claim of tasks with fair=, which asks for the next key in turn.
             models.Index(
                 fields=["queue", "fair_key", "-priority", "id"],
                 name="pglock_task_fair",
                 condition=Q(status="READY", fair_key__isnull=False),
             ),
+            # Admission to a lock key: who runs, and who is next. Why a task waits; the list of the tasks of a key.
             models.Index(
                 fields=["lock_key", "status", "id"],
                 name="pglock_task_lock",
                 condition=Q(lock_key__isnull=False, finished_at__isnull=True),
             ),
-            # For keys of which one task runs at a time: a task that waits for its retry keeps its turn.
+            # Admission to keys of which one task runs at a time: a task that waits for its retry keeps its turn. The
+            # index above would read each task of the key that is scheduled for later, and there may be a million.
             models.Index(
                 fields=["lock_key"],
                 name="pglock_task_retried",
                 condition=Q(lock_key__isnull=False, status="SCHEDULED", started_at__isnull=False),
             ),
+            # Pruning of tasks with keep_result=, each of which has a time of its own.
             models.Index(fields=["expires_at"], name="pglock_task_expires", condition=Q(expires_at__isnull=False)),
+            # Promotion of due tasks, and when the next one is due.
             models.Index(fields=["run_after", "id"], name="pglock_task_due", condition=Q(status="SCHEDULED")),
+            # Rescue, what is given back after a lost answer, and the page of a worker.
             models.Index(fields=["worker", "id"], name="pglock_task_running", condition=Q(status="RUNNING")),
+            # Lists by status, the counts of BLOCKED, SCHEDULED and RUNNING, `locktasks`, the verbs for failed tasks.
             models.Index(fields=["status", "id"], name="pglock_task_attention", condition=~Q(status="SUCCESSFUL")),
-            # For an incident: which tasks of a function, or of a queue, have failed. Only they are in these indexes.
-            models.Index(fields=["task_path", "id"], name="pglock_task_failed_path", condition=Q(status="FAILED")),
-            models.Index(fields=["queue", "id"], name="pglock_task_failed_queue", condition=Q(status="FAILED")),
-            # For groups of failures: a count of thousands with their dates reads only this index.
+            # The page of failures, the retry of a group, and the counts of failed tasks by queue: a count of thousands,
+            # with their dates, reads nothing else.
             models.Index(
                 fields=["fingerprint", "id"],
-                include=["finished_at"],
+                include=["finished_at", "queue"],
                 name="pglock_task_fingerprint",
                 condition=Q(status="FAILED"),
             ),
-            BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
         ]
         constraints = [
-            # With the scope WAITING a task is in the index until its first claim, and never again: so neither a retry
-            # nor a rescue can violate the constraint.
+            # The tenth index, for unique=. With the scope WAITING a task is in it until its first claim, and never
+            # again: so neither a retry nor a rescue can violate the constraint.
             models.UniqueConstraint(
                 fields=["unique_key"],
                 name="pglock_task_unique",

@@ -18,6 +18,8 @@ from django_pglock.tasks.queues import OWN_QUEUE
 OLDEST = 3
 #: The largest number of tasks that are read without a fitting index: by a first search, and by a second one.
 FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
+#: The largest number of groups of failures whose tasks are counted.
+MOST_GROUPS = 1000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
@@ -40,20 +42,33 @@ FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
 WHERE ready.count > 0
 """
 
-# How many tasks of each queue have failed. Each queue is found by one index probe. A limited number of tasks of each
-# queue is read.
+# How many tasks of each queue have failed, and whether there may be more. Each group of failures is found by one probe
+# of the index of fingerprints, which has the queues, too. The newest tasks of each group are read, up to a limit: so an
+# incident hides no other failures. Rows that other programs have written may have no fingerprint.
 COUNT_FAILED = """
 WITH RECURSIVE found AS (
-    (SELECT queue FROM {task} WHERE status = 'FAILED' ORDER BY queue LIMIT 1)
+    (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
+     ORDER BY fingerprint LIMIT 1)
     UNION ALL
-    SELECT (SELECT queue FROM {task} WHERE status = 'FAILED' AND queue > found.queue ORDER BY queue LIMIT 1)
-    FROM found WHERE found.queue IS NOT NULL
+    SELECT next.fingerprint, found.number + 1 FROM found CROSS JOIN LATERAL (
+        SELECT task.fingerprint FROM {task} AS task
+        WHERE task.status = 'FAILED' AND task.fingerprint > found.fingerprint
+        ORDER BY task.fingerprint LIMIT 1) AS next
+    WHERE found.number < %s
 )
-SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
-    SELECT count(*) FROM (
-        SELECT task.id FROM {task} AS task WHERE task.status = 'FAILED' AND task.queue = found.queue
-        ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
-WHERE found.queue IS NOT NULL
+SELECT part.queue, sum(part.count)::bigint, bool_or(part.is_cut)
+FROM (SELECT fingerprint FROM found UNION ALL SELECT NULL) AS wanted
+CROSS JOIN LATERAL (
+    SELECT newest.queue, count(*) AS count, sum(count(*)) OVER () >= %s AS is_cut
+    FROM ((SELECT task.queue FROM {task} AS task
+           WHERE task.status = 'FAILED' AND task.fingerprint = wanted.fingerprint
+           ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint))
+          UNION ALL
+          (SELECT task.queue FROM {task} AS task
+           WHERE task.status = 'FAILED' AND task.fingerprint IS NULL AND wanted.fingerprint IS NULL
+           ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint))) AS newest
+    GROUP BY newest.queue) AS part
+GROUP BY part.queue
 """
 
 # The newest tasks of each other unfinished status, by queue. No index has their queues. The statuses are a range, read
@@ -104,19 +119,20 @@ def ready_counts(
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
 
-    At most ``most`` ready and ``most`` failed tasks of each queue are counted, and ``most`` tasks of each other status
-    in all queues together.
+    At most ``most`` ready tasks of each queue are counted, ``most`` failed tasks of each group of failures, and
+    ``most`` tasks of each other status in all queues together, the newest.
     """
-    failed = dict(run(using, COUNT_FAILED, most))
+    failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_GROUPS, *[most] * 3)}
     ready = ready_counts(using, most=most)
     others, capped = _count_others(using, most)
     paused = paused_queues(using)
     found = []
     for queue in sorted({*ready, *failed, *others, *paused}):
         count, oldest = ready.get(queue, (0, None))
-        here = {"READY": count, "FAILED": failed.get(queue, 0)}
-        counts = {**dict.fromkeys(COUNTED, 0), **others.get(queue, {}), **here}
-        at_least = capped | {status for status, count in here.items() if count >= most}
+        failures, is_cut = failed.get(queue, (0, False))
+        here = {"READY": count >= most, "FAILED": is_cut}
+        counts = {**dict.fromkeys(COUNTED, 0), **others.get(queue, {}), "READY": count, "FAILED": failures}
+        at_least = capped | {status for status, has_more in here.items() if has_more}
         found.append(QueueCounts(queue, counts, oldest, paused.get(queue), frozenset(at_least)))
     return found
 

@@ -103,14 +103,11 @@ def above_succeeded(using: str) -> int | None:
     return next((int(high) for (high,) in run(using, ABOVE_SUCCEEDED)), None)
 
 
-def newest(
-    tasks: Any, limit: int, *, statuses: Iterable[str] = (), days: float | None = None, is_narrow: bool = False
-) -> list[Any]:
+def newest(tasks: Any, limit: int, *, statuses: Iterable[str] = (), days: float | None = None) -> list[Any]:
     """Return up to ``limit`` of these tasks, the newest first.
 
     - ``statuses``: only tasks with one of these statuses; none: with any.
     - ``days``: only tasks that were enqueued more than this number of days ago.
-    - ``is_narrow``: the tasks are those of one queue or of one function, as for ``in_status``.
 
     Sends one statement for each status, in the order of the index on status and id. For several statuses in one
     statement, the planner would read the tasks of all statuses by the primary key.
@@ -120,6 +117,6 @@ def newest(
         is_old = {"pk__lt": first_id_since(tasks.db, days * DAY), "enqueued_at__lt": Now() - timedelta(days=days)}
         tasks = tasks.filter(**is_old)
     wanted = sorted(set(statuses))
-    parts = [in_status(tasks, status, is_narrow=is_narrow).order_by("-status", "-pk") for status in wanted]
+    parts = [in_status(tasks, status).order_by("-status", "-pk") for status in wanted]
     found = [row for part in parts or [tasks.order_by("-pk")] for row in part[:limit]]
     return sorted(found, key=attrgetter("pk"), reverse=True)[:limit]

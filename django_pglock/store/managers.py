@@ -143,8 +143,8 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         """Return the counts of each queue that has unfinished or failed tasks, or is paused, in the order of the names.
 
-        At most ``most`` ready and ``most`` failed tasks of each queue are counted, and ``most`` tasks of each other
-        status in all queues together.
+        At most ``most`` ready tasks of each queue are counted, ``most`` failed tasks of each group of failures, and
+        ``most`` tasks of each other status in all queues together.
         """
         return queue_counts(self.db, most=most)
 

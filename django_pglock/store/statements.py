@@ -191,12 +191,9 @@ def _table_of(model: str) -> str:
     return str(model_of(model)._meta.db_table)
 
 
-def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
-    """Return those of the tasks that have this status. An index has them in the order of status and id.
-
-    ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
-    """
-    if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
+def in_status(tasks: Any, status: str) -> Any:
+    """Return those of the tasks that have this status. An index has them in the order of status and id."""
+    if status == TaskStatus.SUCCESSFUL:
         # Most tasks have succeeded, so the planner soon finds them along the primary key.
         return tasks.filter(status=status)
     # The comment at COUNT_OTHERS in count.py says why a range.

@@ -220,7 +220,6 @@ class Command(TerminalCommand):
             options["limit"],
             statuses=options["status"] or (),
             days=options["older_than"],
-            is_narrow=bool(options["queue"] or options["task"]),
         )
         if options["json"]:
             self._print_json([fields_of_task(row, LISTED) for row in found])

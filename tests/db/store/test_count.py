@@ -34,8 +34,8 @@ def test_counts_stop_at_another_limit_and_each_queue_has_its_own():
     for queue in ("mail", "bulk"):
         for status in ("READY", "FAILED", "BLOCKED"):
             for _ in range(3):
-                make(status, queue=queue)
-    make("FAILED", queue="late"), make("RUNNING", queue="late")
+                make(status, queue=queue, fingerprint=ord(queue[0]) if status == "FAILED" else None)
+    make("FAILED", queue="late", fingerprint=7), make("RUNNING", queue="late")
     bulk, late, mail = Task.objects.queue_counts(most=2)
     for each, queue in ((bulk, "bulk"), (mail, "mail")):
         assert (each.queue, each.counts["READY"], each.counts["FAILED"]) == (queue, 2, 2)
@@ -61,7 +61,7 @@ def test_the_oldest_ready_task_is_found_among_those_with_the_lowest_ids():
 def test_failed_tasks_and_the_newest_others_are_counted_whatever_the_plan():
     for status, queues in (("FAILED", "cabaa"), ("RUNNING", "abb")):
         for queue in queues:
-            make(status, queue=queue)
+            make(status, queue=queue, fingerprint=ord(queue) if status == "FAILED" else None)
     found = [(each.queue, each.counts["FAILED"], each.counts["RUNNING"]) for each in queue_counts("default", most=2)]
     assert found == [("a", 2, 0), ("b", 1, 2), ("c", 1, 0)]
 

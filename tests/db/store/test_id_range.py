@@ -109,9 +109,6 @@ def test_the_newest_of_all_statuses_come_first_and_one_statement_is_sent_for_eac
     with CaptureQueriesContext(connection) as queries:
         assert ids(2, statuses=["FAILED", "CANCELLED"]) == [again, cancelled]
     assert all(query["sql"].endswith("LIMIT 2") and "BETWEEN" in query["sql"] for query in queries)
-    with CaptureQueriesContext(connection) as queries:
-        assert ids(statuses=["FAILED"], is_narrow=True) == [again, failed]
-    assert "BETWEEN" not in queries[0]["sql"], "an index on queue or function has the failed tasks"
     assert ids(statuses=["RUNNING"]) == []
 
 

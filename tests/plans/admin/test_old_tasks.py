@@ -74,22 +74,6 @@ def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(admin_clie
         assert found == counts, f"{query}: on the pages to which the links lead, one after the other"
 
 
-def test_the_failures_of_a_queue_or_a_function_are_found_by_an_index(admin_client, old_ones, monkeypatch):
-    """Among 150,000 failed tasks, a few of one function lie anywhere."""
-    monkeypatch.setattr(task_list, "FIRST_SEARCHED", 100)
-    monkeypatch.setattr(task_list, "MOST_SEARCHED", 100)
-    monkeypatch.setattr(task_list, "MOST_SEARCHED", 100)
-    Task.objects.filter(pk=Task.objects.filter(status="FAILED").earliest("pk").pk).update(
-        queue="rare", task_path="rare"
-    )
-    analyze()
-    for query in ("queue=rare", "task_path=rare", "queue=rare&task_path=rare&o=-1"):
-        with CaptureQueriesContext(connection) as queries:
-            page = admin_client.get(f"{LIST}?status__exact=FAILED&{query}")
-        assert (len(page.context["cl"].result_list), page.context["cl"].search_end) == (1, None), query
-        assert most_read(queries) <= 1, query
-
-
 @pytest.mark.parametrize("name", task_list.INDEXES)
 def test_a_filter_is_read_along_the_index_that_it_names(admin_client, old_ones, name):
     index = task_list.INDEXES[name]

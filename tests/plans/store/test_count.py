@@ -14,7 +14,7 @@ from tests.plans.store.backlog import Call
 def calls(_backlog):
     return {
         "COUNT_READY": Call(filled(COUNT_READY), (["default", "other"], 3, BATCH, BATCH)),
-        "COUNT_FAILED": Call(filled(COUNT_FAILED), [BATCH]),
+        "COUNT_FAILED": Call(filled(COUNT_FAILED), [BATCH] * 4),
         "COUNT_OTHERS": Call(filled(COUNT_OTHERS), [BATCH]),
     }
 
@@ -31,14 +31,14 @@ def test_counts_of_queues_walk_partial_indexes_and_stop(history):
         ("Index Only Scan", "pglock_task_fair"),
         ("Index Scan", "django_pglock_task_pkey"),
     }
-    others = plan_of(filled(COUNT_OTHERS), (100,))
-    assert {index for _, index in reads(others)} == {"pglock_task_attention"}
     for number in range(5):
         insert("FAILED", 300)
-        Task.objects.filter(status="FAILED", queue="default").update(queue=f"failed {number}")
+        Task.objects.filter(status="FAILED", queue="default").update(queue=f"failed {number}", fingerprint=number)
     analyze()
-    failed = plan_of(filled(COUNT_FAILED), (100,))
-    assert reads(failed) == {("Index Only Scan", "pglock_task_failed_queue")}
+    others = plan_of(filled(COUNT_OTHERS), (100,))
+    assert {index for _, index in reads(others)} == {"pglock_task_attention"}
+    failed = plan_of(filled(COUNT_FAILED), (1000, 100, 100, 100))
+    assert reads(failed) == {("Index Only Scan", "pglock_task_fingerprint")}
     assert not [
         each for each in nodes([ready, others, failed]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000
     ]

@@ -103,19 +103,19 @@ def test_status_shows_capped_counts_with_a_plus_sign():
     for _ in range(5):
         make("READY", days=0)
     for queue in ("a", "a", "b"):
-        make("FAILED", queue=queue)
+        make("FAILED", queue=queue, fingerprint=7)
     make("RUNNING", queue="a")
-    a, b, default = Task.objects.queue_counts(most=3)
-    assert (default.counts["READY"], default.at_least) == (3, {"READY"})
+    a, b, default = Task.objects.queue_counts(most=4)
+    assert (default.counts["READY"], default.at_least) == (4, {"READY"})
     assert (a.counts["FAILED"], a.at_least) == (2, frozenset())
     assert (a.counts["RUNNING"], b.counts["FAILED"]) == (1, 1)
 
 
 def test_failures_of_one_queue_do_not_hide_those_of_others():
     """After 60,000 failures in one queue, the command reported no failures of the other queues."""
-    make("FAILED", queue="before")
+    make("FAILED", queue="before", fingerprint=1)
     for _ in range(3):
-        make("FAILED", queue="incident")
+        make("FAILED", queue="incident", fingerprint=2)
     before, incident = Task.objects.queue_counts(most=2)
     assert (before.counts["FAILED"], before.at_least) == (1, frozenset())
     assert (incident.counts["FAILED"], incident.at_least) == (2, {"FAILED"})
