@@ -31,7 +31,7 @@ from django_pglock.store.statements import rows_of
 from django_pglock.store.why_it_waits import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.backends import arguments_of
-from django_pglock.tasks.call_keys import check_call, key_maker, keys_of, positional_names
+from django_pglock.tasks.call_keys import check_call, key_maker, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -105,7 +105,7 @@ class PostgresBackend(BaseTaskBackend):
         cannot be stored as JSON, before anything is written.
         """
         self._check_task(task)
-        call = _call_of(task, args, kwargs)
+        call = _maker_of(task)(args, kwargs)
         with observe_enqueue(task) as observed:
             try:
                 row = enqueue(self._using, task, call, meta=meta_of(task, observed.headers))
@@ -132,7 +132,7 @@ class PostgresBackend(BaseTaskBackend):
     def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
         """Raise what ``enqueue()`` would raise for these options and arguments. Write nothing."""
         self._check_task(task)
-        _call_of(task, args, kwargs)
+        _maker_of(task)(args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
@@ -265,25 +265,16 @@ def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
     )
 
 
-def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
-    """Check one call, and return it in the form in which it is written."""
-    args_text, kwargs_text = _texts_of(task, args, kwargs, get_settings().ARGUMENTS_LIMIT)
-    check_call(task, args, kwargs)
-    return Call(args_text, kwargs_text, *keys_of(task, args, kwargs, args_text=args_text))
-
-
 def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
-    """Return a function that does the same as ``_call_of``, for calls of one task. Common values are computed once."""
+    """Return a function that checks a call, and returns it in the form in which it is written.
+
+    Values that are the same for all calls of the task are computed once.
+    """
     most, keys = get_settings().ARGUMENTS_LIMIT, key_maker(task)
-    # Numbers of positional arguments that the function takes.
-    fitting = set[int]()
 
     def make(args: Any, kwargs: Any) -> Call:
         args_text, kwargs_text = _texts_of(task, args, kwargs, most)
-        if kwargs or len(args) not in fitting:
-            check_call(task, args, kwargs)
-            if not kwargs:
-                fitting.add(len(args))
+        check_call(task, args, kwargs)
         return Call(args_text, kwargs_text, *keys(args, kwargs, args_text))
 
     return make

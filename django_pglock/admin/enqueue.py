@@ -23,7 +23,7 @@ from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import call_signature, is_grouped
 from django_pglock.tasks.compat import InvalidTask, task_backends
-from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED, shown
+from django_pglock.tasks.redaction import REDACTED, shown
 
 
 class ArgumentsField(forms.Field):
@@ -82,7 +82,7 @@ def _page(
         form = EnqueueForm(request.POST if request.method == "POST" else None, initial=texts)
         if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, seen, earlier)):
             return HttpResponseRedirect(address)
-        is_hidden = any(each in text for each in (REDACTED, NOT_SHOWN) for text in texts.values())
+        is_hidden = any(REDACTED in text for text in texts.values())
         context |= {"form": form, "signature": _signature(task), "has_hidden": is_hidden}
     answer: HttpResponse = model_admin.answer(request, "task/enqueue", context)
     return answer
@@ -133,7 +133,7 @@ def _restored(typed: Any, seen: Any, stored: Any) -> Any:
         return {name: _restored(each, _part(seen, name), _part(stored, name)) for name, each in typed.items()}
     if isinstance(typed, list):
         return [_restored(each, _part(seen, at), _part(stored, at)) for at, each in enumerate(typed)]
-    if typed in (REDACTED, NOT_SHOWN) and typed != stored:
+    if typed == REDACTED and typed != stored:
         raise ValueError(gettext("A hidden value can stay only where it is. Elsewhere, type the value."))
     return typed
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from django.utils.functional import Promise
@@ -17,10 +16,6 @@ from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: With an odd number of backslashes, u0000 is a NUL character. With an even number it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-#: A text, which is left as it is, or a float that Python writes with a positive exponent.
-_LARGE_FLOAT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?e\+\d+')
-#: Class names that are spoken with a vowel at their beginning: an Order, an Upload; a User, a UUID.
-_VOWEL = re.compile(r"[aeio]|u(?!ni)[lmnp]", re.IGNORECASE)
 #: Bytes of a result. PostgreSQL stores jsonb documents of at most 255 MiB.
 MAX_RESULT = 100 * 1024 * 1024
 
@@ -52,8 +47,6 @@ def to_json(
         raise kind(f"{what} cannot be stored as JSON: {_flaw_of(value)}.") from error
     if "\\u0000" in text and _NUL.search(text):
         raise kind(f"{what} contains a NUL character, which PostgreSQL cannot store.")
-    if "e+" in text:
-        text = _LARGE_FLOAT.sub(_with_fraction, text)
     if size > most:
         raise kind(f"{what} is {size:,} bytes long, more than {most:,}; store it elsewhere and pass a reference.")
     return text
@@ -73,12 +66,6 @@ def _text_of(value: Any, encoder: json.JSONEncoder) -> str:
         # a few numbers and texts, and most calls have only these.
         return f"[{','.join([str(each) if type(each) is int else encoder.encode(each) for each in value])}]"
     return encoder.encode(_plain(value))
-
-
-def _with_fraction(match: re.Match[str]) -> str:
-    """Write a large float so that it is still a float when it is read: jsonb writes 1e+23 as a whole number."""
-    text = match[0]
-    return text if text.startswith('"') else f"{int(Decimal(text))}.0"
 
 
 def _plain(value: Any) -> Any:
@@ -147,19 +134,17 @@ def _flaw(value: Any) -> str:
         return "NaN or infinity"
     if isinstance(value, bytes):
         return "bytes that are not UTF-8"
-    if isinstance(value, int):
-        return "an int with more digits than Python writes"
     if isinstance(value, Promise):
         return "a lazy object, such as a translation; pass str() of it"
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
         hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
-    return f"{article(kind)} {kind}{hint}"
+    return f"{with_article(kind)}{hint}"
 
 
-def article(name: str) -> str:
-    """Return the article for the name of a class: "an int", "an Upload", "a UUID", "a User"."""
-    return "an" if _VOWEL.match(name) else "a"
+def with_article(name: str) -> str:
+    """Return the name of a class with its article: "an int", "a UUID", "a User"."""
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
 
 
 def from_json(text: str) -> Any:

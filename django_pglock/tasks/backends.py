@@ -12,7 +12,7 @@ from django.utils.asyncio import async_unsafe
 from django_pglock.errors import ConfigurationError, TaskArgumentsError
 from django_pglock.keys import name_of
 from django_pglock.postgres.connections import connection_for
-from django_pglock.tasks.arguments import article
+from django_pglock.tasks.arguments import with_article
 from django_pglock.tasks.compat import InvalidTask, task_backends
 
 _HINT = "In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database."
@@ -94,9 +94,9 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     Then nothing is written.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
-        kind = type(calls).__name__
         raise TaskArgumentsError(
-            f"enqueue_many was given {article(kind)} {kind}; give a list or a generator with one item for each call."
+            f"enqueue_many was given {with_article(type(calls).__name__)}; give a list or a generator with one item "
+            "for each call."
         )
     if not hasattr(task, "get_backend"):
         raise InvalidTask(f"enqueue_many was given {task!r}, which is not a task. Decorate the function with @task.")

@@ -46,19 +46,15 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(
-    task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, args_text: str | None = None
-) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not accept.
-
-    ``args_text`` is the JSON text of ``args``, if it was made before. A unique key often consists of it.
-    """
-    return key_maker(task)(args, kwargs, args_text) if task.has_keys else NO_KEYS
+def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not accept."""
+    return key_maker(task)(args, kwargs, None)
 
 
 def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any], str | None], CallKeys]:
     """Return a function that does the same as ``keys_of``, for the calls of one task.
 
+    Its last argument is the JSON text of ``args``, if it was made before. A unique key often consists of it.
     Values that are the same for all calls are computed once. Otherwise this would take a tenth of the time in which a
     hundred thousand calls are enqueued.
     """
@@ -84,7 +80,7 @@ def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any],
 
 
 def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], text: str | None) -> CallKeys:
-    values, others = _bound(task, args, kwargs)
+    values = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
         return None if template is None else _template(template, task.func, is_grouped(task)).render(values)
@@ -94,7 +90,7 @@ def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         lock=_lock_key(task, render, group),
         group=group,
         fair=render(task.fair),
-        unique=_unique_key(task, render, lambda: text or _text_of(task, values, others)),
+        unique=_unique_key(task, render, lambda: text or _text_of(task, values)),
     )
     if task.advisory and keys.lock is not None and _shortened(task, keys.lock) != keys.lock:
         raise TaskArgumentsError(
@@ -147,18 +143,13 @@ def _has_one_key(task: TaskFields) -> bool:
     return is_alone and task.unique is not None and task.unique.key is None
 
 
-def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
-    """Return the JSON text of a call's arguments, for the key of ``unique=True``."""
-    return _text_of(task, *_bound(task, (), kwargs))
-
-
-def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
     """Return one text for all calls with the same arguments, by position or by name.
 
     If all parameters of the function can be positional, it is the list of their values in order.
     """
     is_list = not is_grouped(task) and _names(task.func) is not None
-    arguments = list(values.values()) if is_list else [values, others] if others else [values]
+    arguments = list(values.values()) if is_list else [values]
     return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
@@ -236,28 +227,24 @@ def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | 
     return [each.name for each in parameters]
 
 
-def _bound(
-    task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the arguments by name, and those of ``**more`` with the same name as another parameter."""
+def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments by name, those of ``**more`` among them."""
     if is_grouped(task):
         if args:
             raise TaskArgumentsError(f"{task.module_path} has a group, so its calls take only keyword arguments.")
-        return kwargs, {}
+        return kwargs
     names = None if kwargs or task.takes_context else _names(task.func)
     if names is not None and len(args) == len(names):
-        return dict(zip(names, args, strict=True)), {}
+        return dict(zip(names, args, strict=True))
     try:
         bound = call_signature(task.func, task.takes_context).bind(*args, **kwargs)
     except TypeError as error:
         raise TaskArgumentsError(f"{task.module_path} cannot be called like this: {error}.") from error
     bound.apply_defaults()
     values = bound.arguments
-    rest = next(
-        (name for name, each in _signature(task.func).parameters.items() if each.kind is each.VAR_KEYWORD), None
-    )
-    more = {} if rest is None else values.pop(rest)
-    return {**more, **values}, {name: value for name, value in more.items() if name in values}
+    parameters = _signature(task.func).parameters.items()
+    more = next((values.pop(name) for name, each in parameters if each.kind is each.VAR_KEYWORD), {})
+    return {**more, **values}
 
 
 def _shortened(task: TaskFields, key: str | None) -> str | None:

@@ -56,17 +56,17 @@ class Claim:
     queue: str
     priority: int
     task_path: str
-    args: str
-    kwargs: str
-    meta: str
-    retries: int
-    max_retries: int
-    rescues: int
-    run_after: str | None
-    enqueued_at: str
+    args: str = "[]"
+    kwargs: str = "{}"
+    meta: str = "{}"
+    retries: int = 0
+    max_retries: int = 0
+    rescues: int = 0
+    run_after: str | None = None
+    enqueued_at: str = "0"
     #: None: this is the first claim of the task.
-    started_at: str | None
-    last_attempted_at: str
+    started_at: str | None = None
+    last_attempted_at: str = "0"
     lock_key: str | None = None
     #: The number of earlier claims that do not count as attempts, because they were given back or snoozed.
     uncounted: int = 0
@@ -113,6 +113,11 @@ class Claim:
         # The largest number of attempts, as far as it is known now. Each rescue or interruption adds one.
         most = self.number + self.max_retries - self.retries
         return f"Task {self.id} ({self.task_path}) attempt {self.number} of {most}"
+
+    def in_result(self) -> dict[str, Any]:
+        """Return what ``make_result`` takes from a claim while its function runs."""
+        dates = {name: self.date(name) for name in ("enqueued_at", "started_at", "last_attempted_at")}
+        return {"id": self.id, "status": "RUNNING", "backend": self.backend, **dates}
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the task for log records, by the names in ``LOG_FIELDS``."""
@@ -187,27 +192,10 @@ def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any])
         queue=task.queue_name,
         priority=task.priority,
         task_path=task.module_path,
-        args="[]",
-        kwargs="{}",
         meta=to_json(task.meta),
-        retries=0,
         max_retries=task.max_attempts - 1,
-        rescues=0,
-        run_after=None,
         enqueued_at=now,
-        started_at=None,
         last_attempted_at=now,
     )
-    result = make_result(
-        task,
-        id=claim.id,
-        status="RUNNING",
-        args=list(args),
-        kwargs=kwargs,
-        backend=claim.backend,
-        enqueued_at=claim.date("enqueued_at"),
-        started_at=claim.date("started_at"),
-        last_attempted_at=claim.date("last_attempted_at"),
-        worker_ids=[str(claim.worker)],
-    )
+    result = make_result(task, args=list(args), kwargs=kwargs, worker_ids=[str(claim.worker)], **claim.in_result())
     return TaskContext(task_result=result, _claims=[claim], _reason_to_stop=lambda: None)

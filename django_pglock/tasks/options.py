@@ -17,7 +17,6 @@ from types import NoneType
 from typing import Any, Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.queues import check_text
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.states import UniqueScope
@@ -166,9 +165,6 @@ def is_whole(value: object, least: int, most: int) -> bool:
 T = TypeVar("T")
 Check = Callable[[str, Any], Any]
 
-#: Digits of a bigint, and one more.
-MOST_DIGITS = 20
-
 
 def refuse(option: str, value: object, wanted: str) -> TaskOptionError:
     """Return the error for a value that an option does not accept."""
@@ -303,23 +299,17 @@ def task_ids(option: str, value: Any) -> tuple[int, ...]:
     try:
         given = (value,) if is_one else tuple(value)
     except TypeError:
-        raise TaskOptionError(f"after takes results or their ids, not {value!r}.") from None
+        raise _refuse_id(value) from None
     return tuple(map(_task_id, given))
 
 
 def _task_id(value: Any) -> int:
+    # The id of a result of another backend of django.tasks is a text of letters and digits.
     given = getattr(value, "id", value)
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < MOST_DIGITS:
-        given = int(given)
-    if not isinstance(given, int) or isinstance(given, bool):
-        if isinstance(value, TaskResult):
-            raise TaskOptionError(
-                f"after takes results or ids of tasks in PostgreSQL. The result with the id {given!r} is of another "
-                "backend of django.tasks."
-            )
-        raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
-    if given < 0:
-        raise TaskOptionError("after takes results or their ids, not a negative number.")
-    if given >= 2**63:
-        raise TaskOptionError("after takes results or their ids, and no task has an id as large as one of these.")
-    return given
+    if not isinstance(given, (str, int)) or not str(given).isdecimal():
+        raise _refuse_id(given)
+    return int(given)
+
+
+def _refuse_id(given: Any) -> TaskOptionError:
+    return TaskOptionError(f"after takes results or ids of tasks in PostgreSQL, not {given!r}.")

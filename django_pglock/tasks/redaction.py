@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 logger = get_logger("django_pglock.tasks")
 
 REDACTED = "[redacted]"
-#: Instead of a value that another program has written with SQL, and that Python cannot read or print.
-NOT_SHOWN = "[This value is nested too deeply, or has too many digits, to be shown. Read it with SQL.]"
-#: The number of levels of a value that are shown. Python's encoder of JSON fails at about a thousand.
-MOST_LEVELS = 200
 #: The name of the result: a word that cannot be the name of a parameter.
 RESULT = "return"
 #: The fields of a row that are computed from its arguments.
@@ -43,8 +39,6 @@ def shown(row: Any, field: str) -> Any:
     ``REDACT`` replaces them. Keys from which a hidden value could be read are hidden, too.
     """
     value = getattr(row, field)
-    if field == "progress":
-        return _to_level(value)
     if value is None or field not in ("args", "kwargs", "result", "meta", *KEYS):
         return value
     if field in KEYS:
@@ -107,7 +101,7 @@ def _make_show(row: Any, hook: Hook | None) -> Show:
     """Return the function that shows a value of this row by its name."""
     hidden = _hidden_of(row)
 
-    def show(name: str, value: Any, level: int = 0) -> Any:
+    def show(name: str, value: Any) -> Any:
         if hidden is None or name in hidden:
             return REDACTED
         if hook is not None:
@@ -116,19 +110,15 @@ def _make_show(row: Any, hook: Hook | None) -> Show:
             except Exception:
                 logger.exception("REDACT failed for argument %r of %r. The value is not shown.", name, row.task_path)
                 return REDACTED
-        return _to_level(value, level, show)
+        return _shown_inside(value, show)
 
     return show
 
 
-def _to_level(value: Any, level: int = 0, show: Callable[[str, Any, int], Any] | None = None) -> Any:
-    """Return a value without its parts below ``MOST_LEVELS``. ``show`` returns the shown value of a name."""
-    if level > MOST_LEVELS and isinstance(value, (dict, list)):
-        return NOT_SHOWN
+def _shown_inside(value: Any, show: Show) -> Any:
     if isinstance(value, dict):
-        shows = show or (lambda _, each, deeper: _to_level(each, deeper))
-        return {name: shows(name, each, level + 1) for name, each in value.items()}
-    return [_to_level(each, level + 1, show) for each in value] if isinstance(value, list) else value
+        return {name: show(name, each) for name, each in value.items()}
+    return [_shown_inside(each, show) for each in value] if isinstance(value, list) else value
 
 
 def _hidden_of(row: Any) -> frozenset[str] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 
 #: django.tasks knows four states. Each other state of ours is shown as the nearest of these.
 PUBLIC_STATUS = {
+    status: TaskResultStatus(status.value) for status in TaskStatus if status in TaskResultStatus.values
+} | {
     TaskStatus.SCHEDULED: TaskResultStatus.READY,
     TaskStatus.BLOCKED: TaskResultStatus.READY,
-    TaskStatus.READY: TaskResultStatus.READY,
-    TaskStatus.RUNNING: TaskResultStatus.RUNNING,
-    TaskStatus.SUCCESSFUL: TaskResultStatus.SUCCESSFUL,
-    TaskStatus.FAILED: TaskResultStatus.FAILED,
     TaskStatus.CANCELLED: TaskResultStatus.FAILED,
 }
 
@@ -60,17 +58,6 @@ class PostgresTaskError(TaskError):
         return found
 
 
-class AwaitingBackend(Protocol):
-    """The backend of a result: waits until the task has ended, and returns why it has not.
-
-    Both waits return True if the task has ended, False if there is no such task, None if the time is over.
-    """
-
-    def await_end(self, task_id: int, timeout: float | None) -> bool | None: ...
-    async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None: ...
-    def why_unfinished(self, task_id: int) -> str: ...
-
-
 class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     """A ``TaskResult`` that can be waited for."""
 
@@ -92,29 +79,29 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         number. Waits for a notification. In addition, one statement for all waiting callers of the process polls every
         ``POLL_INTERVAL`` seconds. These callers share one session for each database.
         """
-        deadline = _Deadline(timeout)
-        while True:
-            is_there = self._backend.await_end(int(self.id), deadline.left())
+        for left in _seconds_left(timeout):
+            is_there = self._backend.await_end(int(self.id), left)
             if is_there is None:
                 raise self._timed_out(timeout, self._backend.why_unfinished(int(self.id)))
             self.refresh()
             if self._has_ended(is_there):
-                return self
+                break
+        return self
 
     async def await_(self, timeout: float | None = None) -> Self:
         """Do the same as ``wait()``, in a coroutine. It occupies no thread while it waits."""
-        deadline = _Deadline(timeout)
-        while True:
-            is_there = await self._backend.await_end_async(int(self.id), deadline.left())
+        for left in _seconds_left(timeout):
+            is_there = await self._backend.await_end_async(int(self.id), left)
             if is_there is None:
                 raise self._timed_out(timeout, await sync_to_async(self._backend.why_unfinished)(int(self.id)))
             await self.arefresh()
             if self._has_ended(is_there):
-                return self
+                break
+        return self
 
     @property
-    def _backend(self) -> AwaitingBackend:
-        return cast("AwaitingBackend", task_backends[self.backend])
+    def _backend(self) -> Any:
+        return task_backends[self.backend]
 
     def _timed_out(self, timeout: float | None, why: str) -> TimeoutError:
         return TimeoutError(f"Task {self.id} has not finished within {timeout} s{': ' if why else ''}{why}.")
@@ -130,20 +117,16 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         return self.is_finished
 
 
-class _Deadline:
-    """The moment at which a timeout is over."""
-
-    def __init__(self, timeout: float | None) -> None:
-        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and 0 <= timeout <= MOST_SECONDS):
-            raise ValueError(
-                f"wait() got the timeout {timeout!r}; give seconds (0 to {MOST_SECONDS:,}), or None for no limit."
-            )
-        self._at = None if timeout is None else time.monotonic() + timeout
-
-    def left(self) -> float | None:
-        """Return the seconds that are left; None without a timeout."""
-        return None if self._at is None else max(0.0, self._at - time.monotonic())
+def _seconds_left(timeout: float | None) -> Iterator[float | None]:
+    """Yield the seconds that are left of a timeout, again and again; None without one."""
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 <= timeout <= MOST_SECONDS):
+        raise ValueError(
+            f"wait() got the timeout {timeout!r}; give seconds (0 to {MOST_SECONDS:,}), or None for no limit."
+        )
+    began = time.monotonic()
+    while True:
+        yield None if timeout is None else max(0.0, began + timeout - time.monotonic())
 
 
 def make_result(

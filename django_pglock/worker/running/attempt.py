@@ -218,16 +218,11 @@ class Attempt(StoppableAttempt):
                 run_after=claim.date("run_after"),
                 max_attempts=claim.max_retries + 1,
             ),
-            id=claim.id,
-            status="RUNNING",
             args=self.args,
             kwargs=self.kwargs,
-            backend=claim.backend,
-            enqueued_at=claim.date("enqueued_at"),
-            started_at=claim.date("started_at"),
-            last_attempted_at=claim.date("last_attempted_at"),
             errors=[error for error, _ in failures],
             worker_ids=[*(worker for _, worker in failures), str(claim.worker)],
+            **claim.in_result(),
         )
 
 

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django_pglock import task
 from django_pglock.admin.enqueue import _restored
 from django_pglock.models import Task
-from django_pglock.tasks.redaction import NOT_SHOWN, REDACTED
+from django_pglock.tasks.redaction import REDACTED
 from tests.db.admin.visits import LIST, make, person, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
@@ -155,18 +155,6 @@ def test_the_text_of_a_hidden_value_is_refused_in_another_place(client, args):
 )
 def test_a_hidden_value_is_taken_from_the_same_place_of_the_earlier_task(typed, seen, stored, restored):
     assert _restored(typed, seen, stored) == restored
-
-
-def test_a_value_that_is_too_deep_to_be_shown_is_enqueued_again_as_it_is(client):
-    person(client, "view_task", "change_task")
-    deep: list = []
-    for _ in range(300):
-        deep = [deep]
-    row = make("FAILED", task_path=task(pay).module_path, args=[7, deep])
-    typed = client.get(again(row)).context["form"]["args"].value()
-    assert NOT_SHOWN in typed
-    client.post(again(row), {"args": typed.replace("7", "8", 1)})
-    assert Task.objects.exclude(pk=row.pk).get().args == [8, deep]
 
 
 def test_a_task_runs_again_in_its_own_backend(client, settings):

@@ -181,7 +181,7 @@ def test_after_refuses_a_task_that_does_not_exist():
     with pytest.raises(TaskOptionError, match="does not exist: 0"):
         tasks.nothing.using(after=0).enqueue()
     for wrong in (["yesterday"], "yesterday", 1.5, [None], True):
-        with pytest.raises(TaskOptionError, match="results or their ids"):
+        with pytest.raises(TaskOptionError, match="results or ids of tasks"):
             tasks.nothing.using(after=wrong)
 
 

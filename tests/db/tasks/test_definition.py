@@ -252,15 +252,6 @@ def test_a_value_of_a_wrong_type_is_refused_by_using(options):
         tasks.echo.using(**options)
 
 
-@pytest.mark.parametrize(
-    ("after", "said"),
-    [([-1], "not a negative number."), ([2**63], "no task has an id as large as one of these.")],
-)
-def test_an_id_that_no_task_can_have_is_refused(after, said):
-    with pytest.raises(TaskOptionError, match=f"after takes results or their ids, .*{said}"):
-        tasks.echo.using(after=after)
-
-
 def test_each_exception_may_be_retried():
     """By default ``SystemExit``, which is no ``Exception``, fails a task. A project may want to retry it."""
     assert not tasks.echo.can_retry(SystemExit())

@@ -65,15 +65,9 @@ def test_invalid_options_are_refused_where_they_are_written(options, words):
         def never(order_id): ...
 
 
-@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000], ids=["bigint", "large", "huge"])
-def test_an_id_that_no_task_can_have_is_refused(value):
-    with pytest.raises(TaskOptionError, match="no task has an id as large"):
-        tasks.echo.using(after=[value])
-
-
-@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5, -1])
+@pytest.mark.parametrize("value", [True, "x", 1.5, -1])
 def test_after_refuses_a_value_that_is_no_id(value):
-    with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
+    with pytest.raises(TaskOptionError, match="after takes results or ids of tasks in PostgreSQL, not"):
         tasks.echo.using(after=[value])
 
 
@@ -81,10 +75,7 @@ def test_after_says_that_a_result_is_of_another_backend(settings):
     """As in tests with a backend of Django: its ids are texts, and its result is as much a result as ours."""
     settings.TASKS = {"default": {"BACKEND": DUMMY, "QUEUES": []}}
     result = tasks.echo.enqueue(1)
-    expected = (
-        f"after takes results or ids of tasks in PostgreSQL. The result with the id '{result.id}' is of another "
-        "backend of django.tasks."
-    )
+    expected = f"after takes results or ids of tasks in PostgreSQL, not '{result.id}'."
     with pytest.raises(TaskOptionError) as error:
         tasks.echo.using(after=result)
     assert str(error.value) == expected
@@ -150,7 +141,7 @@ def test_options_become_values_of_one_type():
 )
 def test_after_takes_results_and_ids_alone_and_as_a_list(after, ids):
     assert tasks.echo.using(after=after).after == ids
-    with pytest.raises(TaskOptionError, match=r"after takes results or their ids, not 1\.5"):
+    with pytest.raises(TaskOptionError, match=r"after takes results or ids of tasks in PostgreSQL, not 1\.5"):
         tasks.echo.using(after=1.5)
 
 

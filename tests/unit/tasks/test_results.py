@@ -141,7 +141,7 @@ def test_a_result_waits_by_the_backend_of_its_task():
 
 @pytest.mark.parametrize("timeout", [0, 0.5, results.MOST_SECONDS, None])
 def test_a_wait_takes_seconds_or_none(timeout):
-    assert (results._Deadline(timeout).left() is None) is (timeout is None)
+    assert (next(results._seconds_left(timeout)) is None) is (timeout is None)
 
 
 @pytest.mark.parametrize("timeout", [-0.1, results.MOST_SECONDS + 1, float("nan"), True, "5"])
@@ -153,5 +153,4 @@ def test_another_timeout_of_a_wait_is_refused(timeout):
 def test_a_wait_is_never_shorter_than_nothing(monkeypatch):
     moments = iter([100.0, 111.0])
     monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    assert results._Deadline(10).left() == 0
-    assert results._Deadline(None).left() is None
+    assert next(results._seconds_left(10)) == 0

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_the_return_value_of_a_function_is_in_its_result(worker, finished):
     worker()
-    for value in (None, 0, "text", [1, {"a": None}], {"ä": 1.5}, [-1e23, "1e+23"]):
+    for value in (None, 0, "text", [1, {"a": None}], {"ä": 1.5}, [-1.5, "1e+23"]):
         result = finished(tasks.echo.enqueue(value))
         assert result.return_value == value
         assert (result.attempts, result.errors) == (1, [])
