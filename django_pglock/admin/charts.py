@@ -149,33 +149,20 @@ SPANS = (
 )
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The choice in the query string, and the other choices of a user."""
-
-    span: Span
-    queue: str
-    task_path: str
-    queues: Sequence[str]
-    task_paths: Sequence[str]
-    spans: Sequence[Span] = SPANS
-
-
-def choice_of(request: HttpRequest, queues: Iterable[str]) -> Choice:
-    """Return the choice of a request. An unknown span is an hour."""
+def choice_of(request: HttpRequest, queues: Iterable[str]) -> dict[str, Any]:
+    """Return the choice of a request, and what else can be chosen. An unknown span is an hour."""
     # PostgreSQL cannot store a NUL character in text.
     asked = {name: request.GET.get(name, "").replace("\x00", "") for name in ("span", "queue", "task_path")}
     span = next((each for each in SPANS if each.name == asked["span"]), SPANS[0])
     known = sorted({*queues, *filter(None, [asked["queue"]])})
     paths = sorted({*registry.known_paths(), *filter(None, [asked["task_path"]])})
-    return Choice(span, asked["queue"], asked["task_path"], known, paths)
+    return {**asked, "span": span, "spans": SPANS, "queues": known, "task_paths": paths}
 
 
-def charts_of(using: str, choice: Choice) -> list[Chart]:
+def charts_of(using: str, choice: dict[str, Any]) -> list[Chart]:
     """Return the charts: finished tasks, failed attempts, wait and run time. One statement."""
-    now, span = timezone.now(), choice.span
-    queue, path = choice.queue or None, choice.task_path or None
-    points = series(using, now - span.length, now, span.step, queue, path)
+    now, span = timezone.now(), choice["span"]
+    points = series(using, now - span.length, now, span.step, choice["queue"] or None, choice["task_path"] or None)
     counts = [point.counts for point in points]
     moments = [_moment(point, span) for point in points]
 

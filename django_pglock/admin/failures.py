@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_pglock.admin.actions import perform, record
-from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed, needs
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_redrive, redrives
@@ -48,13 +48,8 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     #: What can be done with a group.
     verbs: ClassVar[dict[str, Verb]] = {verb.name: verb for verb in (RETRY, DISCARD)}
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may view tasks: groups have no permission of their own."""
-        return request.user.has_perm("django_pglock.view_task")
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        """Return whether the index lists the page."""
-        return self.has_view_permission(request)
+    # Groups have no permission of their own.
+    has_view_permission = has_module_permission = needs("view_task")
 
     def get_urls(self) -> list[URLPattern]:
         """Return the page, and the address of the verbs of a group."""

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
 from django_pglock.models import Lease
 
 
@@ -52,15 +52,12 @@ class LeaseAdmin(ReadOnlyAdmin):
         *("key", "holder"),
     )
     readonly_fields = fields
+    has_free_permission = needs("free_lease")
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the server's time, and the state by this time."""
         leases: Any = super().get_queryset(request)
         return leases.with_state()
-
-    def has_free_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may revoke leases."""
-        return request.user.has_perm("django_pglock.free_lease")
 
     @admin.display(description=_("state"))
     def state(self, lease: Any) -> str:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, needs
 from django_pglock.models import AdvisoryLock
 
 
@@ -51,14 +51,11 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
         *("application_name", "state", "username", "client_address", "query"),
     )
     readonly_fields = fields
+    has_terminate_permission = needs("terminate_advisorylock")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by the name of a lock, which is hashed to its key, by key, or by session."""
         return (queryset.search(search_term) if search_term else queryset), False
-
-    def has_terminate_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may end sessions."""
-        return request.user.has_perm("django_pglock.terminate_advisorylock")
 
     @admin.display(description=_("lock"))
     def named(self, row: AdvisoryLock) -> str:

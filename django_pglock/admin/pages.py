@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ def elapsed(since: datetime, now: datetime | None = None) -> str:
 def mark(status: str, text: Any) -> str:
     """Return a word as a status is shown, in the colour of the task status of this name."""
     return format_html('<span class="pglock-status pglock-{}">{}</span>', status, text)
+
+
+def needs(permission: str) -> Callable[..., bool]:
+    """Return the method of an admin that says whether a user has a permission. Django finds the method by its name."""
+    return lambda self, request, obj=None: bool(request.user.has_perm(f"django_pglock.{permission}"))
 
 
 class PageOnly:

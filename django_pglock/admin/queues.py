@@ -17,7 +17,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
 from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row
@@ -93,6 +93,7 @@ class QueueAdmin(ReadOnlyAdmin):
     actions = [pause, resume]
     change_list_template = "admin/django_pglock/queue/change_list.html"
     change_form_template = "admin/django_pglock/queue/change_form.html"
+    has_add_permission = has_pause_permission = needs("pause_queue")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the fields of the form that pauses a queue, or all fields of an existing row."""
@@ -102,18 +103,10 @@ class QueueAdmin(ReadOnlyAdmin):
         """Return all fields of an existing row; none of the form that pauses a queue."""
         return [] if obj is None else self.get_fields(request, obj)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may pause queues."""
-        return self.has_pause_permission(request)
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this row: not while the queue is paused, for that would resume it."""
         is_deletable = obj is not None and obj.paused_at is None
         return is_deletable and request.user.has_perm("django_pglock.delete_queue")
-
-    def has_pause_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may pause and resume queues."""
-        return request.user.has_perm("django_pglock.pause_queue")
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Pause the queue. Django writes the log entry."""

@@ -17,7 +17,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import admin_action, perform
-from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed, mark, needs
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.models import Schedule, Task
 from django_pglock.store.operate import Verb
@@ -103,6 +103,9 @@ class ScheduleAdmin(ReadOnlyAdmin):
     fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last", "shown_status")
     readonly_fields = fields
     change_form_template = "admin/django_pglock/schedule/change_form.html"
+    has_switch_permission = needs("change_schedule")
+    #: For functions that no longer exist. A worker that knows the function writes the row again.
+    has_delete_permission = needs("delete_schedule")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ScheduleChangeList]:
         """Return our change list."""
@@ -139,17 +142,6 @@ class ScheduleAdmin(ReadOnlyAdmin):
         schedule = self.seen(request, unquote(object_id))
         perform(VERBS[verb], request, self.get_queryset(request).filter(pk=schedule.pk))
         return HttpResponseRedirect(self.address("change", quote(schedule.pk)))
-
-    def has_switch_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may enable, disable and run schedules."""
-        return request.user.has_perm("django_pglock.change_schedule")
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete schedules.
-
-        This is for functions that no longer exist. A worker that knows the function writes the row again.
-        """
-        return request.user.has_perm("django_pglock.delete_schedule")
 
     @admin.display(description=_("last task"))
     def last(self, schedule: Schedule) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin import task_page as page
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.enqueue import again_page, enqueue_page
-from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, needs
 from django_pglock.admin.task_list import (
     FILTERS,
     IndexedList,
@@ -43,11 +42,6 @@ _WITHOUT_ARGUMENTS = ("changelist", "attempts", "attempt", "stack", "export")
 
 class _NotDeleted(PermissionDenied):
     """The task is not finished, or is still needed."""
-
-
-def _needs(permission: str) -> Callable[[Any, HttpRequest], bool]:
-    """Return the method that says whether a user has a permission for tasks. Django finds it by its name."""
-    return lambda self, request: bool(request.user.has_perm(f"django_pglock.{permission}_task"))
 
 
 class TaskAdmin(ReadOnlyAdmin):
@@ -94,14 +88,14 @@ class TaskAdmin(ReadOnlyAdmin):
         ),
     ]
 
-    has_retry_permission = _needs("retry")
-    has_cancel_permission = _needs("cancel")
-    has_reset_permission = _needs("reset")
-    has_export_permission = _needs("export")
-    has_stack_permission = _needs("stack")
+    has_retry_permission = needs("retry_task")
+    has_cancel_permission = needs("cancel_task")
+    has_reset_permission = needs("reset_task")
+    has_export_permission = needs("export_task")
+    has_stack_permission = needs("stack_task")
     #: To enqueue any function is to add a task. To move tasks, or to run one again, is to change tasks.
-    has_enqueue_permission = _needs("add")
-    has_again_permission = has_move_permission = _needs("change")
+    has_enqueue_permission = needs("add_task")
+    has_again_permission = has_move_permission = needs("change_task")
 
     # The list
 
@@ -196,7 +190,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete tasks, or this task: only if it is finished."""
-        return (obj is None or obj.status in FINISHED) and _needs("delete")(self, request)
+        return (obj is None or obj.status in FINISHED) and needs("delete_task")(self, request)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
         """Leave out Django's action that deletes: it loads all rows, and deletes tasks that are still needed."""
