@@ -7,10 +7,8 @@ wrapper ends before a streamed response has.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import Client
 from opentelemetry import trace
 from opentelemetry.instrumentation.django import DjangoInstrumentor
@@ -19,11 +17,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, task
+from django_pglock import lock, task
 from django_pglock.models import AdvisoryLock, Task
-from django_pglock.testing import hold
 from tests.foreign.sample.models import Letter
-from tests.foreign.sample.tasks import nothing
 
 exporter = InMemorySpanExporter()
 provider = TracerProvider()
@@ -62,38 +58,6 @@ def test_a_lock_has_a_span_for_each_statement():
     [between] = spans_of("COUNT(*)")
     assert taken.parent.span_id == freed.parent.span_id == between.parent.span_id == work.get_span_context().span_id
     assert taken.end_time <= between.start_time <= between.end_time <= freed.start_time
-
-
-def test_a_transaction_lock_and_calls_have_spans():
-    with tracer.start_as_current_span("work"), transaction.atomic(), lock("traced"):
-        nothing.enqueue("100%")
-        enqueue_many(nothing, [{"number": 1}, {"number": 2}])
-    assert len(spans_of("_advisory_xact_lock(")) == 1
-    assert len(spans_of('INSERT INTO "django_pglock_task"')) == 2
-
-
-def test_a_wait_in_vain_is_a_span_with_an_error():
-    with hold("busy"), pytest.raises(LockNotAvailable), lock("busy", timeout=0.01):
-        pass
-    assert [span.status.is_ok for span in spans_of("advisory_lock(")].count(False) == 1
-
-
-def test_locks_of_coroutines_have_spans():
-    async def work() -> None:
-        with tracer.start_as_current_span("coroutine"):
-            async with lock("asynchronous"):
-                pass
-
-    asyncio.run(work())
-    assert len(spans_of("_advisory_lock(")) == 1
-    assert len(spans_of("pg_advisory_unlock")) == 1
-
-
-def test_leases_have_spans():
-    with Lease("traced", ttl=60) as lease:
-        lease.extend(60)
-    assert spans_of('INSERT INTO "django_pglock_lease"')
-    assert spans_of('UPDATE "django_pglock_lease"')
 
 
 def test_a_worker_has_spans(drain):

@@ -23,10 +23,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as families_of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, lock_all, semaphore
+from django_pglock import Lease, enqueue_many, lock, lock_all, semaphore
 from django_pglock.contrib import prometheus
 from django_pglock.models import Number, Queue
-from django_pglock.testing import hold
 from django_pglock.worker import Worker
 from tests.foreign.sample.tasks import nothing
 
@@ -76,15 +75,6 @@ def test_statements_are_counted(function, statements):
     assert counted(function) >= statements
 
 
-def test_an_error_is_counted_by_its_type():
-    def fail() -> None:
-        with hold("busy"), pytest.raises(LockNotAvailable), lock("busy", timeout=0.01):
-            pass
-
-    # PostgreSQL says 55P03 when lock_timeout is over.
-    assert counted(fail, "errors_total", type="LockNotAvailable") == 1
-
-
 def test_each_session_is_counted():
     async def take_it() -> None:
         async with lock("asynchronous"):
@@ -96,16 +86,6 @@ def test_each_session_is_counted():
 
     assert counted(take_lease, "new_connections_total") >= 1
     assert counted(lambda: asyncio.run(take_it()), "new_connections_total") == 1
-
-
-def test_the_sessions_and_statements_of_a_worker_are_counted(drain):
-    results = [nothing.enqueue() for _ in range(3)]
-    before = value("execute_total")
-    assert counted(drain, "new_connections_total") >= 3
-    assert value("execute_total") - before >= 2
-    for result in results:
-        result.refresh()
-        assert result.status == "SUCCESSFUL"
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ The setting belongs to Django's own session. The server refuses an enqueue from 
 from __future__ import annotations
 
 import pytest
-from django.db import ProgrammingError, connection, connections, transaction
+from django.db import ProgrammingError, connections, transaction
 from django.db.utils import DatabaseError
-from django.test import Client
 
 from django_pglock import Lease, enqueue_many, lock, task
 from django_pglock.models import AdvisoryLock
@@ -88,24 +87,6 @@ def test_locks_keep_the_setting_of_the_session():
     with acting_as("ben"):
         assert Letter.objects.count() == 0
     assert callers() == ["anna"]
-
-
-def test_a_user_set_for_a_transaction_enqueues_inside_of_it_only():
-    with transaction.atomic(), lock("letters"):
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('app.user', 'carla', true)")
-        nothing.enqueue()
-    with pytest.raises(ProgrammingError, match="nobody calls"):
-        nothing.enqueue()
-    assert callers() == ["carla"]
-
-
-def test_requests_with_row_security_lock_and_enqueue():
-    for number, user in enumerate(["dora", "emil", "dora"]):
-        client = Client(headers={"user": user})
-        assert client.get("/post/", {"text": f"{user} {number}"}).status_code == 200
-        assert client.get("/page/").content == f"<html><body>{number // 2 + 1} letters</body></html>".encode()
-    assert callers() == ["dora", "emil", "dora"]
 
 
 def test_a_worker_has_no_row_security_user_until_a_function_sets_one(drain):

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import sentry_sdk
 from django.core.handlers.wsgi import WSGIHandler
-from django.db import connection, transaction
+from django.db import connection
 from django.test import RequestFactory
 from sentry_sdk.consts import OP
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.integrations.django import DjangoIntegration
 from sentry_sdk.transport import Transport
 
-from django_pglock import enqueue_many, lock, task
-from django_pglock.models import Task
+from django_pglock import lock, task
 from tests.foreign.sample.tasks import nothing
 
 events: list[dict[str, Any]] = []
@@ -69,15 +68,6 @@ def test_locks_have_spans():
         pass
     assert len(spans("db", "_advisory_lock(")) == 1
     assert len(spans("db", "pg_advisory_unlock")) == 1
-
-
-def test_transaction_locks_and_calls_have_spans():
-    with sentry_sdk.start_transaction(name="work"), transaction.atomic(), lock("traced"):
-        nothing.enqueue("100%")
-        enqueue_many(nothing, [{"number": 1}, {"number": 2}])
-    assert len(spans("db", "_advisory_xact_lock(")) == 1
-    assert len(spans("db", 'INSERT INTO "django_pglock_task"')) == 2
-    assert Task.objects.count() == 3
 
 
 def test_a_call_has_a_span_of_the_queue():

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection
 
-from django_pglock import enqueue_many, lock, try_lock
+from django_pglock import lock, try_lock
 from tests.foreign.sample.models import Letter
 from tests.foreign.sample.tasks import nothing
 
@@ -44,26 +44,6 @@ def wrappers() -> list[Any]:
 def ask(number: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {number}")
-
-
-def test_an_audit_around_a_lock_sees_its_statements(wrappers):
-    audit = Audit()
-    with connection.execute_wrapper(audit), lock("audited"):
-        ask(1)
-    assert audit.count("pg_advisory_unlock") == 1
-    assert audit.count("pg_try_advisory_lock") + audit.count("pg_advisory_lock") >= 1
-    assert audit.count("SELECT 1") == 1
-    assert connection.execute_wrappers == wrappers
-
-
-def test_an_audit_around_a_transaction_lock_and_an_enqueue_sees_both(wrappers):
-    audit = Audit()
-    with connection.execute_wrapper(audit), transaction.atomic(), lock("audited"):
-        nothing.enqueue("audited")
-        enqueue_many(nothing, [{"number": 1}, {"number": 2}])
-    assert audit.count("pg_advisory_xact_lock") + audit.count("pg_try_advisory_xact_lock") >= 1
-    assert audit.count('INSERT INTO "django_pglock_task"') == 2
-    assert connection.execute_wrappers == wrappers
 
 
 def test_a_lock_may_outlast_the_audit_in_which_it_was_taken(wrappers):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
-from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
-from django_pglock.store import after
 from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
 from django_pglock.store.ready import promote
 from django_pglock.store.release import orphaned_waiters, release
@@ -21,7 +18,6 @@ from django_pglock.tasks.compat import TaskResultStatus
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
-from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -144,35 +140,6 @@ def test_a_dependent_waits_also_for_its_lock_key_and_its_date(claim):
     Task.objects.filter(status="SCHEDULED").update(run_after=Now())
     promote("default")
     assert statuses()[1:] == ["BLOCKED", "READY", "BLOCKED"]
-
-
-def test_a_dependent_with_the_lock_key_of_its_dependency_keeps_its_order(worker, eventually):
-    first = keyed.step.enqueue("a", 1)
-    keyed.step.using(after=[first]).enqueue("a", 2)
-    keyed.step.enqueue("a", 3)
-    worker()
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
-    begun = Effect.objects.filter(name="begin a").order_by("id")
-    assert list(begun.values_list("number", flat=True)) == [1, 2, 3]
-
-
-def test_a_waiting_task_does_not_block_others_of_its_key():
-    keyed.step.using(after=[tasks.echo.enqueue(1)]).enqueue("a", 1)
-    keyed.step.enqueue("a", 2)
-    assert statuses()[1:] == ["BLOCKED", "READY"]
-
-
-def test_so_many_retried_tasks_are_blocked_by_one_statement(monkeypatch, claim):
-    monkeypatch.setattr(after, "BLOCKED_AT_ONCE", 2)
-    first = tasks.echo.enqueue(1)
-    for _ in range(3):
-        tasks.nothing.using(after=[first]).enqueue()
-    settle_one(claim()[0], Failed(FAILURE))
-    with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.all().retry() == 4
-    sent = [each["sql"] for each in queries if "WITH named" in each["sql"]]
-    assert [len(re.search(r"\{([\d, ]+)\}", sql)[1].split(",")) for sql in sent] == [2, 1]
-    assert statuses() == ["READY", "BLOCKED", "BLOCKED", "BLOCKED"]
 
 
 def test_after_refuses_a_task_that_does_not_exist():

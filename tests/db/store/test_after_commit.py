@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from django.db import DataError, InternalError, OperationalError, connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from django_pglock import DuplicateTask, Unique, enqueue_many
 from django_pglock.models import Queue, Schedule, Task
@@ -150,16 +149,6 @@ def test_a_verb_with_a_block_of_its_own_notifies_with_the_commit_of_the_caller()
         listener.close()
         transaction.rollback()
         transaction.set_autocommit(True)
-
-
-def test_one_statement_notifies_for_several_queues(manual):
-    with CaptureQueriesContext(connection) as queries:
-        wake.wake("default", ["mail", "default", "mail"])
-        wake.wake("default", [])
-    [sent] = queries
-    assert "pg_notify" in sent["sql"]
-    assert "mail" in sent["sql"]
-    assert "default" in sent["sql"]
 
 
 # After a BEGIN of the caller, Django does not know of the transaction, and cannot open a block of ``atomic()`` in it.

@@ -103,23 +103,6 @@ def test_a_coroutine_waits_for_a_result_and_its_cancel_ends_the_wait(worker, eve
 
 
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
-def test_a_cancelled_wait_leaves_the_other_waits(nothing_is_left):
-    first, second = results_of(2)
-
-    async def work():
-        waiting = [asyncio.ensure_future(each.await_()) for each in (first, replace(first), second, replace(second))]
-        await until(lambda: Waiter.objects.count() == 2)
-        for each in (waiting[0], waiting[2], waiting[3]):
-            each.cancel()
-        await until(lambda: list(Waiter.objects.values_list("awaited", flat=True)) == [int(first.id)])
-        await sync_to_async(settle)(first, second)
-        assert (await waiting[1]).is_finished
-        assert all(each.cancelled() for each in (waiting[0], waiting[2], waiting[3]))
-
-    run(work())
-
-
-@override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_waits_for_results_cancelled_at_any_moment_leave_no_waiter(nothing_is_left):
     results = results_of(20)
 

@@ -53,13 +53,6 @@ def test_a_task_with_the_largest_number_of_claims_is_taken_with_the_others(claim
     assert [each.id for each in claim_group("default", first, limit=10, gather=0)] == ids[1:]
 
 
-def test_a_group_takes_its_oldest_members_up_to_the_limit(claim):
-    enqueue(*"abcd")
-    [first] = claim()
-    claim_group("default", first, limit=2, gather=0)
-    assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]
-
-
 def test_the_oldest_are_taken_whether_they_wait_or_gather(claim):
     rows = enqueue(*"abc")
     [first] = claim()

@@ -7,10 +7,9 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 from django.db.models.functions import Now
-from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Queue, Task
-from django_pglock.store.count import OLDEST, queue_counts, ready_counts, search_end
+from django_pglock.store.count import OLDEST, queue_counts, ready_counts
 from django_pglock.tasks.queues import OWN_QUEUE
 from tests.db.admin.visits import make
 
@@ -77,10 +76,3 @@ def test_workable_tasks_are_ready_or_due_and_in_queues_that_are_not_paused():
     assert count(most=1) == 3, "a ready task of each of the two queues, and one that is due"
     make("READY", queue=OWN_QUEUE)
     assert [count(), count(["mail"])] == [9, 5], "each worker serves it"
-
-
-def test_the_end_of_a_search_is_one_row():
-    rows = [make("READY") for _ in range(4)]
-    with CaptureQueriesContext(connection) as queries:
-        assert search_end(Task.objects.order_by("pk"), most=2) == rows[2].pk
-    assert queries[0]["sql"].endswith("LIMIT 1 OFFSET 2")

@@ -198,21 +198,3 @@ def test_a_claim_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_t
     in_flight.is_claiming = False
     compare(worker, in_flight)
     assert Task.objects.get().status == "READY"
-
-
-def test_the_heartbeat_knows_when_the_fetcher_claims(worker, eventually, monkeypatch):
-    running = worker()
-    seen = []
-    claimed = running.fetcher.claimer.claim
-
-    def claim(*args, **options):
-        seen.append(running.in_flight.is_claiming)
-        return claimed(*args, **options)
-
-    monkeypatch.setattr(running.fetcher.claimer, "claim", claim)
-    result = tasks.nothing.enqueue()
-    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
-    assert running.shutdown()
-    assert seen
-    assert all(seen)
-    assert not running.in_flight.is_claiming

@@ -42,14 +42,6 @@ def test_a_moment_is_found_among_ids_with_gaps(ids):
         assert range_["pk__lt"] - range_["pk__gt"] <= PRECISION + 1
 
 
-@pytest.mark.parametrize(("ids", "low", "high"), [([7], 7, 8), ([], 0, 0)])
-def test_the_range_after_all_tasks_begins_behind_the_last_one(ids, low, high):
-    spread(*ids)
-    moment = BEGAN + timedelta(seconds=100)
-    found = ids_between(Task.objects.order_by("-pk"), moment, moment, most=10)
-    assert found.ids == {"pk__gt": low, "pk__lt": high}
-
-
 @pytest.mark.parametrize(
     ("since", "before", "ids"),
     [(None, 5000, {"pk__lt"}), (100, None, {"pk__gt"}), (100, 5000, {"pk__gt", "pk__lt"}), (4900, 5000, None)],

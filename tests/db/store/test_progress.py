@@ -8,9 +8,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.store import requests_to_worker
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.requests_to_worker import COMPARED_AT_ONCE, write_logs, write_progress
+from django_pglock.store.requests_to_worker import write_logs, write_progress
 from django_pglock.store.settle import settle
 from tests.sample import tasks
 
@@ -36,25 +35,6 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
         write_progress("default", [mine], is_last=is_last)
     assert Task.objects.get().progress is None
     assert mine.written_progress is None
-
-
-def test_the_progress_of_many_tasks_is_written_in_batches(claim, django_assert_num_queries, monkeypatch):
-    """The planner may choose a nested loop, which compares each pair of rows."""
-    enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
-    claims = claim(COMPARED_AT_ONCE + 1)
-    for each in claims:
-        each.progress = '{"done": 1}'
-    sizes, write = [], requests_to_worker._write
-
-    def write_some(using, some, **options):
-        sizes.append(len(some))
-        write(using, some, **options)
-
-    monkeypatch.setattr(requests_to_worker, "_write", write_some)
-    with django_assert_num_queries(2):
-        write_progress("default", claims)
-    assert sizes == [COMPARED_AT_ONCE, 1]
-    assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
 
 
 def test_progress_of_a_finished_task_changes_nothing(claim):

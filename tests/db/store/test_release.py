@@ -79,18 +79,6 @@ def test_a_cancelled_task_does_not_block_others_of_its_key(claim):
     assert statuses()[2:] == ["CANCELLED", "READY"]
 
 
-def test_release_promotes_only_dependents_of_the_given_tasks(claim):
-    awaited = [tasks.echo.enqueue(number) for number in range(10)]
-    for each in awaited:
-        tasks.nothing.using(after=each).enqueue()
-    claims = claim(10)
-    settle("default", [(mine, Succeeded()) for mine in claims], claims[0].worker)
-    ends = [int(awaited[number].id) for number in (0, 1, 9)]
-    assert release("default", ends) == 3
-    assert statuses()[10:] == ["READY", "READY", *["BLOCKED"] * 7, "READY"]
-    assert release("default", [ends[1] + 1]) == 1
-
-
 def test_dependents_of_a_deleted_task_are_cancelled_and_lock_timeout_is_kept(claim):
     first = tasks.echo.enqueue(1)
     tasks.echo.using(after=first).enqueue(2)
@@ -100,16 +88,6 @@ def test_dependents_of_a_deleted_task_are_cancelled_and_lock_timeout_is_kept(cla
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
     assert statuses() == ["CANCELLED"]
-
-
-def test_dependents_of_a_cancelled_task_are_cancelled(claim):
-    first = tasks.echo.using(priority=1).enqueue(1)
-    second = tasks.echo.using(after=first).enqueue(2)
-    third = tasks.echo.using(after=second).enqueue(3)
-    tasks.echo.using(after=third).enqueue(4)
-    settle("default", [(claim()[0], Failed(FAILURE))], uuid4())
-    assert release("default", [int(first.id)]) == 3
-    assert statuses() == ["FAILED", *["CANCELLED"] * 3]
 
 
 def test_release_wakes_workers_for_ready_tasks_and_notifies_them_of_scheduled_ones(claim, monkeypatch):

@@ -146,13 +146,6 @@ def test_only_tasks_with_an_expired_unique_period_lose_their_unique_key(claim):
     assert Task.objects.filter(pk__in=[begun.id, other.id]).count() == 2
 
 
-def test_replacing_a_waiting_task_sends_no_insert():
-    keyed.save.enqueue(1, text="old")
-    with CaptureQueriesContext(connection) as queries:
-        keyed.save.enqueue(1, text="new")
-    assert not [each for each in queries if "INSERT INTO" in each["sql"]]
-
-
 def test_replace_writes_the_new_call_into_the_waiting_task(claim):
     first = keyed.save.enqueue(1, text="old")
     second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
@@ -278,14 +271,6 @@ def test_of_sixteen_concurrent_calls_unique_for_a_period_one_succeeds(in_threads
     assert set(answers) == {id_, f"refused {id_}"}
 
 
-def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, eventually):
-    """After each enqueue that returns a task, some run begins later. The last claim shows it."""
-    worker(threads=2)
-    in_threads(lambda number: [keyed.refresh.enqueue(1) for _ in range(8)], 16)
-    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
-    assert 1 <= Task.objects.count() <= 128
-
-
 @pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
 def test_equal_unique_calls_of_one_batch_act_as_separate_calls(on_conflict, text):
     save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
@@ -339,14 +324,6 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     assert [each.args for each in claim(10)] == ["[5]", "[3]", "[9]", "[1]", "[7]"]
     assert [int(id_) for id_ in ids[:5]] == sorted(map(int, ids[:5]))
     assert ids[1] == ids[5]
-
-
-def test_enqueue_many_of_unique_calls_sends_two_statements():
-    """One statement draws the ids, and one writes the rows. Columns that the caller knows are not returned."""
-    with CaptureQueriesContext(connection) as queries:
-        ids = enqueue_many(keyed.refresh, range(3))
-    assert sum("django_pglock_task" in each["sql"] for each in queries) == 2
-    assert ids == [str(pk) for pk in Task.objects.order_by("pk").values_list("pk", flat=True)]
 
 
 def test_more_unique_calls_than_one_statement_writes(monkeypatch):

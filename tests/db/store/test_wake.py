@@ -107,18 +107,6 @@ def count_statements(queue="default"):
     return len(queries)
 
 
-def test_the_answer_that_no_worker_sleeps_is_cached_for_a_moment(clock):
-    connection.close()
-    assert count_statements() == 1
-    clock[0] = 0.049
-    assert count_statements() == 0
-    clock[0] = 0.05
-    assert count_statements() == 1
-    clock[0] = 1.0
-    add_sleeping_worker()
-    assert [count_statements() for _ in range(2)] == [1, 1], "somebody sleeps, so each call wakes"
-
-
 def test_a_worker_that_falls_asleep_before_the_commit_is_woken(clock):
     listen()
     assert count_statements() == 1

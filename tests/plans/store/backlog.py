@@ -1,8 +1,8 @@
 """A table with a backlog, and the plans of the statements beside it: executed once for all tests of a process.
 
-Each ``test_<verb>.py`` says in ``calls()`` how the statements of ``store/<verb>.py`` are called. Plans are executed and
-their rows counted: a plan can look right and still walk through everything. To insert the backlog takes longer than to
-execute all plans, so the first test that asks for a plan executes those of all files.
+Each file of tests says in ``calls()`` how statements are called. Plans are executed and their rows counted: a plan can
+look right and still walk through everything. To insert the backlog takes longer than to execute all plans, so the first
+test that asks for a plan executes those of all files.
 """
 
 from __future__ import annotations

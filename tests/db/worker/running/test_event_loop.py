@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from django_pglock.errors import TaskTimeout
@@ -76,17 +73,6 @@ def test_a_coroutine_is_stopped_also_if_another_has_shut_down_the_executor_of_th
     assert finished(tasks.shut_down_executor_of_loop.enqueue()).status == "SUCCESSFUL"
     late = finished(tasks.sleep_async.using(timeout=0.1).enqueue(600))
     assert [error.exception_class for error in late.errors] == [TaskTimeout]
-
-
-def test_the_session_of_the_coroutines_is_closed_when_the_worker_has_shut_down(worker, finished):
-    """Otherwise a program that has run a worker could not delete its database at once, as tests do."""
-    running = worker(threads=1)
-    finished(running_tasks.count_in_coroutine.enqueue(closes=False))
-    orm = running.executor.loop.orm
-    [session] = [each.connection for each in orm._connections]
-    ThreadPoolExecutor.submit(orm, time.sleep, 1)
-    assert running.shutdown() is True
-    assert session.closed
 
 
 def test_a_coroutine_is_cancelled_at_its_timeout(worker, eventually):

@@ -7,7 +7,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_pglock import enqueue_many
-from django_pglock.models import Attempt, Queue, Task
+from django_pglock.models import Attempt, Task
 from django_pglock.store.admit import admit
 from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Interrupted
@@ -47,19 +47,6 @@ def test_a_group_runs_up_to_its_limit_and_after_its_gather_time(worker, eventual
     assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]
     task = Task.objects.earliest("id")
     assert (task.started_at - task.enqueued_at).total_seconds() >= 0.19
-
-
-def test_members_in_a_paused_queue_run_in_a_call_of_their_own_after_it_is_resumed(worker, eventually):
-    Queue.objects.pause("other")
-    for text, queue in (("a", "default"), ("b", "other"), ("c", "default")):
-        keyed.digest.using(queue_name=queue).enqueue(user=1, text=text)
-    worker()
-    eventually(lambda: done(2))
-    eventually(lambda: Task.objects.filter(queue="other", status="READY").exists())
-    assert list(Effect.objects.values_list("name", flat=True)) == ["a,c"]
-    Queue.objects.resume("other")
-    eventually(lambda: done(3))
-    assert list(Effect.objects.order_by("pk").values_list("name", flat=True)) == ["a,c", "b"]
 
 
 def test_two_workers_never_run_one_group_at_the_same_time(worker, eventually):
@@ -117,14 +104,6 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     assert ended.same_call[0].outcome == ended.outcome
 
 
-def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, eventually):
-    results = [keyed.digest.enqueue(user=1, text=number) for number in range(5)]
-    Task.objects.filter(pk=results[2].id).cancel()
-    worker()
-    eventually(lambda: done(4))
-    assert Effect.objects.get().name == "0,1,3,4"
-
-
 def test_a_group_with_a_lock_key_runs_after_earlier_and_before_later_tasks(worker, eventually):
     keyed.step.enqueue(1, 1)
     for text in "abc":
@@ -145,15 +124,6 @@ def test_a_group_with_a_lock_key_keeps_the_key_until_its_retry(worker, eventuall
     eventually(lambda: done(3))
     names = list(Effect.objects.order_by("id").values_list("name", flat=True))
     assert names == ["fail,too", "fail,too", "begin 1", "end 1"]
-
-
-def test_a_group_with_a_lock_key_waits_for_a_task_that_waits_for_its_retry(worker, eventually):
-    keyed.fail_first.enqueue(1)
-    keyed.note.enqueue(order_id=1, author="anna", text="a")
-    worker(threads=4)
-    eventually(lambda: done(2))
-    names = list(Effect.objects.order_by("id").values_list("name", flat=True))
-    assert names == ["begin 1", "begin 1", "end 1", "a"]
 
 
 def test_claiming_a_group_holds_no_lock_between_two_messages(claim):

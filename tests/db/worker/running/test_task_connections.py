@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from django.db import close_old_connections, connection, connections
+from django.db import connection, connections
 
 from django_pglock import enqueue_many, lock
 from django_pglock.models import Task, Worker
@@ -66,14 +66,6 @@ def test_a_session_that_an_earlier_task_has_lost_is_not_the_next_ones_failure(
     assert list(Task.objects.order_by("id").values_list("status", "attempts")) == [("SUCCESSFUL", 1)] * 3
 
 
-def test_a_connection_without_a_transaction_is_reused_by_the_next_task(worker, eventually):
-    worker(threads=1)
-    for _ in range(3):
-        tasks.tell_backend.enqueue()
-    eventually(is_over)
-    assert len(set(Task.objects.values_list("result", flat=True))) == 1
-
-
 @pytest.mark.parametrize(("least", "sessions"), [(1e9, 1), (0.0, 3)])
 def test_a_busy_thread_keeps_its_connection_for_a_while_whatever_conn_max_age_is(
     worker, eventually, monkeypatch, least, sessions
@@ -86,21 +78,6 @@ def test_a_busy_thread_keeps_its_connection_for_a_while_whatever_conn_max_age_is
     enqueue_many(tasks.tell_backend, [()] * 3)
     eventually(is_over)
     assert len(set(Task.objects.values_list("result", flat=True))) == sessions
-
-
-def test_the_least_age_is_not_that_of_djangos_own_checks(in_threads, monkeypatch):
-    """A function that calls ``close_old_connections()`` gets what CONN_MAX_AGE says."""
-    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
-
-    def renew(_):
-        own = connections["default"]
-        own.ensure_connection()
-        task_connections.renew_connections("default")
-        assert own.connection is not None
-        close_old_connections()
-        assert own.connection is None
-
-    in_threads(renew, 1)
 
 
 def sessions_of_threads():
