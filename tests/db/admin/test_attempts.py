@@ -178,15 +178,6 @@ def test_a_page_that_is_no_number_is_refused_without_a_query(client, before):
     assert not [each for each in queries if '"django_pglock_' in each["sql"]]
 
 
-def test_attempts_are_not_changed_by_hand(client):
-    person(client, "view_task", "change_attempt", "delete_attempt", "add_attempt")
-    row = failed(1)
-    page, _queries = visit(client, address("change", row.pk))
-    assert "DELETE" not in page
-    assert client.post(address("change", row.pk), {"failures-0-traceback": "x"}).status_code == 403
-    assert Attempt.objects.get().traceback.startswith("trace of 1")
-
-
 def test_the_confirmation_page_of_a_deletion_loads_no_traceback(client):
     person(client, "view_task", "delete_task")
     few, many = failed(1), failed(300)
