@@ -78,15 +78,6 @@ def test_a_task_that_ends_its_own_session_again_and_again_ends_failed(worker, ev
     assert not Effect.objects.exists()
 
 
-def test_a_task_that_ends_its_session_a_few_times_succeeds(worker, eventually, monkeypatch):
-    monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
-    worker(threads=1)
-    session_tasks.end_own_session.enqueue(3)
-    row = eventually(lambda: Task.objects.filter(finished_at__isnull=False).first())
-    assert (row.status, row.attempts, row.retries) == ("SUCCESSFUL", 4, 0)
-    assert Effect.objects.count() == 1
-
-
 def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
     """The session of the settler ends while a task runs. The outcome is written in the next session."""
     running = worker(threads=1)

@@ -16,21 +16,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FREE = [Parcel.Status.NEW, Parcel.Status.RETURNED]
 
 
-def test_eight_threads_mark_every_row_exactly_once(in_threads):
-    """All start together on 200 rows and claim 7 at a time until nothing is left."""
-    Letter.objects.bulk_create(Letter(text=str(n)) for n in range(200))
-
-    def take_all(number):
-        taken = []
-        while claimed := Letter.objects.filter(status="new").order_by("id").claim_update(7, status="taken"):
-            taken += [letter.pk for letter in claimed]
-        return taken
-
-    taken = [pk for each in in_threads(take_all, 8) for pk in each]
-    assert len(taken) == 200
-    assert set(Counter(taken).values()) == {1}
-
-
 def test_eight_threads_move_every_row_exactly_once(in_threads):
     """The same for a transition from two statuses."""
     sender = Sender.objects.create()

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement
 from pkgutil import iter_modules
 
 import pytest
 
 from django_pglock import store
 from tests.interleavings import sessions, workers, worlds
-from tests.interleavings.cases import Case, CaseRunner, is_forms_turn, is_worlds_turn, pairs, triples
+from tests.interleavings.cases import Case, CaseRunner, is_worlds_turn, pairs, triples
 from tests.interleavings.other_tables import other_tables
 from tests.interleavings.own_rows import own_rows
 from tests.interleavings.schedules import schedules
 from tests.interleavings.sessions import COMMIT, SessionThread
-from tests.interleavings.verbs import IN_A_TRANSACTION, VERBS
+from tests.interleavings.verbs import VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
@@ -58,13 +58,6 @@ def test_registering_and_removing_schedules_do_not_deadlock(runner):
     for others in (("remove", "register_again"), ("register_again", "remove")):
         for stop_at in (3, 4):
             runner.run(Case("schedules", "tick", stop_at, COMMIT, others))
-
-
-@pytest.mark.parametrize("runner", [worlds.plain], indirect=True)
-def test_a_settler_that_polls_for_locked_rows_need_not_be_seen_waiting(runner, monkeypatch):
-    """It waits for the lock for 0.1 s only, and then asks again and again whether the rows are still locked."""
-    monkeypatch.setattr(SessionThread, "_is_blocked", lambda self: False)
-    runner.run(RESCUE_BEFORE_SETTLE)
 
 
 @pytest.mark.parametrize("runner", [worlds.plain], indirect=True)
@@ -115,12 +108,6 @@ def test_the_short_form_tests_every_pair_of_verbs_in_some_world():
     for first, second in combinations_with_replacement(VERBS.values(), 2):
         worlds = first.worlds & second.worlds
         assert not worlds or any(is_worlds_turn(world, first.name, second.name) for world in worlds)
-
-
-def test_the_short_form_tests_every_pair_of_verbs_in_some_form():
-    forms = {name: {name, f"{name}{IN_A_TRANSACTION}"} & VERBS.keys() for name in VERBS if IN_A_TRANSACTION not in name}
-    for first, second in combinations_with_replacement(forms, 2):
-        assert any(is_forms_turn(*form) for form in product(forms[first], forms[second])), (first, second)
 
 
 def test_every_file_of_the_store_has_its_verbs():

@@ -53,16 +53,6 @@ def test_a_client_that_disconnects_before_its_request_is_complete_frees_the_lock
     visit.expect_success(view)
 
 
-@on_servers_with("view", ["plain", "plain_async", "stream", "stream_async", "file"])
-def test_clients_that_disconnect_at_random_moments_free_the_lock(visit, view):
-    """Without synchronization, the request is at a different place each time."""
-    visit = visit()
-    for _ in range(5):
-        visit.click(view).vanish()
-    visit.expect_free()
-    visit.expect_success(view)
-
-
 @on_servers_with("view", ["file"])
 def test_a_client_that_disconnects_in_the_middle_of_a_file_frees_the_lock(visit, view):
     visit = visit()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import weakref
 from contextlib import suppress
-from functools import partial
 
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
@@ -14,7 +11,6 @@ from django.db import OperationalError
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, lock, lock_all, semaphore, try_lock
 from django_pglock.models import AdvisoryLock
-from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import _closing, _is, arows, rows, some_wait, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,32 +37,6 @@ def test_coroutines_of_one_process_exclude_each_other(scope):
 
     asyncio.run(main())
     assert most == 1
-
-
-def _runs_at_its_end(an_object):
-    """Return what Python code runs when an object is deleted."""
-    callbacks = [each.__callback__ for each in weakref.getweakrefs(an_object)]
-    functions = [each.func if isinstance(each, partial) else each for each in callbacks if each is not None]
-    own = [getattr(type(an_object), "__del__", None)]
-    return [each for each in [*own, *functions] if inspect.isfunction(each)]
-
-
-@pytest.mark.parametrize(
-    "use", [lambda: lock("a"), lambda: lock("a", scope="transaction"), lambda: try_lock("a"), lambda: Lease("a")]
-)
-def test_no_code_runs_when_a_released_handle_its_task_or_its_session_is_deleted(use):
-    """An exception of a signal handler that arrives in a destructor would vanish."""
-
-    async def main():
-        before = _runs_at_its_end(asyncio.current_task())
-        async with use() as handle:
-            pass
-        assert _runs_at_its_end(handle) == []
-        assert _runs_at_its_end(asyncio.current_task()) == before, "asyncio's own"
-        for session in [each() for each in async_sessions._sessions.values()]:
-            assert _runs_at_its_end(session) == []
-
-    asyncio.run(main())
 
 
 def test_a_coroutine_function_is_decorated_and_stays_one(somebody):

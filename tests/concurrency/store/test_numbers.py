@@ -36,22 +36,6 @@ def test_workers_that_write_the_same_rows_lose_nothing_and_never_deadlock(in_thr
     assert set(rows) == {WORKERS * ROUNDS}
 
 
-def test_workers_that_delete_old_rows_at_the_same_time_delete_each_once(in_threads):
-    now = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600)
-    old = [now - KEPT[3600] - 3600 * number for number in range(1, 101)]
-    add_numbers("default", {(started, "mail", "app.send"): Counts(succeeded=1) for started in [now, *old]})
-
-    def prune(_worker):
-        deleted = 0
-        while count := prune_numbers("default", batch=20):
-            deleted += count
-        return deleted
-
-    # A round may end early if other workers have locked the remaining rows, so another worker runs one more round.
-    assert sum(in_threads(prune, WORKERS)) + prune(0) == 2 * 3 * len(old)
-    assert Number.objects.exclude(seconds=0).count() == 2 * 3
-
-
 def test_a_row_that_is_locked_does_not_delay_the_deletion_of_others(somebody):
     old = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600 - 2 * KEPT[3600])
     add_numbers("default", {(old, "mail", "app.send"): Counts(succeeded=1)})

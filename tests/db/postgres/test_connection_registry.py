@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
-from django.db import connection
 
-from django_pglock.postgres import connection_registry
 from django_pglock.postgres.connection_registry import aliases, register_connection
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
@@ -32,26 +28,8 @@ def test_open_connections_are_found_by_their_psycopg_connections(other):
     assert id(raw) not in aliases()
 
 
-def test_a_connection_of_another_kind_of_database_has_no_session_of_ours(other, monkeypatch):
-    other.ensure_connection()
-    monkeypatch.setattr(other, "vendor", "sqlite")
-    assert id(other.connection) not in aliases()
-
-
 def test_a_pool_is_found_beside_the_connection_that_it_has_lent(pooled):
     register_connection(pooled)
     pooled.ensure_connection()
     found = aliases()
     assert found[id(pooled.connection)] == found[id(pooled.pool)] == "default"
-
-
-def test_a_connection_that_is_deleted_leaves_no_entry(monkeypatch):
-    """A worker has many threads one after the other. Each has connections of its own."""
-    monkeypatch.setattr(connection_registry, "_connections", {})
-    made = [connection.copy() for _ in range(10)]
-    for each in made:
-        register_connection(each)
-    assert len(connection_registry._connections) == 10
-    del made, each
-    gc.collect()
-    assert connection_registry._connections == {}

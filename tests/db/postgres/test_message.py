@@ -8,8 +8,6 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
-from django_pglock.locks.connection_hooks import session_locks_of
-from django_pglock.postgres import stopping
 from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.locks.sessions import advisory_rows
@@ -25,13 +23,6 @@ class Counting(DatabaseWrapper):
     def create_cursor(self, name=None):
         Counting.seen += 1
         return super().create_cursor(name)
-
-
-class Plain(DatabaseWrapper):
-    """A backend that changes something else, as PostGIS' does."""
-
-    def get_new_connection(self, conn_params):
-        return super().get_new_connection(conn_params)
 
 
 @pytest.fixture
@@ -60,19 +51,6 @@ def test_a_backend_with_a_cursor_of_its_own_sees_every_statement(with_backend):
         pass
     assert Counting.seen == 2
     assert not is_plain_django(mine)
-
-
-def test_a_backend_that_changes_something_else_is_as_fast_as_djangos(with_backend):
-    mine = with_backend(Plain)
-    with lock("a"):
-        assert is_plain_django(mine)
-
-
-def test_a_connection_without_our_execute_wrapper_is_not_plain(monkeypatch):
-    connection = connections["default"]
-    connection.ensure_connection()
-    monkeypatch.setattr(connection, "execute_wrappers", [lambda execute, *arguments: execute(*arguments)])
-    assert not is_plain_django(connection)
 
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
@@ -178,21 +156,3 @@ def test_sessions_of_our_own_are_read_committed_whatever_the_role_says():
         connection.close()
         with connections["default"].cursor() as cursor:
             cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
-
-
-def test_a_connection_without_session_locks_has_no_record_of_locks():
-    with lock("a"):
-        pass
-    assert not session_locks_of(connections["default"])
-
-
-def test_messages_of_a_thread_of_tasks_take_the_short_way_too():
-    """Its connections have one wrapper more, which stops tasks and changes no statement."""
-    other = connections["default"].copy()
-    stopping.install_wrapper(other)
-    try:
-        other.ensure_connection()
-        assert len(other.execute_wrappers) == 2
-        assert is_plain_django(other)
-    finally:
-        other.close()

@@ -27,6 +27,8 @@ def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
         Letter.objects.all().claim(limit)
     with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim_update(limit, status="taken")
+    with pytest.raises(ValueError, match="The limit of a claim is"):
+        Letter.objects.all().claim_each(limit, done)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -49,22 +51,6 @@ def test_a_query_that_fails_ends_the_transaction_of_the_block(letters):
         pass
     assert not connection.in_atomic_block
     assert Letter.objects.count() == len(letters)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_each_claim_block_claims_other_rows(letters, in_threads):
-    """The rows of the first block are free after it, and another process may have them by then."""
-    new = Letter.objects.filter(status="new").order_by("id")
-    claim = new.claim(4)
-    with claim as first:
-        taken = [letter.pk for letter in first]
-    in_threads(lambda _: new.claim_update(4, status="taken"), 1)
-    with claim as second:
-        held = {letter.pk for letter in second}
-        assert held.isdisjoint(taken)
-        [others] = in_threads(lambda _: {letter.pk for letter in new.claim_update(10, status="taken")}, 1)
-        assert (len(held), len(others)) == (4, 2)
-        assert others.isdisjoint(held)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -141,12 +127,6 @@ def test_each_search_begins_behind_the_row_before(letters):
     assert f'"id" > {letters[0].pk}' in searches[1]
     assert all("LIMIT 1 FOR UPDATE" in search for search in searches), "later rows are free for others"
     assert not [query["sql"] for query in queries if "SAVEPOINT" in query["sql"]]
-
-
-@pytest.mark.parametrize("limit", [0, True, None])
-def test_a_limit_of_a_pass_that_is_no_number_of_rows_is_refused(limit):
-    with pytest.raises(ValueError, match="The limit of a claim is"):
-        Letter.objects.all().claim_each(limit, done)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -445,18 +445,6 @@ def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receive
     assert caplog.text.count("The worker tries again: the disk is full") == 2
 
 
-def test_ticks_that_have_to_be_enqueued_one_by_one_leave_time_for_other_work(many, monkeypatch):
-    """Each is still enqueued, and the caller is told to come back at once."""
-    many(5, unique=Unique(while_="unfinished"))
-    keeper = ScheduleKeeper("default")
-    first = keeper.keep().tasks
-    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
-    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", 0.0)
-    told = [keeper.keep() for _ in range(5)]
-    assert [each.next_in == 0 for each in told] == [True] * 4 + [False]
-    assert [id_ for each in told for id_ in each.tasks] == first
-
-
 def test_in_a_process_with_instruments_each_tick_is_observed(many, monkeypatch):
     many(3)
     ids = []

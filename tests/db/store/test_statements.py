@@ -18,7 +18,6 @@ from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.statements import (
     OFF,
-    array_of_numbers,
     array_of_texts,
     bound,
     filled,
@@ -104,14 +103,6 @@ def test_a_message_within_a_transaction_does_not_set_its_isolation_level():
         cursor.execute("ROLLBACK")
 
 
-def test_array_of_numbers_is_one_parameter_of_a_statement():
-    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
-    for chosen in (ids, ids[:1], []):
-        found = run("default", "SELECT id FROM {task} WHERE id = ANY (%s::bigint[])", array_of_numbers(iter(chosen)))
-        assert sorted(id_ for (id_,) in found) == chosen
-    assert Task.objects.count() == 3
-
-
 def test_statements_without_the_app_in_installed_apps_raise_a_configuration_error(monkeypatch):
     def missing(*_):
         raise LookupError("No installed app with label 'django_pglock'.")
@@ -178,7 +169,3 @@ def test_texts_are_an_array_whatever_they_contain():
     texts = ["a", "", "NULL", 'x"y', "back\\slash", "{b,c}", " space ", "é\n\t'", "%s %"]
     assert run("default", "SELECT %s::text[]", array_of_texts(texts)) == [(texts,)]
     assert run("default", "SELECT %s::text[]", array_of_texts([])) == [([],)]
-
-
-def test_a_part_of_a_message_may_have_its_values_already():
-    assert run_together("default", (ADD, ["mail"]), "SELECT '{a}', '%s'") == [("{a}", "%s")]

@@ -28,19 +28,6 @@ def test_a_signal_ends_the_wait_of_the_thread_that_it_interrupts(event):
     sender.join()
 
 
-def test_all_waiting_threads_are_woken(in_threads, event):
-    sender = threading.Timer(0.1, event.set)
-    sender.start()
-    assert in_threads(lambda _: event.wait(NEVER), 4) == [True] * 4
-    sender.join()
-
-
-def test_without_a_set_the_wait_ends_by_its_timeout():
-    event = SignalSafeEvent()
-    assert not event.wait(0.01)
-    assert not event.is_set()
-
-
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
 def test_a_hang_up_stops_a_worker_unless_nohup_has_it_ignored(handler):
     before = signal.signal(signal.SIGHUP, handler)

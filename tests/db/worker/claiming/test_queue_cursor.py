@@ -36,22 +36,6 @@ def test_a_call_with_fair_gets_its_turn_if_no_function_has_fair():
     assert got.count("tenant") == 5
 
 
-def fair_queries(queries):
-    return [each["sql"] for each in queries if "WITH RECURSIVE keys" in each["sql"]]
-
-
-def test_a_single_task_is_claimed_without_the_query_for_fair_tasks():
-    now = [0.0]
-    claims = claims_of(clock=lambda: now[0])
-    assert not claims.claim(5)
-    with CaptureQueriesContext(connection) as queries:
-        for _ in range(3):
-            now[0] += 60.0
-            tasks.nothing.enqueue()
-            assert tenants(claims.claim(5)) == [None]
-    assert not fair_queries(queries)
-
-
 def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
     """Each claim takes one task, because only one thread is free. The next claim comes a minute later."""
     now = [0.0]
@@ -63,24 +47,6 @@ def test_fair_tasks_are_claimed_beside_a_backlog_of_long_tasks():
         got += tenants(claims.claim(1))
         now[0] += 60.0
     assert got == [None, "a", None, "a"]
-
-
-@pytest.mark.parametrize(("is_fair", "pause"), [(True, 0.1), (False, 1.0)])
-def test_the_query_for_fair_tasks_is_rare_while_only_other_tasks_are_ready(is_fair, pause):
-    """The query for fair tasks takes as long as a claim. Fair tasks enqueued later are claimed after a pause."""
-    now = [0.0]
-    claims = claims_of(is_fair=is_fair, clock=lambda: now[0])
-    claims.claim(1)
-    enqueue_many(tasks.nothing, [{}] * 20)
-    now[0] = 60.0
-    with CaptureQueriesContext(connection) as queries:
-        assert tenants(claims.claim(1) + claims.claim(1)) == [None, None], "as after a long sleep"
-    assert not fair_queries(queries)
-    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
-    now[0] += 0.9 * pause
-    assert tenants(claims.claim(1)) == [None]
-    now[0] += 0.2 * pause
-    assert [*tenants(claims.claim(1)), *tenants(claims.claim(1)), *tenants(claims.claim(1))] == ["a", None, "a"]
 
 
 def test_fair_tasks_and_other_tasks_of_a_queue_are_claimed_equally_often():

@@ -12,7 +12,6 @@ from django_pglock.loggers import RateOfRecords
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
-from django_pglock.tasks.claim import running_claim
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.running import run
 from django_pglock.worker.running.attempt import Attempt
@@ -138,13 +137,3 @@ def test_a_thread_that_cannot_connect_logs_one_warning_and_the_task_runs_later(w
     assert record.levelname == "WARNING"
     assert "cannot use database 'default', or " in record.getMessage()
     assert 'FATAL: too many connections for role "app". It is given back' in record.getMessage()
-
-
-def test_a_thread_that_has_run_a_task_may_wait_for_others_afterwards(claim):
-    """As a test does that runs a task in its own thread."""
-    tasks.echo.enqueue(1)
-    [mine] = claim()
-    seen = []
-    run.run(Attempt(mine, "default"), lambda attempt: seen.append((attempt.call(), running_claim.get())))
-    assert seen == [(1, mine)]
-    assert running_claim.get() is None

@@ -11,7 +11,6 @@ from asgiref.sync import sync_to_async
 from django_pglock import task
 from django_pglock.models import Task
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.worker.running.stoppable import MOST_CHARACTERS, MOST_FRAMES, stack_text
 from tests.conftest import NEVER
 from tests.sample.models import Effect
 
@@ -124,24 +123,3 @@ def test_a_task_that_waits_for_a_thread_has_no_stack(worker, eventually):
     )  # fmt: skip
     assert request_stack("default", other.pk)
     assert wait_for_stack("default", other.pk, timeout=NEVER).text == ""
-
-
-def test_a_deep_stack_is_cut_at_its_outer_end():
-    found = []
-
-    def dive(depth):
-        if depth:
-            dive(depth - 1) if depth % 2 else rise(depth - 1)
-        else:
-            import sys
-
-            found.append(stack_text(sys._getframe()))
-
-    def rise(depth):
-        dive(depth)
-
-    dive(500)
-    [text] = found
-    assert text.rstrip().endswith("found.append(stack_text(sys._getframe()))")
-    assert text.count("  File ") <= MOST_FRAMES
-    assert len(text) <= MOST_CHARACTERS

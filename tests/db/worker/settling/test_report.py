@@ -5,7 +5,6 @@ docs/logging.md has the rule: one line for each claim that ends.
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import sys
@@ -15,8 +14,8 @@ import pytest
 
 from django_pglock.errors import TaskCancelled
 from django_pglock.models import Task
-from django_pglock.store.outcome import Failure, GivenBack
-from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
+from django_pglock.store.outcome import GivenBack
+from django_pglock.tasks.compat import BaseTaskBackend, task_finished
 from django_pglock.worker.in_flight import EndedClaim
 from django_pglock.worker.logs import report, report_lost
 from tests.sample import result_tasks as sample
@@ -112,24 +111,6 @@ def test_a_claim_that_is_given_back_or_lost_has_one_log_line(claim, caplog):
     ]
 
 
-def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
-    """A handler that fails loses the line, so characters that cannot be encoded are escaped."""
-    caplog.set_level(logging.CRITICAL, logger=DJANGOS)
-    written = io.BytesIO()
-    handler = logging.StreamHandler(io.TextIOWrapper(written, encoding="utf-8", write_through=True))
-    logger = logging.getLogger("django_pglock.worker")
-    logger.addHandler(handler)
-    try:
-        for function in (tasks.raise_nul, tasks.raise_unprintable):
-            ended(function.enqueue(), "FAILED")
-    finally:
-        logger.removeHandler(handler)
-    text = written.getvalue().decode()
-    assert text.count(" failed after ") == text.count("Traceback (most recent call last)") == 2
-    assert "django_pglock/worker" not in text, "frames of ours tell nobody anything"
-    assert "Logging error" not in capsys.readouterr().err
-
-
 # Receivers
 
 
@@ -176,48 +157,4 @@ def test_task_finished_of_a_cancelled_running_task_has_task_cancelled_as_error(e
     assert [(status, type(error)) for status, error in received] == [("FAILED", TaskCancelled)]
 
 
-def test_a_receiver_that_raises_is_logged(ended, caplog):
-    def have_a_bug(**kwargs):
-        raise RuntimeError("a receiver with a bug")
-
-    for signal in (task_started, task_finished):
-        signal.connect(have_a_bug)
-    try:
-        result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
-    finally:
-        for signal in (task_started, task_finished):
-            signal.disconnect(have_a_bug)
-    found = [each for each in caplog.records if each.name == "django_pglock.worker" and each.levelno == logging.ERROR]
-    assert [str(each.exc_info[1]) for each in found] == ["a receiver with a bug"] * 2
-    for record in found:
-        assert "have_a_bug" in record.getMessage()
-        assert record.task_id == int(result.id)
-
-
 # Objects that the exception refers to
-
-
-def test_the_variables_of_an_exception_are_released_after_the_report():
-    class Resource:
-        alive = True
-
-        def __del__(self):
-            Resource.alive = False
-
-    def hold():
-        resource = Resource()
-        raise ValueError(type(resource))
-
-    def fail():
-        try:
-            hold()
-        except ValueError as error:
-            raise LookupError from error
-
-    try:
-        fail()
-    except LookupError as error:
-        failure = Failure.of(error)
-    assert not Resource.alive
-    assert "in hold" in failure.traceback
-    assert failure.exception.__traceback__ is not None
