@@ -335,9 +335,17 @@ def end_all(workers):
 def test_a_query_crashes_the_server(experiment, keep_busy, show_that_work_continues, eventually):
     """A poison pill that ends its session, and with it everybody's. It ends, alone, and costs nobody an attempt."""
     workers = experiment.workers(2, "--threads", "2")
-    fatal = experiment.expect(chaos_tasks.crash_server.enqueue())
     experiment.load(20)
-    eventually(experiment.is_over, why="some task is stuck")
+    fatal = experiment.expect(chaos_tasks.crash_server.enqueue())
+
+    def is_over():
+        try:
+            return experiment.is_over()
+        except OperationalError:
+            connection.close()
+            return False
+
+    eventually(is_over, why="some task is stuck")
     since = time.time()
     keep_busy(workers, since)
     show_that_work_continues(workers, since, may_fail=fatal)
