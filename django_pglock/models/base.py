@@ -17,7 +17,9 @@ from typing import Any
 from django.db import connections, models
 
 
-class _ForDumpdata:
+class Dumped:
+    """Includes the rows of a default manager in a dump, in each database that can have the table."""
+
     is_dumped = True
 
     def using(self, alias: str | None) -> Any:
@@ -26,9 +28,14 @@ class _ForDumpdata:
         return rows if self.is_dumped and connections[rows.db].vendor == "postgresql" else rows.none()
 
 
-def manager_for_dumpdata(manager: type[models.Manager[Any]] = models.Manager, *, is_dumped: bool = True) -> Any:
-    """Return the default manager of a model whose ``objects`` are of this class."""
-    return type("ForDumpdata", (_ForDumpdata, manager), {"is_dumped": is_dumped})()
+class NotDumped(Dumped):
+    """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
+
+    is_dumped = False
+
+
+class DumpedManager(Dumped, models.Manager[Any]):
+    """The default manager of a model without verbs of its own."""
 
 
 class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs

@@ -8,7 +8,15 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.advisory_lock_queryset import AdvisoryLockManager
 from django_pglock.locks.leases.queryset import LeaseManager
-from django_pglock.models.base import OnPostgreSQL, manager_for_dumpdata
+from django_pglock.models.base import NotDumped, OnPostgreSQL
+
+
+class _NotDumpedAdvisoryLockManager(NotDumped, AdvisoryLockManager):
+    pass
+
+
+class _NotDumpedLeaseManager(NotDumped, LeaseManager):
+    pass
 
 
 class AdvisoryLock(models.Model):
@@ -36,7 +44,7 @@ class AdvisoryLock(models.Model):
     client_address = models.TextField(_("client"), null=True)
     query = models.TextField(_("last statement"), null=True)
 
-    for_dumpdata = manager_for_dumpdata(AdvisoryLockManager, is_dumped=False)
+    for_dumpdata = _NotDumpedAdvisoryLockManager()
     objects = AdvisoryLockManager()
 
     class Meta(OnPostgreSQL):
@@ -78,7 +86,7 @@ class Lease(models.Model):
     expires_at = models.DateTimeField(_("expires at"), null=True)
     released_at = models.DateTimeField(_("released at"), null=True)
 
-    for_dumpdata = manager_for_dumpdata(LeaseManager, is_dumped=False)
+    for_dumpdata = _NotDumpedLeaseManager()
     objects = LeaseManager()
 
     class Meta(OnPostgreSQL):

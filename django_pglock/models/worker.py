@@ -6,9 +6,17 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.base import OnPostgreSQL, Row, manager_for_dumpdata
+from django_pglock.models.base import Dumped, NotDumped, OnPostgreSQL, Row
 from django_pglock.store.managers import ScheduleManager, WorkerManager
 from django_pglock.tasks.states import READABLE
+
+
+class _NotDumpedWorkerManager(NotDumped, WorkerManager):
+    pass
+
+
+class _DumpedScheduleManager(Dumped, ScheduleManager):
+    pass
 
 
 class Worker(Row):
@@ -42,7 +50,7 @@ class Worker(Row):
         _("on time since"), db_default=Now(), help_text=_("No heartbeat was late and no session was lost since then.")
     )
 
-    for_dumpdata = manager_for_dumpdata(WorkerManager, is_dumped=False)
+    for_dumpdata = _NotDumpedWorkerManager()
     objects = WorkerManager()
 
     class Meta(OnPostgreSQL):
@@ -75,7 +83,7 @@ class Schedule(Row):
     last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
 
-    for_dumpdata = manager_for_dumpdata(ScheduleManager)
+    for_dumpdata = _DumpedScheduleManager()
     objects = ScheduleManager()
 
     class Meta(OnPostgreSQL):

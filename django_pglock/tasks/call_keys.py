@@ -202,14 +202,9 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=1024)
 def call_signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
-    """Return the parameters of a call: those of the function without the context, which the worker adds.
-
-    A decorator may take the context itself. Then the function below it, whose parameters Python shows, has none.
-    """
+    """Return the parameters of a call: those of the function without the context, which the worker adds."""
     signature = _signature(function)
-    parameters = [*signature.parameters.values()]
-    has_context = takes_context and bool(parameters) and parameters[0].name == "context"
-    return signature.replace(parameters=parameters[1:]) if has_context else signature
+    return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
 
 
 @lru_cache(maxsize=1024)
@@ -243,7 +238,7 @@ def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     bound.apply_defaults()
     values = bound.arguments
     parameters = _signature(task.func).parameters.items()
-    more = next((values.pop(name) for name, each in parameters if each.kind is each.VAR_KEYWORD), {})
+    more: Mapping[str, Any] = next((values.pop(name) for name, each in parameters if each.kind is each.VAR_KEYWORD), {})
     return {**more, **values}
 
 

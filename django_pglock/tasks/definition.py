@@ -86,42 +86,31 @@ class PostgresTask(TaskFields):
         if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
             raise InvalidTask(
                 f"@task on {self.module_path}: a call of a generator function returns before its body runs. Iterate "
-                "over it in "
-                "another function, and decorate that."
+                "over it in another function, and decorate that."
             )
 
     def _check_together(self, where: str) -> None:
         """Check the options that depend on the function or on each other."""
-        if self.atomic and iscoroutinefunction(self.func):
-            raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
-        if self.group is not None and (self.rate is not None or self.concurrency is not None):
-            raise TaskOptionError(f"{where}: group cannot be combined with concurrency or rate.")
-        if self.rate is not None and self.rate.key is not None and self.lock is not None:
-            raise TaskOptionError(
-                f"{where}: with lock, rate cannot have its own key, because a task waits for one key only."
-            )
-        if self.concurrency is not None and self.lock is None:
-            raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} needs a key. Write it as lock.")
-        self._check_advisory(where)
+        problems = {
+            "atomic=True needs a sync function; Django's transactions are not async.": self.atomic
+            and iscoroutinefunction(self.func),
+            "group cannot be combined with concurrency or rate.": self.group and (self.rate or self.concurrency),
+            "with lock, rate cannot have its own key, because a task waits for one key only.": self.lock is not None
+            and self.rate is not None
+            and self.rate.key is not None,
+            f"concurrency={self.concurrency!r} needs a key. Write it as lock.": self.concurrency and not self.lock,
+            "advisory=True needs the name of a lock. Write it as lock.": self.advisory and not self.lock,
+            "advisory cannot be combined with concurrency, because an advisory lock has one holder.": self.advisory
+            and self.concurrency,
+            "advisory cannot be combined with redact=True, which hides keys: users who may view locks see the name of "
+            "an advisory lock.": self.advisory and self.redact is True,
+        }
+        for why, is_wrong in problems.items():
+            if is_wrong:
+                raise TaskOptionError(f"{where}: {why}")
         check_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
         check_schedule(self, where)
-
-    def _check_advisory(self, where: str) -> None:
-        if not self.advisory:
-            return
-        if self.lock is None:
-            raise TaskOptionError(f"{where}: advisory=True needs the name of a lock. Write it as lock.")
-        if self.concurrency is not None:
-            raise TaskOptionError(
-                f"{where}: advisory cannot be combined with concurrency, because an advisory lock has one holder."
-            )
-        if self.redact is True:
-            raise TaskOptionError(
-                f"{where}: advisory cannot be combined with redact=True, which hides keys: users who may view locks "
-                "see "
-                "the name of an advisory lock."
-            )
 
     def enqueue(self, *args: Any, **kwargs: Any) -> TaskResult[..., Any]:
         """Write one call in the current transaction and return its result. In a coroutine: ``await aenqueue()``."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
-from django_pglock.tasks.retry import check_backoff, duration_of
+from django_pglock.tasks.retry import duration_of, seconds_of
 from django_pglock.tasks.states import UniqueScope
 
 #: The largest number of calls that a grouped function can get at once.
@@ -48,13 +48,13 @@ class Unique:
 
     def __post_init__(self) -> None:
         if self.key is not None:
-            check_template(self.key, option="Unique: key")
+            template("Unique: key", self.key)
         if self.while_ not in ("waiting", "unfinished"):
             raise TaskOptionError(f"Unique: while_ is {self.while_!r}; use 'waiting' or 'unfinished'.")
         if self.on_conflict not in ("skip", "replace", "raise"):
             raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; use 'skip', 'replace' or 'raise'.")
-        if self.period is not None and duration_of(self.period, option="period") == 0:
-            raise TaskOptionError("Unique: period is 0; give more than 0 seconds.")
+        if self.period is not None:
+            timeout("Unique: period", self.period)
         if self.on_conflict == "replace" and self.scope != UniqueScope.WAITING:
             raise TaskOptionError(
                 "Unique: on_conflict='replace' needs while_='waiting' and no period, because a running task cannot be "
@@ -85,7 +85,7 @@ class Group:
     gather: float | timedelta = 0
 
     def __post_init__(self) -> None:
-        check_template(self.key, option="Group: key")
+        template("Group: key", self.key)
         if not is_whole(self.limit, 1, MOST_IN_GROUP):
             raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
         duration_of(self.gather, option="gather")
@@ -112,12 +112,11 @@ class Rate:
 
     def __post_init__(self) -> None:
         if self.key is not None:
-            check_template(self.key, option="Rate: key")
+            template("Rate: key", self.key)
         for name, value in (("count", self.count), ("burst", self.burst)):
             if not is_whole(value, 1, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
-        if duration_of(self.per, option="per") == 0:
-            raise TaskOptionError("Rate: per is 0; give more than 0 seconds.")
+        timeout("Rate: per", self.per)
 
     @property
     def interval(self) -> float:
@@ -145,16 +144,6 @@ class Rate:
 UniqueOption = bool | str | Unique
 GroupOption = str | Group
 RateOption = str | Rate
-
-
-def check_template(value: object, *, option: str) -> None:
-    """Raise ``TaskOptionError`` unless it is a text that a row can hold. Its fields are checked with the function."""
-    if not isinstance(value, str) or not value:
-        raise TaskOptionError(f"{option} is {value!r}; give a template such as 'order:{{order_id}}'.")
-    try:
-        check_text(value, option)
-    except ValueError as error:
-        raise TaskOptionError(str(error)) from error
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
@@ -218,13 +207,14 @@ def timeout(option: str, value: Any) -> Any:
     """Accept a duration above zero."""
     seconds = duration_of(value, option=option)
     if seconds == 0:
-        raise TaskOptionError(f"{option} is 0; give more than 0 seconds, or None for no timeout.")
+        raise TaskOptionError(f"{option} is 0; give more than 0 seconds, or None.")
     return seconds
 
 
 def backoff(option: str, value: Any) -> Any:
     """Accept seconds, a timedelta, a policy or a function."""
-    check_backoff(value)
+    if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
+        seconds_of(value, option="backoff")
     return value
 
 
@@ -237,8 +227,13 @@ def exception_types(option: str, value: Any) -> tuple[type[BaseException], ...]:
 
 
 def template(option: str, value: Any) -> Any:
-    """Accept the template of a key."""
-    check_template(value, option=option)
+    """Accept the template of a key, which a row can hold. Its fields are checked with the function."""
+    if not isinstance(value, str) or not value:
+        raise refuse(option, value, "a template such as 'order:{order_id}'")
+    try:
+        check_text(value, option)
+    except ValueError as error:
+        raise TaskOptionError(str(error)) from error
     return value
 
 

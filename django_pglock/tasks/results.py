@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -134,31 +133,22 @@ def make_result(
     *,
     id: int,  # noqa: A002 - the word of TaskResult
     status: str,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    backend: str,
-    enqueued_at: datetime | None,
-    started_at: datetime | None = None,
-    last_attempted_at: datetime | None = None,
-    finished_at: datetime | None = None,
     errors: Iterable[TaskError] = (),
     worker_ids: Iterable[str] = (),
     return_value: Any = None,
+    **others: Any,
 ) -> PostgresTaskResult:
-    """Return a ``TaskResult`` for one call of ``task``; ``status`` is a value of our ``TaskStatus``."""
+    """Return a ``TaskResult`` for one call of ``task``; ``status`` is a value of our ``TaskStatus``.
+
+    ``others`` are fields of ``TaskResult``: the arguments, the backend and the dates. A date may be left out.
+    """
     result = PostgresTaskResult(
         task=task,
         id=str(id),
         status=PUBLIC_STATUS[TaskStatus(status)],
-        enqueued_at=enqueued_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        last_attempted_at=last_attempted_at,
-        args=args,
-        kwargs=kwargs,
-        backend=backend,
         errors=list(errors),
         worker_ids=list(worker_ids),
+        **{"started_at": None, "last_attempted_at": None, "finished_at": None, **others},
     )
     if return_value is not None:
         object.__setattr__(result, "_return_value", return_value)

@@ -115,12 +115,6 @@ def duration_of(value: float | timedelta, *, option: str) -> float:
 DEFAULT_BACKOFF = Exponential()
 
 
-def check_backoff(value: Any) -> None:
-    """Raise ``TaskOptionError`` for a value that ``backoff=`` does not accept."""
-    if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
-        seconds_of(value, option="backoff")
-
-
 def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseException, result: Callable[[], Any]) -> float:
     """Return the seconds to wait after a failure.
 
@@ -128,13 +122,12 @@ def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseExcepti
     the errors of the function, and ``TaskOptionError`` if it does not return a duration. The caller must handle them,
     so that the task is not lost.
     """
-    if isinstance(backoff, (int, float, timedelta)):
-        seconds = seconds_of(backoff, option="backoff")
-    elif hasattr(backoff, "delay"):
-        seconds = seconds_of(backoff.delay(failures), option="backoff")
-    else:
-        seconds = seconds_of(backoff(exception, result()), option="backoff")
-    return min(seconds, MAX_DELAY)
+    delay: Any = backoff
+    if hasattr(backoff, "delay"):
+        delay = backoff.delay(failures)
+    elif callable(backoff):
+        delay = backoff(exception, result())
+    return min(seconds_of(delay, option="backoff"), MAX_DELAY)
 
 
 class FlowWord(Picklable, Exception):

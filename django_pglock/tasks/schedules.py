@@ -51,25 +51,26 @@ class Timing(NamedTuple):
         """Whether the ticks are an interval apart, and have no date of their own."""
         return self.expression.startswith(EVERY)
 
+    @property
+    def step(self) -> timedelta:
+        """The time between two ticks of ``every``."""
+        return timedelta(seconds=float(self.expression.split()[1]))
+
     def following(self, tick: datetime, now: datetime) -> datetime:
         """Return the first tick after ``now``. ``every`` counts whole steps from ``tick`` and skips missed ticks."""
         if self.is_every:
-            step = timedelta(seconds=float(self.expression.split()[1]))
-            return tick + ((now - tick) // step + 1) * step
+            return tick + ((now - tick) // self.step + 1) * self.step
         return next(cron_ticks(self.expression, self.zone, now))
 
     @property
     def interval(self) -> float:
         """Seconds between two ticks; of a cron expression, the shortest time between some of its next ticks."""
-        if self.is_every:
-            return float(self.expression.split()[1])
-        return _cron_interval(self.expression, self.zone)
+        return self.step.total_seconds() if self.is_every else _cron_interval(self.expression, self.zone)
 
     def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
         """Return how many ticks are between two ticks, without these two; ``most`` if there are more."""
         if self.is_every:
-            step = timedelta(seconds=float(self.expression.split()[1]))
-            return max(0, min(most, math.ceil((later - tick) / step) - 1))
+            return max(0, min(most, math.ceil((later - tick) / self.step) - 1))
         return sum(1 for _ in takewhile(later.__gt__, islice(cron_ticks(self.expression, self.zone, tick), most)))
 
 
@@ -113,14 +114,9 @@ def check_schedule(task: TaskFields, where: str) -> None:
         raise TaskOptionError(f"{where}: a task has one schedule; give cron or every, not both.")
     if task.cron is not None:
         _check_cron(task.cron, task.timezone, where)
-    else:
-        _check_every(task.every, where)
+    elif isinstance(task.every, float) and task.every < LEAST_EVERY:
+        raise TaskOptionError(f"{where}: every is {task.every:g} s; give at least {LEAST_EVERY} seconds.")
     _check_signature(task, where)
-
-
-def _check_every(seconds: Any, where: str) -> None:
-    if seconds < LEAST_EVERY:
-        raise TaskOptionError(f"{where}: every is {seconds:g} s; give at least {LEAST_EVERY} seconds.")
 
 
 def _check_cron(expression: Any, zone: Any, where: str) -> None:

@@ -51,7 +51,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         ({"retry_on": None}, "never: retry_on takes exception types"),
         ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
         ({"timeout": -1}, "timeout is -1"),
-        ({"timeout": 0}, "never: timeout is 0; give more than 0 seconds, or None for no timeout"),
+        ({"timeout": 0}, "never: timeout is 0; give more than 0 seconds, or None"),
         ({"timeout": timedelta()}, "never: timeout is 0;"),
         ({"keep_result": "long"}, "keep_result is"),
         ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),

@@ -14,7 +14,7 @@ from django_pglock import Constant, Exponential, Group, Rate, Unique
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options
 from django_pglock.tasks.fields import MOST_CONCURRENT, OPTIONS
-from django_pglock.tasks.options import MOST_IN_GROUP, check_template
+from django_pglock.tasks.options import MOST_IN_GROUP
 from django_pglock.tasks.states import UniqueScope
 
 
@@ -149,8 +149,8 @@ def test_the_least_level_of_what_is_captured_may_be_zero():
 @pytest.mark.parametrize("value", ["", None, 5, b"a"])
 def test_a_template_is_a_text_that_is_not_empty(value):
     with pytest.raises(TaskOptionError, match=r"lock is .*; give a template"):
-        check_template(value, option="lock")
-    check_template("a", option="lock")
+        options.template("lock", value)
+    options.template("lock", "a")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_invalid_value_is_refused_where_it_is_written(make, words):
 def test_a_template_has_only_characters_that_a_row_can_hold(text):
     """No call could be enqueued, so the decorator refuses the template."""
     with pytest.raises(TaskOptionError, match=r"lock contains a NUL character or a lone surrogate"):
-        check_template(text, option="lock")
+        options.template("lock", text)
 
 
 @pytest.mark.parametrize("make", [Unique, partial(Group, "a"), partial(Rate, 1), partial(Constant, 1), Exponential])

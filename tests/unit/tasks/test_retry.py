@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, check_backoff, delay_after, duration_of
+from django_pglock.tasks import options
+from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, delay_after, duration_of
 
 
 def after(backoff, failures=1):
@@ -112,7 +113,7 @@ def test_no_wait_is_longer_than_postgresql_can_write():
 @pytest.mark.parametrize("nonsense", [-1, math.nan, math.inf, "soon", None, True, timedelta(seconds=-1), Linear])
 def test_an_invalid_backoff_is_refused(nonsense):
     with pytest.raises(TaskOptionError, match="backoff"):
-        check_backoff(nonsense)
+        options.backoff("backoff", nonsense)
 
 
 @pytest.mark.parametrize("word", [Retry, Cancel])
