@@ -116,8 +116,6 @@ class Capture(BaseConstraint):
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if not self.on or not set(self.on) <= set(OPERATIONS):
             raise TaskOptionError(f"Capture: on is {on!r}; give one or more of {', '.join(OPERATIONS)}.")
-        if isinstance(fields, str):
-            raise TaskOptionError(f"Capture: fields is {fields!r}; give a list of names.")
         self._task, self.fields, self.ids, self.queue_name = task, tuple(fields), ids, queue_name
         super().__init__(name=name)
 
@@ -142,13 +140,8 @@ class Capture(BaseConstraint):
 
     @property
     def task(self) -> PostgresTask:
-        """The task. Raises ``TaskOptionError`` if its path leads to none."""
-        found: Any = self._task
-        if isinstance(found, str):
-            try:
-                found = import_string(found)
-            except ImportError as error:
-                raise TaskOptionError(f"Capture: the task {self._task!r} cannot be imported: {error}.") from error
+        """The task. Raises ``ImportError`` and ``TaskOptionError`` if its path leads to none."""
+        found: Any = import_string(self._task) if isinstance(self._task, str) else self._task
         if not isinstance(found, PostgresTask):
             raise TaskOptionError(f"Capture: {self._task!r} is not a task; decorate the function with @task.")
         return found
@@ -272,7 +265,7 @@ def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None
         _require_valid(model, capture)
     except ConfigurationError:
         return None  # E001 reports wrong settings
-    except (FieldDoesNotExist, InvalidTask, LockKeyError, TaskArgumentsError, TaskOptionError) as error:
+    except (FieldDoesNotExist, ImportError, InvalidTask, LockKeyError, TaskArgumentsError, TaskOptionError) as error:
         return Error(f"The capture {capture.name!r} cannot work: {error}", obj=model, id="django_pglock.E008")
     return None
 
