@@ -204,14 +204,14 @@ inline rescue(task) {
     sync()
 }
 
-/* store/cancel.py: _cancel_free; store/marking.py: first_free */
+/* store/operate.py: _change_free; store/marking.py: first_free */
 inline lock_row(task) {
     status[task] == BLOCKED && !is_new[task] && !is_locked[task] && !cancels;
     cancels = true;
     is_locked[task] = true
 }
 
-/* store/move_to_status.py: move `admit_on_commit(tasks.db` */
+/* store/operate.py: _change_free `admit_on_commit(rows.db` */
 inline commit_cancel(task) {
     is_locked[task];
     observe(CANCEL, task, 0);
