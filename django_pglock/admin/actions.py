@@ -118,16 +118,22 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
 
 def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
     """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
-    rows = queryset.order_by()
-    count = verb.movable(rows).count()
     names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
     context = {
         "title": verb.label,
-        "question": verb.message(verb.question, count),
-        "remark": verb.remark(rows),
-        "exceeds_window": count > WINDOW,
+        **question_of(verb, queryset.order_by()),
         "value_label": verb.extra.label if verb.extra else "",
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
     answer: HttpResponse = model_admin.answer(request, "task/confirm", context)
     return answer
+
+
+def question_of(verb: Verb, rows: Any) -> dict[str, Any]:
+    """Return what a page shows before it asks whether a verb shall change these rows."""
+    count = verb.movable(rows).count()
+    return {
+        "question": verb.message(verb.question, count),
+        "remark": verb.remark(rows),
+        "exceeds_window": count > WINDOW,
+    }

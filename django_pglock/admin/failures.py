@@ -16,14 +16,13 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_pglock.admin.actions import perform, record
+from django_pglock.admin.actions import perform, question_of, record
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed, needs
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_redrive, redrives
 from django_pglock.store.failures import FailureCounts, failures, in_group, newest_failure
 from django_pglock.store.operate import DISCARD, RETRY, Verb
-from django_pglock.store.statements import WINDOW
 
 #: The largest number of tasks that the page counts in a group.
 MOST_IN_GROUP = 1000
@@ -119,14 +118,11 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, number: int, verb: str, task_path: str, exception_path: str
     ) -> HttpResponse:
         rows = in_group(Task.objects.using(router.db_for_write(Task)), number)
-        count, chosen = rows.count(), self.verbs[verb]
         context = {
-            "title": chosen.button,
+            **question_of(self.verbs[verb], rows),
+            "title": self.verbs[verb].button,
             "task_path": task_path,
             "exception_path": exception_path,
-            "question": chosen.message(chosen.question, count),
-            "remark": chosen.remark(rows),
-            "exceeds_window": count > WINDOW,
             "takes_rate": verb == "retry",
             "list_url": self.address("changelist"),
         }

@@ -23,7 +23,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.text import get_text_list
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop, ngettext
+from django.utils.translation import ngettext
 from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
 from django_pglock.postgres.connections import transaction_block
@@ -68,6 +68,11 @@ WAIT = "10ms"
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 #: At most this number of the tasks that stay cancelled is named.
 MOST_NAMED = 10
+
+
+def gettext_noop(text: str) -> str:
+    """Mark a text for translation. Django's own function reads the settings, which may come later than this table."""
+    return text
 
 
 def _not_changed(number: int) -> str:

@@ -156,7 +156,6 @@ def test_a_verb_on_a_group_without_failures_shows_a_message(client, failed):
 
 
 def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
-    monkeypatch.setattr(page_of_failures, "WINDOW", 1)
     monkeypatch.setattr("django_pglock.admin.actions.WINDOW", 1)
     person(client, "view_task", "retry_task")
     assert "in the background" in client.get(button("retry")).content.decode()
