@@ -389,7 +389,7 @@ RESET = Verb(
     permission="reset",
     label=_("Reset stuck tasks"),
     button=_("Reset"),
-    help=gettext_noop("Make stuck tasks ready again: running tasks whose worker is dead."),
+    help=_("Make stuck tasks ready again: running tasks whose worker is dead."),
     about="If the worker comes back, it has lost its claim. A task whose cancel was requested becomes CANCELLED.",
     statuses=frozenset({TaskStatus.RUNNING}),
     chosen=lambda tasks, value: _seen(stuck(tasks)),
@@ -407,7 +407,7 @@ RETRY = Verb(
     permission="retry",
     label=_("Retry failed or cancelled tasks"),
     button=_("Retry"),
-    help=gettext_noop("Run failed or cancelled tasks again, with their full number of retries."),
+    help=_("Run failed or cancelled tasks again, with their full number of retries."),
     about="A task with after= waits again for those tasks that have not succeeded. If one of them has failed and is "
     "not retried as well, the task is cancelled again. Tasks that were cancelled because of one of these are not "
     "retried with it. A unique task is not retried while another task has its key. Of several tasks with the same "
@@ -434,7 +434,7 @@ DISCARD = Verb(
     permission="cancel",
     label=_("Discard failed tasks"),
     button=_("Discard"),
-    help=gettext_noop("Cancel failed tasks that will not be run again. They are no longer among the failures."),
+    help=_("Cancel failed tasks that will not be run again. They are no longer among the failures."),
     about="Their attempts stay, and so does the date of their end.",
     statuses=frozenset({TaskStatus.FAILED}),
     changes=lambda value: {"status": TaskStatus.CANCELLED.value, "fingerprint": None},
@@ -450,7 +450,7 @@ RUN_NOW = Verb(
     permission="retry",
     label=_("Run scheduled tasks now"),
     button=_("Run now"),
-    help=gettext_noop("Run scheduled tasks now instead of at their time."),
+    help=_("Run scheduled tasks now instead of at their time."),
     statuses=frozenset({TaskStatus.SCHEDULED}),
     # Now, so that the age of the oldest ready task does not include the time before.
     changes=lambda value: {"status": DUE_STATUS, "run_after": Now()},
@@ -462,7 +462,7 @@ CANCEL = Verb(
     permission="cancel",
     label=_("Cancel tasks"),
     button=_("Cancel"),
-    help=gettext_noop("Cancel unfinished tasks. Running tasks are asked to end."),
+    help=_("Cancel unfinished tasks. Running tasks are asked to end."),
     about="A waiting task will never run. For a running task, its worker passes the request on to the function. The "
     "task stays RUNNING until the function has ended. Then it is CANCELLED if the function raised, and SUCCESSFUL if "
     "it returned nevertheless. The newest tasks are first.",
@@ -490,13 +490,13 @@ MOVE = Verb(
     permission="move",
     label=_("Move waiting tasks to another queue"),
     button="",
-    help=gettext_noop("Move waiting tasks to another queue."),
+    help=_("Move waiting tasks to another queue."),
     about="Running and finished tasks stay in their queue. Raises ValueError for a queue that no backend of this "
     "database lists in QUEUES.",
     statuses=WAITING,
     chosen=lambda tasks, queue: tasks.exclude(queue=queue),
     changes=lambda queue: {"queue": queue},
-    extra=Extra(_("Queue"), "--to", "QUEUE", gettext_noop("The other queue."), check_target),
+    extra=Extra(_("Queue"), "--to", "QUEUE", _("The other queue."), check_target),
     done=lambda n: ngettext("%(count)s task was moved.", "%(count)s tasks were moved.", n),
     unchanged=lambda n: ngettext(
         "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
@@ -515,7 +515,7 @@ DELETE = Verb(
     label=_("Delete finished tasks"),
     # Django's own page deletes one.
     button="",
-    help=gettext_noop("Delete finished tasks, whatever their age, with their attempts."),
+    help=_("Delete finished tasks, whatever their age, with their attempts."),
     about="A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the "
     "project refers to it.",
     statuses=FINISHED,

@@ -122,7 +122,7 @@ class Command(TerminalCommand):
 
         self._add_queries(add)
         for verb in VERBS.values():
-            parser_of_verb = add(verb.command, partial(self._change, verb), _(verb.help))
+            parser_of_verb = add(verb.command, partial(self._change, verb), str(verb.help))
             add_choice(parser_of_verb)
             if (extra := verb.extra) is not None:
                 parser_of_verb.add_argument(
@@ -131,7 +131,7 @@ class Command(TerminalCommand):
                     type=plain_text,
                     metavar=extra.metavar,
                     required=True,
-                    help=_(extra.help),
+                    help=str(extra.help),
                 )
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
         failures.add_redrive(redrive)
