@@ -7,9 +7,8 @@ import time
 import pytest
 from django.db import connection, connections
 
-from django_pglock import Lease, LockError, leader, lock
+from django_pglock import Lease, LockError, leader
 from django_pglock.locks.leases import holder, thread
-from django_pglock.postgres import libpq
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 
@@ -53,23 +52,3 @@ def test_releasing_a_lease_on_a_half_open_connection_ends(proxy, monkeypatch):
     assert time.monotonic() - began < NEVER
     with Lease("half open", ttl=60):
         pass
-
-
-def test_the_wait_for_the_answer_to_a_cancel_is_limited(proxy, monkeypatch):
-    """As after Ctrl-C, or at a timeout."""
-    monkeypatch.setattr(libpq, "CANCEL_WITHIN", 0.5)
-    monkeypatch.setattr(libpq, "SIGNAL_CHECK_INTERVAL", 10)
-    connection.close()
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    with lock("half open"):
-        pass
-    proxy.black_hole(new=False)
-    answer = libpq._results
-    monkeypatch.setattr(libpq, "_results", lambda pgconn, *within: answer(pgconn, *within) if within else interrupt())
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), lock("half open"):
-        pass
-    assert time.monotonic() - began < NEVER

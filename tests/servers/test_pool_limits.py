@@ -7,9 +7,8 @@ import asyncio
 import pytest
 from django.db import OperationalError, connection
 
-from django_pglock import LockNotAvailable, lock
+from django_pglock import lock
 from django_pglock.locks import coroutine_sessions
-from django_pglock.loggers import RateOfRecords
 from django_pglock.testing import assert_no_locks
 from tests.conftest import NEVER
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
@@ -81,30 +80,6 @@ def test_a_lock_that_gets_no_session_raises_an_error_that_names_the_limit(pooled
     assert len(inside) >= 4
     assert errors
     assert all("may open up to 11" in each and repr(pooled) in each for each in errors)
-
-
-@pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}], ids=str)
-def test_a_lock_that_needs_a_whole_session_is_busy_without_one_and_the_log_says_why(
-    pooled, monkeypatch, caplog, options
-):
-    monkeypatch.setattr(coroutine_sessions, "OPEN_WITHIN", 0.2)
-    monkeypatch.setattr(coroutine_sessions, "no_session", RateOfRecords(0.0))
-    inside, refused = [], asyncio.Event()
-
-    async def main():
-        async def take(number):
-            try:
-                async with lock("a", number, using=pooled, timeout=0.1, **options):
-                    inside.append(number)
-                    await refused.wait()
-            except LockNotAvailable:
-                refused.set()
-                return "busy"
-
-        return await asyncio.wait_for(asyncio.gather(*map(take, range(6))), NEVER)
-
-    assert "busy" in asyncio.run(main())
-    assert "may open up to 11" in caplog.text
 
 
 def test_if_the_pool_has_as_many_sessions_as_the_loop_opens_all_six_hold_their_locks_at_once(pooled, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from contextlib import ExitStack
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
@@ -78,20 +77,6 @@ def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
     with transaction.atomic():
         lock("b").acquire()
         assert not somebody.can_have("b"), "this one is the transaction's"
-
-
-@pytest.mark.parametrize("one_for_all", [False, True])
-def test_an_abandoned_generator_frees_its_lock(somebody, one_for_all):
-    one = lock("a")
-
-    def numbers():
-        with one if one_for_all else lock("a"):
-            yield 1
-            yield 2
-
-    assert next(numbers()) == 1
-    gc.collect()
-    assert somebody.can_have("a")
 
 
 @pytest.mark.parametrize("one_for_all", [False, True])
@@ -205,29 +190,6 @@ def test_a_lock_that_is_given_back_in_a_broken_transaction_is_freed_after_its_ro
         handle.release()
         raise ValueError("mine")
     eventually(lambda: somebody.can_have("a"), why="nobody sends another statement, and it is held forever")
-
-
-def test_an_exit_stack_that_another_thread_closes_frees_its_own_block(somebody, eventually):
-    shared = lock("a", shared=True)
-    stacks, done = [], threading.Event()
-
-    def work():
-        stack = ExitStack()
-        stack.enter_context(shared)
-        stacks.append(stack)
-        done.wait(60)
-        connections.close_all()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    eventually(lambda: stacks)
-    with shared as mine:
-        stacks.pop().close()
-        assert mine
-        done.set()
-        thread.join()
-        assert not somebody.can_have("a"), "this thread reads on"
-    assert somebody.can_have("a")
 
 
 def test_savepoints_are_named_as_postgresql_reads_them():

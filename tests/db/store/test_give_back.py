@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
@@ -18,7 +17,6 @@ from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.running_tasks import ClaimComparison
 from tests import server_clock
-from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -82,25 +80,6 @@ def test_give_back_does_not_change_claims_of_other_workers(claim):
     [mine], [other] = claim(), claim()
     assert give_back("default", mine.worker, []) == 1
     assert Task.objects.get(pk=other.id).worker == other.worker
-
-
-def test_a_task_that_ends_while_the_statement_waits_for_its_row_is_not_given_back(claim, in_threads, eventually):
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    has_ended = threading.Event()
-
-    def work(number):
-        if number:
-            assert has_ended.wait(NEVER)
-            return give_back("default", mine.worker, [])
-        with transaction.atomic(), connection.cursor() as cursor:
-            Task.objects.filter(pk=mine.id).update(status="SUCCESSFUL", finished_at=Now())
-            has_ended.set()
-            eventually(lambda: cursor.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall())
-        return None
-
-    assert in_threads(work, 2) == [None, 0]
-    assert Task.objects.get().status == "SUCCESSFUL"
 
 
 def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
@@ -29,7 +28,6 @@ from django_pglock.store.liveness import (
     witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, write_sleep_flag
-from tests.conftest import NEVER
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -203,40 +201,6 @@ def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep(setting
         values = {"name": "w", "hostname": "h", "pid": 1, "queues": queues, "threads": 1, "is_stopping": False}
         assert beat("default", me, **values).may_rest is (number == WOKEN_FIRST)
         older_worker(queues=queues)
-
-
-def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
-    living, locked, silent = uuid4(), uuid4(), uuid4()
-    register(living)
-    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
-    register(locked, silent_for=6000)
-    register(silent, silent_for=6000)
-    release = threading.Event()
-    is_locked = threading.Event()
-
-    def lock():
-        try:
-            with transaction.atomic():
-                Worker.objects.select_for_update().get(pk=locked)
-                is_locked.set()
-                release.wait(NEVER)
-        finally:
-            connections.close_all()
-
-    person = threading.Thread(target=lock)
-    person.start()
-    try:
-        assert is_locked.wait(NEVER)
-        with connection.cursor() as cursor:
-            cursor.execute("SET lock_timeout = '1s'")
-            assert delete_dead("default") == 1
-            cursor.execute("RESET lock_timeout")
-    finally:
-        release.set()
-        person.join(NEVER)
-    assert set(Worker.objects.values_list("pk", flat=True)) == {living, locked}
-    assert delete_dead("default") == 1
 
 
 def test_the_oldest_worker_is_the_first_that_was_started_and_lives(settings):

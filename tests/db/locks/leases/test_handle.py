@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
-from django.db import connection
 
 from django_pglock import Lease, leader
 from django_pglock.models import Lease as Row
-from tests.conftest import NEVER
 from tests.db.locks.sessions import sessions_of_leases
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,38 +37,3 @@ def test_a_lease_whose_handle_is_dropped_is_given_back(caplog, eventually):
     Lease("a", ttl=60).acquire()
     eventually(lambda: not Row.objects.held().exists())
     assert "Lease 'a' was released because its handle was deleted" in caplog.text
-
-
-def test_an_abandoned_generator_gives_its_lease_back(eventually):
-    one = Lease("a", ttl=60)
-
-    def numbers():
-        with one:
-            yield 1
-
-    next(numbers())
-    eventually(lambda: not Row.objects.held().exists())
-
-    async def anumbers():
-        async with one:
-            yield 1
-
-    async def take_one():
-        async for number in anumbers():
-            return number
-
-    async def main():
-        await asyncio.create_task(take_one())
-        deadline = time.monotonic() + NEVER
-        while await asyncio.to_thread(_is_held):
-            assert time.monotonic() < deadline, "the lease is renewed forever"
-            await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-
-
-def _is_held():
-    try:
-        return Row.objects.held().exists()
-    finally:
-        connection.close()

@@ -34,22 +34,6 @@ def two(worker, eventually, settings):
     return make
 
 
-def polls_of(running, monkeypatch):
-    polls = []
-    claim = running.fetcher._claim
-    monkeypatch.setattr(running.fetcher, "_claim", lambda capacities: (polls.append(capacities), claim(capacities))[1])
-    return polls
-
-
-def test_a_task_taken_by_the_worker_woken_first_causes_no_other_poll(two, monkeypatch, finished):
-    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
-    _, other = two(threads=4)
-    polls = polls_of(other, monkeypatch)
-    for _ in range(5):
-        finished(tasks.nothing.enqueue())
-    assert not polls
-
-
 def test_a_worker_woken_first_without_a_free_thread_wakes_the_others(two, monkeypatch, finished, eventually):
     monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
     first, other = two(threads=1)
@@ -61,15 +45,6 @@ def test_a_worker_woken_first_without_a_free_thread_wakes_the_others(two, monkey
     assert not Worker.objects.get(pk=first.identity.id).is_sleeping, "others would go on to rely on it"
     running_tasks.note("the end")
     eventually(Worker.objects.filter(pk=first.identity.id, is_sleeping=True).exists)
-
-
-def test_more_tasks_than_free_threads_of_the_worker_woken_first_wake_the_others(two, monkeypatch, eventually):
-    monkeypatch.setattr(listener, "POSTPONED_FOR", NEVER)
-    _, other = two(threads=1)
-    running_tasks.wait_for_note.enqueue("the end")
-    running_tasks.wait_for_note.enqueue("the end")
-    eventually(lambda: other.in_flight.threads.running == 1, why="it was not called")
-    running_tasks.note("the end")
 
 
 def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two, monkeypatch, finished):

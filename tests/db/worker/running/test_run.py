@@ -90,15 +90,6 @@ def expect_failures(finished, how, says):
     assert not Effect.objects.exists(), how
 
 
-def test_a_task_that_closes_a_lost_connection_has_not_failed(worker, finished):
-    worker()
-    result = finished(session_tasks.close_after_cut.enqueue())
-    assert result.status == TaskResultStatus.SUCCESSFUL
-    assert (Task.objects.get().attempts, Task.objects.get().retries) == (2, 0)
-    assert list(AttemptRow.objects.values_list("outcome", flat=True)) == ["LOST"]
-    assert Effect.objects.count() == 1
-
-
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
 def test_an_error_around_a_function_is_not_its_failure_unless_it_comes_again_and_again(
     worker, finished, eventually, monkeypatch, task

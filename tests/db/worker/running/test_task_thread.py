@@ -66,13 +66,6 @@ def test_a_copy_ends_at_its_timeout(worker, eventually, monkeypatch):
     assert not Effect.objects.exists()
 
 
-def test_each_further_statement_is_refused_and_the_return_is_no_success(worker, eventually):
-    worker()
-    row = wait_for_end(running.swallow_everything.enqueue(), eventually)
-    assert (row.status, row.result, Attempt.objects.get().exception_path) == ("FAILED", None, TIMEOUT)
-    assert 0 < Effect.objects.count() < 1000
-
-
 def test_a_block_in_which_the_stop_is_swallowed_commits_nothing(worker, eventually):
     worker()
     row = wait_for_end(running.swallow_in_block.enqueue(), eventually)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db.models import F
 
 from django_pglock import task
-from django_pglock.models import Queue, Task, Worker
+from django_pglock.models import Queue, Task
 from django_pglock.store.claim import claim_statement
 from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
@@ -79,14 +77,6 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
     eventually(lambda: Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == 2)
     assert Task.objects.unknown() == []
     assert len(warnings(caplog)) == 1
-
-
-def test_a_function_that_only_dead_workers_knew_is_unknown():
-    enqueue_unknown(1, "shop.gone")
-    worker = beat_of("shop.gone")
-    assert Task.objects.unknown() == []
-    Worker.objects.filter(pk=worker).update(heartbeat_at=F("heartbeat_at") - timedelta(minutes=5))
-    assert [each.task_path for each in Task.objects.unknown()] == ["shop.gone"]
 
 
 def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):

@@ -6,14 +6,12 @@ import math
 import os
 import signal
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from django_pglock.worker.supervising import supervisor
 from django_pglock.worker.supervising.supervisor import Supervisor
-from tests.conftest import NEVER
 
 #: The first lines of each process: the number of its start, from 1, and the channel to the supervisor.
 BEGIN = """
@@ -38,21 +36,6 @@ def supervise(tmp_path, monkeypatch):
         return code, log.read_text().splitlines()
 
     return run
-
-
-def test_each_process_has_its_number_and_a_session_of_its_own(supervise):
-    code, starts = supervise("", processes=3)
-    assert code == 0
-    assert sorted(line.split()[::2] for line in starts) == [["1", "True"], ["2", "True"], ["3", "True"]]
-
-
-def test_an_unexpected_end_restarts_the_process_and_no_other(supervise, caplog):
-    script = "sys.exit(7 if os.environ['DJANGO_PGLOCK_PROCESS'] == '1' and start < 5 else 0)"
-    code, starts = supervise(script, processes=2)
-    assert code == 0
-    assert [line.split()[0] for line in starts].count("2") == 1
-    assert [line.split()[0] for line in starts].count("1") >= 3
-    assert "unexpectedly with exit code 7" in caplog.text
 
 
 def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, monkeypatch):
@@ -89,15 +72,6 @@ if start == 1:
     assert supervise(script)[0] == 0
 
 
-def test_a_frozen_process_is_killed(supervise, caplog):
-    began = time.monotonic()
-    code, starts = supervise("start > 1 or channel.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
-    assert (code, len(starts)) == (0, 2)
-    assert "frozen" in caplog.text
-    assert "by SIGKILL" in caplog.text
-    assert 0.3 <= time.monotonic() - began < NEVER
-
-
 def test_a_process_that_starts_slowly_is_not_frozen(supervise):
     assert len(supervise("time.sleep(0.5)", silence=0.1)[1]) == 1
 
@@ -121,25 +95,6 @@ def test_a_process_that_exceeds_grace_period_and_margin_is_killed(supervise, mon
     code, starts = supervise(f"{IGNORES}\nwhile True: time.sleep(600)", grace=0.3)
     assert (code, len(starts)) == (1, 1)
     assert "has not ended in time" in caplog.text
-
-
-def test_a_process_that_announces_its_end_has_the_same_time_limit(supervise, monkeypatch):
-    monkeypatch.setattr(supervisor, "MARGIN", 0.2)
-    code, starts = supervise("start > 1 or channel.send(b're') and time.sleep(600)")
-    assert (code, len(starts)) == (0, 2)
-
-
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_the_second_signal_is_passed_on_as_a_message(supervise, first):
-    script = f"""
-heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-os.kill(os.getppid(), {int(first)})
-while not heard: time.sleep(0.005)
-os.kill(os.getppid(), signal.SIGTERM)
-sys.exit(0 if channel.recv(1) == b"h" and len(heard) == 1 else 5)
-"""
-    assert supervise(script, grace=60)[0] == 0
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
