@@ -48,6 +48,8 @@ from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.states import UniqueScope
 
+#: Attempts of the task that a trigger inserts.
+MOST_ATTEMPTS = 20
 #: The operations that can be captured, each with the transition tables that its trigger reads.
 OPERATIONS = {
     "insert": {"new_rows": "NEW"},
@@ -155,7 +157,7 @@ class Capture(BaseConstraint):
             return [{**own, "id": each} for each in ids]
         return [{**own, "ids": ids} if "ids" in names else own]
 
-    def constraint_sql(self, model: Any, schema_editor: Any) -> None:
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
         """Make the triggers of a new table, after the table."""
         schema_editor.deferred_sql.extend(self.statements(model, schema_editor))
 
@@ -176,7 +178,7 @@ class Capture(BaseConstraint):
             raise TaskOptionError(f"Capture: name is {self.name!r}; give 1 to 56 of a to z, 0 to 9 and _.")
         alias, key = schema_editor.connection.alias, f"captured:{self.name}"
         backend = next((each.alias for each in our_backends() if each.database == alias), "default")
-        values = (self.queue_name, backend, captured.module_path, captured.max_attempts - 1, key, key)
+        values = (self.queue_name, backend, captured.module_path, MOST_ATTEMPTS - 1, key, key)
         parts = {
             "task": filled("{task}"),
             "worker": filled("{worker}"),
@@ -208,7 +210,7 @@ class Capture(BaseConstraint):
         }
 
 
-@task(lock="captured:{name}", group=Group("captured:{name}", limit=100), atomic=True, max_attempts=20)
+@task(lock="captured:{name}", group=Group("captured:{name}", limit=100), atomic=True, max_attempts=MOST_ATTEMPTS)
 def captured(calls: list[dict[str, Any]]) -> None:
     """Enqueue the declared functions for the rows that triggers have inserted, in their order."""
     known = {capture.name: (model, capture) for model, capture in declared()}
@@ -275,7 +277,8 @@ def _require_valid(model: type[models.Model], capture: Capture) -> None:
     function = capture.task
     capture.statements(model, connections[router.db_for_write(model)].schema_editor())
     [call] = capture.calls(model, ids=[1], operation=capture.on[0], schema="public")
-    function.get_backend().check_call(function, [], call)
+    backend: Any = function.get_backend()
+    backend.check_call(function, [], call)
     unique = function.unique
     if unique is not None and (unique.scope != UniqueScope.WAITING or unique.on_conflict == "raise"):
         raise TaskOptionError(

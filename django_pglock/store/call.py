@@ -57,7 +57,7 @@ def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
         yield batch
 
 
-def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, str | int | None]:
+def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, Any]:
     """Return the values of the row of a call, by column. None: the default of the column."""
     unique = task.unique
     return {
@@ -74,7 +74,7 @@ def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, str | int | Non
         "fair_key": call.fair,
         "unique_key": call.unique,
         "concurrency": task.concurrency,
-        "unique_scope": unique and unique.scope.value,
+        "unique_scope": None if unique is None else unique.scope.value,
         "keep_result": None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
     }
 

@@ -72,8 +72,8 @@ class Row:
         if blocked_if:
             status = f"CASE WHEN {blocked_if} THEN 'BLOCKED' ELSE 'READY' END"
         date, delay = due_of(task)
-        if date is not None or delay is not None:
-            due = _after(delay.total_seconds()) if delay is not None else f"'{date.isoformat()}'::timestamptz"
+        due = _after(delay.total_seconds()) if delay is not None else date and f"'{date.isoformat()}'::timestamptz"
+        if due:
             self.columns["run_after"] = due
             status = f"CASE WHEN {due} > statement_timestamp() THEN 'SCHEDULED' ELSE {status} END"
         self.columns["status"] = status
@@ -95,8 +95,8 @@ def insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqu
     """Write one call. Return its row, or no row if its unique key is taken."""
     connection = connection_for(using)
     connection.ensure_connection()
-    row = send(connection, Row(connection, task, call, meta).insert)
-    return [Enqueued(*row, call.unique)] if row else []
+    row: Any = send(connection, Row(connection, task, call, meta).insert)
+    return [Enqueued(row[0], row[1], row[2], call.unique)] if row else []
 
 
 def insert_calls(
@@ -110,7 +110,8 @@ def insert_calls(
         return insert_one(using, task, calls[0], meta)
     connection = connection_for(using)
     connection.ensure_connection()
-    status, enqueued_at, written = send(connection, _insert_many(connection, task, calls, meta, ids)) or (None,) * 3
+    sent: Any = send(connection, _insert_many(connection, task, calls, meta, ids)) or (None,) * 3
+    status, enqueued_at, written = sent
     new = set(map(int, written.split(","))) if written else set()
     given = zip(ids or sorted(new), calls, strict=bool(ids or task.unique is None))
     return [Enqueued(id_, status, enqueued_at, call.unique) for id_, call in given if id_ in new]

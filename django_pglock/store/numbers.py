@@ -118,8 +118,8 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Add other numbers to these."""
-        for kind, *numbers in other.rows():
-            self.add_row(kind, *numbers)
+        for row in other.rows():
+            self.add_row(*row)
 
     def add_row(self, kind: str, count: int, total: float, buckets: Sequence[int]) -> None:
         """Add the numbers of one row: of one kind."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
 from unittest.mock import Mock
 
 import pytest
@@ -312,26 +311,6 @@ def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
     report = task(takes_context=True)(check_and_report)
     assert report.call(fake, 2)[:3] == report.call(context=fake, number=2)[:3] == [2, 7, {"fake": True}]
     fake.progress.assert_called_with(1, 2)
-
-
-def audited(function):
-    """A decorator that uses the context itself, so that the function needs none."""
-
-    @wraps(function)
-    def call(context, *args, **kwargs):
-        return [context.attempt, function(*args, **kwargs)]
-
-    return call
-
-
-@audited
-def audited_add(first, second=1):
-    return first + second
-
-
-@audited
-def audited_clock():
-    """It needs no arguments beside the context, so a schedule can call it."""
 
 
 def test_a_function_without_a_context_is_refused(own_registry):
