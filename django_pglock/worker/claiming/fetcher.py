@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
+from django.db import transaction
+
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit, blocked_keys
+from django_pglock.store.liveness import try_upkeep_lock
 from django_pglock.store.ready import next_due_in, promote, ready_paths
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import NEGATIVE_TTL
@@ -271,7 +274,11 @@ class Fetcher(ConnectedService):
             return False
         due_in = next_due_in(self.using)
         if due_in is not None and due_in <= 0:
-            promote(self.using)
+            with transaction.atomic(using=self.using):
+                # Not beside a round of upkeep: each would skip what the other has locked, and the younger of two tasks
+                # of a lock key could be admitted first.
+                if try_upkeep_lock(self.using):
+                    promote(self.using)
             return False
         # Another worker may have promoted tasks, and not yet admitted the first task of each key.
         admit(self.using, blocked_keys(self.using, ""))

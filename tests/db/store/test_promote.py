@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
+from django_pglock.keys.reserved import UPKEEP
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import ready as promote_module
@@ -14,6 +16,8 @@ from django_pglock.store.outcome import Failure, Retried
 from django_pglock.store.ready import next_due_in, promote, restart_delays
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.claiming import fetcher
+from django_pglock.worker.upkeep import upkeep
 from tests import server_clock
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -128,3 +132,24 @@ def test_locked_due_rows_are_tried_again_with_growing_pauses(session, model):
     session.rollback()
     assert upkeep._round() is None
     assert upkeep._locked_retry == 0.0
+
+
+def test_a_drain_promotes_only_in_turn_with_rounds_of_upkeep(monkeypatch):
+    """Two that promote at once skip each other's rows, so a task could come before an older one of its lock key."""
+    held = []
+
+    def promote_and_look(using):
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND classid = %s AND objsubid = 2", [UPKEEP]
+            )
+            held.append(cursor.fetchone()[0])
+        return promote(using)
+
+    monkeypatch.setattr(upkeep, "promote", lambda using: 0)
+    monkeypatch.setattr(fetcher, "promote", promote_and_look)
+    keyed.step.using(run_after=timedelta(seconds=1)).enqueue(1)
+    Task.objects.update(run_after=Now())
+    WorkerUnderTest(drain=True).run()
+    assert set(held) == {1}
+    assert Task.objects.get().status == "SUCCESSFUL"
