@@ -22,42 +22,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+#: The public names of each module.
 _NAMES = {
-    "errors": (
-        "DuplicateTask",
-        "LockError",
-        "LockKeyError",
-        "LockLost",
-        "LockNotAvailable",
-        "LockScopeError",
-        "PGLockError",
-        "TaskCancelled",
-        "TaskTimeout",
-    ),
-    "locks.api": ("lock", "lock_all", "semaphore", "try_lock"),
-    "locks.leases.lease": ("Lease", "leader"),
-    "locks.table": ("lock_table", "lock_timeout"),
-    "locks.views": ("lock_view",),
-    "postgres.notifications": ("listen", "notify"),
-    "store.claim_manager": ("ClaimManager", "ClaimQuerySet"),
-    "tasks": (
-        "Cancel",
-        "Constant",
-        "Exponential",
-        "Group",
-        "Linear",
-        "Rate",
-        "Retry",
-        "Snooze",
-        "TaskContext",
-        "Unique",
-        "aenqueue_many",
-        "backend_for",
-        "enqueue_many",
-        "task",
-    ),
+    "errors": "DuplicateTask LockError LockKeyError LockLost LockNotAvailable LockScopeError PGLockError TaskCancelled "
+    "TaskTimeout",
+    "locks.api": "lock lock_all semaphore try_lock",
+    "locks.leases.lease": "Lease leader",
+    "locks.table": "lock_table lock_timeout",
+    "locks.views": "lock_view",
+    "postgres.notifications": "listen notify",
+    "store.claim_manager": "ClaimManager ClaimQuerySet",
+    "tasks": "Cancel Constant Exponential Group Linear Rate Retry Snooze TaskContext Unique aenqueue_many backend_for "
+    "enqueue_many task",
 }
-_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_MODULES)
 

@@ -45,10 +45,6 @@ class PGLockConfig(AppConfig):
 
         post_migrate.connect(_run_sql_of_migrations, sender=self, dispatch_uid="django_pglock.apps")
 
-        if django.VERSION < (6, 0):
-            # Django 6 imports these by itself. The backport does so only if "django_tasks" is in INSTALLED_APPS.
-            from django_tasks import checks as _backport_checks  # noqa: F401
-            from django_tasks import signals as _backport_signals  # noqa: F401
         if getattr(settings, "TASKS", None):
             # Results, the admin and the worker know only functions that are registered, so every process imports the
             # modules "tasks" of all apps. A project that uses only locks imports none.

@@ -31,8 +31,8 @@ class KeyTemplate:
         for literal, path in self._parse():
             self._pieces.append((literal, path))
             if path and known is not None and path[0] not in known:
-                raise LockKeyError(
-                    f"{where}: the key {text!r} names {path[0]!r}, which is not a parameter. The parameters: "
+                raise self._error(
+                    f"the key {text!r} names {path[0]!r}, which is not a parameter. The parameters: "
                     f"{', '.join(sorted(known)) or 'none'}."
                 )
         self._refuse_ambiguity()
@@ -47,36 +47,36 @@ class KeyTemplate:
         for literal, path in fields[1:] if self._is_own else fields:
             if ":" not in literal:
                 field = "{" + ".".join(path) + "}"
-                raise LockKeyError(
-                    f"{self._where}: the key {self.text!r} has no colon before {field}, so two different keys could "
-                    "become "
-                    f"the same name. Write it like 'order:{field}'."
+                raise self._error(
+                    f"the key {self.text!r} has no colon before {field}, so two different keys could become the same "
+                    f"name. Write it like 'order:{field}'."
                 )
+
+    def _error(self, problem: str) -> LockKeyError:
+        return LockKeyError(f"{self._where}: {problem}")
 
     def _parse(self) -> list[tuple[str, list[str]]]:
         try:
             parsed = list(Formatter().parse(self.text))
         except ValueError as error:
-            raise LockKeyError(f"{self._where}: the key {self.text!r} is not a valid template: {error}.") from error
-        pieces: list[tuple[str, list[str]]] = []
-        for literal, field, form, conversion in parsed:
-            if field is None:
-                pieces.append((literal, []))
-                continue
-            path = field.split(".")
-            # Only public attributes: no index, no call, no private name.
-            if not all(step.isidentifier() and not step.startswith("_") for step in path):
-                raise LockKeyError(
-                    f"{self._where}: {{{field}}} in the key {self.text!r} must be a parameter, or attributes of one."
-                )
-            if form or conversion:
-                written = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-                raise LockKeyError(
-                    f"{self._where}: {{{written}}} in the key {self.text!r} has a conversion or a format, and keys "
-                    f"have none. Write {{{field}}}."
-                )
-            pieces.append((literal, path))
-        return pieces
+            raise self._error(f"the key {self.text!r} is not a valid template: {error}.") from error
+        return [(literal, self._path(field, form, conversion)) for literal, field, form, conversion in parsed]
+
+    def _path(self, field: str | None, form: str | None, conversion: str | None) -> list[str]:
+        """Return the steps from a parameter to the value of a field; none for the text behind the last field."""
+        if field is None:
+            return []
+        path = field.split(".")
+        # Only public attributes: no index, no call, no private name.
+        if not all(step.isidentifier() and not step.startswith("_") for step in path):
+            raise self._error(f"{{{field}}} in the key {self.text!r} must be a parameter, or attributes of one.")
+        if form or conversion:
+            written = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            raise self._error(
+                f"{{{written}}} in the key {self.text!r} has a conversion or a format, and keys have none. Write "
+                f"{{{field}}}."
+            )
+        return path
 
     def render(self, values: Mapping[str, Any]) -> str:
         """Return the name for these parameters. Raises ``LockKeyError`` for a value that cannot be part of a name."""
@@ -89,10 +89,10 @@ class KeyTemplate:
                 value = getattr(value, step)
             return part_of(value)
         except KeyError as error:
-            raise LockKeyError(
-                f"{self._where}: the key {self.text!r} needs {path[0]!r}, and this call has no argument of this name."
+            raise self._error(
+                f"the key {self.text!r} needs {path[0]!r}, and this call has no argument of this name."
             ) from error
         except AttributeError as error:
-            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value in this call: {error}.") from error
+            raise self._error(f"{{{'.'.join(path)}}} has no value in this call: {error}.") from error
         except LockKeyError as error:
-            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}}: {error}") from error
+            raise self._error(f"{{{'.'.join(path)}}}: {error}") from error

@@ -46,24 +46,8 @@ if TYPE_CHECKING:
 
 #: In the order of the fields of ``Claim``, without the worker.
 CLAIM_COLUMNS = (
-    "id",
-    "attempts",
-    "backend",
-    "queue",
-    "priority",
-    "task_path",
-    "args",
-    "kwargs",
-    "meta",
-    "retries",
-    "max_retries",
-    "rescues",
-    "run_after",
-    "enqueued_at",
-    "started_at",
-    "last_attempted_at",
-    "lock_key",
-    "uncounted",
+    *("id", "attempts", "backend", "queue", "priority", "task_path", "args", "kwargs", "meta", "retries"),
+    *("max_retries", "rescues", "run_after", "enqueued_at", "started_at", "last_attempted_at", "lock_key", "uncounted"),
 )
 #: These dates are returned as seconds since the epoch, because the server needs ten times as long to write a date. A
 #: double is exact to the microsecond for the next two centuries. Python gets the double as text, because few of these

@@ -49,7 +49,7 @@ def test_the_package_and_its_modules_list_the_same_public_names():
     listed = {name: set(import_module(f"django_pglock.{name}").__all__) for name in django_pglock._NAMES}
     # The type of what @task returns is for annotations alone.
     listed["tasks"].remove("PostgresTask")
-    assert {name: set(names) for name, names in django_pglock._NAMES.items()} == listed
+    assert {name: set(names.split()) for name, names in django_pglock._NAMES.items()} == listed
 
 
 def test_every_setting_has_a_help_text():
