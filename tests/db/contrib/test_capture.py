@@ -354,6 +354,20 @@ def test_tables_of_all_children_of_an_abstract_model_are_captured():
     assert Film._meta.constraints == []
 
 
+@isolate_apps("tests.sample")
+def test_tables_of_other_packages_are_captured_by_a_proxy(capture, monkeypatch):
+    class Changed(Shelf):
+        class Meta:
+            app_label = "sample"
+            proxy = True
+
+    declared = capture(tasks.follow, model=Changed, fields=["name"])
+    monkeypatch.setattr(contrib, "declared", lambda: [(Changed, declared)])
+    Shelf.objects.create(name="a")
+    [call] = calls()
+    assert call["model"] == "sample.shelf"
+
+
 WRONG = [({"on": ()}, "on is"), ({"on": "select"}, "on is 'select'")]
 
 
