@@ -130,7 +130,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
 
 
 def question_of(verb: Verb, rows: Any) -> dict[str, Any]:
-    """Return what a page shows before it asks whether a verb shall change these rows."""
+    """Return what a page shows before it asks whether a verb may change these rows."""
     count = verb.movable(rows).count()
     return {
         "question": verb.message(verb.question, count),

@@ -32,7 +32,7 @@ def install_wrapper(connection: Any, **kwargs: Any) -> None:
 
 
 def _ensure_connection(reference: weakref.ref[Any]) -> None:
-    """Check also where no statement can be sent, because there is no session, or one that has ended."""
+    """Check also where no statement can be sent, because the session has ended, or was never opened."""
     connection: Any = reference()
     raw = connection.connection
     if raw is None or getattr(raw, "closed", False):

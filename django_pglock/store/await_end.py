@@ -101,7 +101,7 @@ async def await_end_async(task_id: int, using: str, timeout: float | None) -> bo
 def _refuse_in_worker(task_id: int, using: str, *, only_async: bool = False) -> None:
     """Raise ``TaskError`` inside of a task whose worker serves the queue of the awaited task.
 
-    Once such tasks wait in all threads of the workers, each waits for one that cannot begin.
+    Once such tasks wait in all threads of the workers, each waits for a task that cannot begin.
     """
     claim = running_claim.get()
     for path, queue, asked in () if claim is None else run(using, AWAITED_IN_WORKER, claim.worker, task_id):

@@ -10,7 +10,7 @@ ended in order, or its heartbeat process has noticed its death and deleted the r
 
 The server's clock may be put back, for example by a failover to a host that is behind. Then the heartbeats before that
 are in the future, those of dead workers for as long as the step. So a date that is too far ahead of the clock is no
-better than one that is too old.
+better than a date that is too old.
 
 While the server cannot be reached, no worker can write a heartbeat. Afterwards the first worker that writes one finds
 the heartbeats of all others missing, although these workers live. So missing heartbeats prove a death only while there

@@ -9,8 +9,8 @@ A row has a period, a kind, a queue, a function, and what was counted: a number,
   queue, and one for all tasks, so a point of a series is one row of each kind. In the row of a queue the function is
   empty, and in the row of all tasks the queue is empty, too.
 - **Depths.** How many tasks of each status a queue has, and the age of its oldest ready task, as last counted. One
-  worker counts for all. Whoever reads, and finds that nobody has counted lately, counts by itself: then no worker runs,
-  and an autoscaler may want to know it.
+  worker counts for all. A reader that finds only old counts counts by itself: then no worker runs, and an autoscaler
+  may want to know it.
 """
 
 from __future__ import annotations

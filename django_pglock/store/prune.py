@@ -221,7 +221,7 @@ def unneeded(tasks: Any) -> Any:
 
 
 def _delete_unless_refused(tasks: Any, limit: int) -> int:
-    """Delete as ``delete_free`` does. Log it and return 0 if the database refuses it, so that pruning goes on."""
+    """Delete as ``delete_free`` does. Log it and return 0 if the database refuses it, so that pruning continues."""
     try:
         return delete_free(tasks, limit)
     except IntegrityError as error:

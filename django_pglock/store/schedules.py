@@ -277,7 +277,7 @@ class ScheduleKeeper:
         return enqueued, len(together) > MOST_TICKS
 
     def _enqueue_together(self, tasks: dict[str, TaskFields], ticks: list[Tick]) -> list[int]:
-        """Enqueue ticks in one transaction. If it fails, nobody knows whose fault it is, so each is tried alone."""
+        """Enqueue ticks in one transaction. If it fails, it is not known which tick failed, so each is tried alone."""
         session = connection_for(self.using).connection
         try:
             with transaction.atomic(using=self.using, durable=True):

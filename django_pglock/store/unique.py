@@ -115,8 +115,8 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     # Checked before our own transaction begins. Without a transaction of the caller, its changes are already committed,
-    # so any run sees them. REPLACE_UNIQUE takes a stronger lock: whoever took this one first, as another transaction
-    # may do at the same time, would wait for that transaction, which would wait for this one.
+    # so any run sees them. REPLACE_UNIQUE takes a stronger lock: two transactions that both took this one first would
+    # wait for each other.
     is_inside = in_transaction(connection_for(using))
     find = FIND_AND_LOCK_UNIQUE if is_inside and on_conflict != "replace" else FIND_UNIQUE
     by_key = _one_per_key(calls, last=on_conflict == "replace")

@@ -65,7 +65,7 @@ def test_a_storm_of_cut_connections_is_no_poison_pill(worker_process, eventually
 
 
 def test_a_task_that_ends_its_own_session_again_and_again_ends_failed(worker, eventually, monkeypatch):
-    """Before, it ran for ever. The other sessions of the worker live, so there is no outage."""
+    """Before, it ran forever. The other sessions of the worker live, so there is no outage."""
     monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
     worker(threads=2)
     session_tasks.end_own_session.enqueue(99)

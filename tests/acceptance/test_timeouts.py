@@ -32,7 +32,7 @@ def failed_by_timeout(results) -> bool:
 
 
 def test_timeouts_in_the_middle_of_logging_leave_the_log_usable(worker_process, eventually):
-    """Before, an exception was sent into the thread. Between two lines of ``logging``, its lock stayed locked for ever,
+    """Before, an exception was sent into the thread. Between two lines of ``logging``, its lock stayed locked forever,
     and everything in the process waited for it, under a fresh heartbeat."""
     process = worker_process("--threads", "3")
     results = [running.log_for.enqueue(0.6) for _ in range(15)]

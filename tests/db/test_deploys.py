@@ -1,4 +1,4 @@
-"""Old code meets new rows, and new code meets old rows. What cannot be right fails aloud and keeps the data."""
+"""Old code meets new rows, and new code meets old rows. What does not fit together fails aloud and keeps the data."""
 
 from __future__ import annotations
 

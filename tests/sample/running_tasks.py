@@ -257,7 +257,7 @@ def idle():
 
 
 def loop(kind, swallows=Exception):
-    """Swallow each error that a careful function may catch, and go on."""
+    """Swallow each error that a careful function may catch, and continue."""
     while True:
         try:
             LOOPS[kind]()

@@ -408,5 +408,5 @@ class Command(TerminalCommand):
 
 
 def _asks(options: dict[str, Any]) -> bool:
-    """Return whether a verb only counts or asks first. Whoever gives ids has seen these tasks."""
+    """Return whether a verb only counts or asks first. A user who gives ids has seen these tasks."""
     return options["dry_run"] or not (options.get("ids") or options["yes"])

@@ -95,7 +95,7 @@ class TaskThread:
         if attempt.timeout is not None:
             attempt.end()
             self.watchdog.forget(attempt)
-        # Under the lock: a cancel request that is still on its way would cancel a statement of the next task.
+        # Under the lock: a cancel request that is still in flight would cancel a statement of the next task.
         with self._stopping:
             self.attempt = None
         current_attempt.set(None)

@@ -79,7 +79,7 @@ UNNOTICED_FACTOR = 0.8
 RESCUES = 5
 #: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
 PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
-#: Seconds for which one pruning goes on while it finds old tasks, and seconds until the next one if some are left.
+#: Seconds for which one pruning continues while it finds old tasks, and seconds until the next one if some are left.
 #: They are short, because the same thread promotes due tasks, and rescues tasks of dead workers.
 TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
 #: A step of the server's clock in seconds that has to be noticed.

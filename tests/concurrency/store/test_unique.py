@@ -176,7 +176,7 @@ def test_unique_calls_that_replace_take_the_keys_in_their_order(eventually):
 def test_two_unique_calls_that_waited_for_the_same_commit_do_not_deadlock(
     eventually, monkeypatch, in_threads, enqueue, on_conflict
 ):
-    """Both find the committed task at the same time, and each goes on only when both have found it."""
+    """Both find the committed task at the same time, and each continues only when both have found it."""
     task = refresh.using(unique=Unique("{number}", on_conflict=on_conflict))
     both, has_found = threading.Barrier(2, timeout=NEVER), threading.local()
 

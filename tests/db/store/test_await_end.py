@@ -175,7 +175,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
 
 
 def test_a_task_that_waits_for_one_that_its_own_worker_may_have_to_run_says_so(worker, eventually):
-    """Otherwise such tasks in all threads wait for ever for tasks that cannot begin, and nothing says why."""
+    """Otherwise such tasks in all threads wait forever for tasks that cannot begin, and nothing says why."""
     worker(threads=1, queues=["default"])
     sync, coroutine = running_tasks.wait_for_other, running_tasks.await_other
     other = running_tasks.sleep_async.module_path

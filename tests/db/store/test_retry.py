@@ -367,7 +367,7 @@ def is_session_waiting():
 
 
 def test_at_repeatable_read_a_task_whose_unique_key_was_taken_after_the_snapshot_is_left_out(claim, in_threads):
-    """The transaction does not see the other task. PostgreSQL refuses the key, and the transaction goes on."""
+    """The transaction does not see the other task. PostgreSQL refuses the key, and the transaction continues."""
     keyed.rebuild.enqueue(1)
     [mine] = claim()
     settle_one(mine, Failed(FAILURE))

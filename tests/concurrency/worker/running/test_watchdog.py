@@ -1,4 +1,4 @@
-"""The watchdog stops each attempt at its deadline, whoever else is watched, and nothing is stopped after its end."""
+"""The watchdog stops each attempt at its deadline, whatever else is watched, and nothing is stopped after its end."""
 
 from __future__ import annotations
 

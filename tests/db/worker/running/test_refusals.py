@@ -100,7 +100,7 @@ def test_a_refusal_of_our_table_is_no_failure_however_often(worker, eventually, 
 
 
 def test_a_refusal_of_one_attempt_alone_counts_as_a_rescue(worker, eventually, refusing):
-    """Again and again the same task is refused, and the table takes others. It ends with a reason, and not for ever."""
+    """Again and again the same task is refused, and the table takes others. It ends with a reason."""
     refusing("55P03", "pg_backend_pid() <> 0 AND current_setting('app.refuse', true) = 'yes'")
     worker(threads=1)
     row = wait_for_end(session_tasks.set_local.enqueue("app.refuse", "yes"), eventually)
