@@ -93,7 +93,7 @@ class Extra:
     #: The option of ``locktasks``, the name of its value, and its help.
     option: str
     metavar: str
-    help: str
+    help: Any
     #: Raises ``ValueError`` for a wrong value. Takes the alias of the database and the value.
     check: Callable[[str, str], None]
 
@@ -113,7 +113,7 @@ class Verb:
     #: The statuses in which a row can be changed. The page of a row in another status has no button.
     statuses: frozenset[TaskStatus] = frozenset()
     #: The help of the subcommand, and what else the documentation of the method says.
-    help: str = ""
+    help: Any = ""
     about: str = ""
     #: Returns the new values of the columns.
     changes: Callable[[str], dict[str, Any]] = lambda value: {}
