@@ -225,31 +225,6 @@ def test_using_refuses_options_of_other_task_queues_and_of_the_decorator(options
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"lock": "a\0:{value}"}, "lock contains a NUL character or a lone surrogate"),
-        ({"queue_name": 5}, "queue_name is 5; give a text."),
-        ({"priority": "hi"}, "priority is 'hi'; give a whole number from -100 to 100."),
-        ({"priority": True}, "priority is True; give a whole number from -100 to 100."),
-        ({"priority": float("nan")}, "priority is nan; give a whole number from -100 to 100."),
-        ({"backend": 5}, "backend is 5; give the text of an alias in TASKS."),
-        ({"atomic": "yes"}, "atomic is 'yes'; give True or False."),
-        ({"advisory": 1, "lock": "a:{value}"}, "advisory is 1; give True or False."),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_refused_by_the_decorator(options, said):
-    with pytest.raises(TaskOptionError) as refused:
-        task(**options)(tasks.echo.func)
-    assert str(refused.value).startswith(f"@task on tests.sample.tasks.echo: {said}")
-
-
-@pytest.mark.parametrize("options", [{"queue_name": 5}, {"priority": "hi"}, {"backend": 5}, {"atomic": "yes"}])
-def test_a_value_of_a_wrong_type_is_refused_by_using(options):
-    with pytest.raises(TaskOptionError, match=f"@task on tests.sample.tasks.echo: {next(iter(options))} is "):
-        tasks.echo.using(**options)
-
-
 def test_each_exception_may_be_retried():
     """By default ``SystemExit``, which is no ``Exception``, fails a task. A project may want to retry it."""
     assert not tasks.echo.can_retry(SystemExit())

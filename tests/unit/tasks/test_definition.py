@@ -17,6 +17,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
 from tests.sample import tasks
 
+NAN = float("nan")
 pytestmark = pytest.mark.usefixtures("own_registry")
 
 DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
@@ -56,6 +57,12 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         ({"keep_result": "long"}, "keep_result is"),
         ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),
         ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),
+        ({"lock": "a\0:{order_id}"}, "never: lock contains a NUL character or a lone surrogate"),
+        ({"queue_name": 5}, "never: queue_name is 5; give a text"),
+        *(({"priority": bad}, "never: priority is .*; give a whole number from -100 to") for bad in ("hi", True, NAN)),
+        ({"backend": 5}, "never: backend is 5; give the text of an alias in TASKS"),
+        ({"atomic": "yes"}, "never: atomic is 'yes'; give True or False"),
+        ({"advisory": 1, "lock": "a"}, "never: advisory is 1; give True or False"),
     ],
 )
 def test_invalid_options_are_refused_where_they_are_written(options, words):
