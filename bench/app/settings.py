@@ -1,5 +1,6 @@
 """Settings of that project. The contestant is named by the environment; connections persist for all of them."""
 
+import json
 import os
 
 APP, BACKEND = {
@@ -21,4 +22,5 @@ DATABASES = {
 }
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", APP, "bench.app"]
 TASKS = {"default": {"BACKEND": BACKEND}}
+DJANGO_PGLOCK = json.loads(os.environ.get("BENCH_PGLOCK", "{}"))
 USE_TZ = True

@@ -5,9 +5,13 @@ import os
 import time
 
 from django.apps import apps
-from django.tasks import task
 
 from bench.contestants import base
+
+try:
+    from django.tasks import task
+except ImportError:  # before Django 6.0
+    from django_tasks import task
 
 
 @task
