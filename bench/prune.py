@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PATH = "bench.app.tasks.nothing"
 #: The aims: rows a second that are pruned while there are old ones, and how much slower a claim may be.
 PRUNED, SLOWER = 20_000, 1.05
-#: Seconds between two batches of new tasks, between two claims, and between two looks at the sizes.
+#: Seconds between two batches of new tasks, between two claims, and between two queries of the sizes.
 BATCH, CLAIM, LOOK = 0.05, 0.1, 1.0
 #: Tasks that a claim takes.
 CLAIMED = 10
