@@ -307,7 +307,7 @@ class Migration(migrations.Migration):
             name="Attempt",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False, verbose_name="id")),
-                ("task", models.ForeignKey(db_index=False, on_delete=models.CASCADE, related_name="failures", to="django_pglock.task", verbose_name="task")),
+                ("task", models.ForeignKey(db_constraint=False, db_index=False, on_delete=models.CASCADE, related_name="failures", to="django_pglock.task", verbose_name="task")),
                 ("number", models.IntegerField(help_text="Number of claims of the task, including this one.", verbose_name="number")),
                 ("worker", models.UUIDField(help_text="Empty: the task never ran.", null=True, verbose_name="worker")),
                 ("worker_name", models.CharField(max_length=128, null=True, verbose_name="worker")),
@@ -335,7 +335,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False, verbose_name="id")),
                 ("awaited", models.BigIntegerField(verbose_name="awaited")),
-                ("task", models.ForeignKey(null=True, on_delete=models.CASCADE, related_name="awaiting", to="django_pglock.task", verbose_name="task")),
+                ("task", models.ForeignKey(db_constraint=False, null=True, on_delete=models.CASCADE, related_name="awaiting", to="django_pglock.task", verbose_name="task")),
             ],
             options={
                 "verbose_name": "waiter",

@@ -207,8 +207,15 @@ class Attempt(Row):
         LOST = "LOST", _("Lost with its worker")
 
     id = models.BigAutoField(_("id"), primary_key=True)
+    # Without a constraint in the database, which would check each deleted task alone: that took two thirds of the time
+    # of pruning. Each statement that deletes tasks deletes their attempts and waiters, too.
     task = models.ForeignKey(
-        Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
+        Task,
+        on_delete=models.CASCADE,
+        related_name="failures",
+        verbose_name=_("task"),
+        db_index=False,
+        db_constraint=False,
     )
     number = models.IntegerField(_("number"), help_text=_("Number of claims of the task, including this one."))
     worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
@@ -247,7 +254,7 @@ class Waiter(Row):
     id = models.BigAutoField(_("id"), primary_key=True)
     awaited = models.BigIntegerField(_("awaited"))
     task = models.ForeignKey(
-        Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
+        Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_constraint=False
     )
 
     for_dumpdata = DumpedManager()

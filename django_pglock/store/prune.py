@@ -249,7 +249,6 @@ REFUSING_KEYS = """
 SELECT conrelid::regclass::text, quote_ident(attname)
 FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
 WHERE contype = 'f' AND confrelid = to_regclass('{task}') AND confdeltype IN ('a', 'r') AND conparentid = 0
-  AND conrelid NOT IN (to_regclass('{attempt}'), to_regclass('{waiter}'))
   AND has_column_privilege(conrelid, attnum, 'SELECT')
 ORDER BY 1, 2
 """

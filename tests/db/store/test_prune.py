@@ -454,3 +454,10 @@ def test_a_role_that_may_not_read_the_table_prunes_what_it_can(refer, caplog):
         finally:
             cursor.execute("RESET ROLE; DROP OWNED BY reads_nothing; DROP ROLE reads_nothing")
     assert keep(row)
+
+
+def test_no_foreign_key_of_the_package_is_checked_for_each_pruned_task():
+    """These checks of one row after the other took two thirds of the time of pruning."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT conname FROM pg_constraint WHERE confrelid = 'django_pglock_task'::regclass")
+        assert cursor.fetchall() == []
