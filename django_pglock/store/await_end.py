@@ -210,12 +210,16 @@ class _Listener(threading.Thread):
 
     def _connect(self) -> None:
         connection = dedicated_connection(self.using, application_name="django_pglock wait")
-        with _limited(connection), connection.cursor() as cursor:
-            raw: Any = connection.connection
-            raw.add_notify_handler(self._note_notification)
-            # This session is idle most of the time, whatever limit the role has.
-            set_limits(connection, {"idle_session_timeout": "0"})
-            cursor.execute(f"LISTEN {DONE_CHANNEL}")
+        try:
+            with _limited(connection), connection.cursor() as cursor:
+                raw: Any = connection.connection
+                raw.add_notify_handler(self._note_notification)
+                # This session is idle most of the time, whatever limit the role has.
+                set_limits(connection, {"idle_session_timeout": "0"})
+                cursor.execute(f"LISTEN {DONE_CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
         self._connection = connections[self.using] = connection
 
     def _write_rows(self) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, ProgrammingError, connection, connections
 from django.test.utils import override_settings
 
 from django_pglock.models import Waiter
@@ -98,6 +98,17 @@ def pids():
         return [pid for (pid,) in cursor.fetchall()]
 
 
+class Kept:
+    """Calls a function, and keeps what it has returned last."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        self.last = self.function(*args, **kwargs)
+        return self.last
+
+
 @pytest.mark.parametrize("before", [True, False])
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
@@ -177,6 +188,15 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
 
     in_threads(work, 2)
     eventually(lambda: not listener_threads())
+
+
+def test_a_session_that_cannot_listen_is_closed(monkeypatch, eventually):
+    monkeypatch.setattr(await_end, "DONE_CHANNEL", "not a name")
+    monkeypatch.setattr(await_end, "dedicated_connection", kept := Kept(await_end.dedicated_connection))
+    with pytest.raises(ProgrammingError):
+        results_of(1)[0].wait()
+    eventually(lambda: not listener_threads())
+    assert kept.last.connection is None
 
 
 def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkeypatch, settings, nothing_is_left):
