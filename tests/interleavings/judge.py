@@ -11,10 +11,10 @@ from django_pglock.models import Task, Waiter
 from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.release import orphaned_waiters, release
+from tests.interleavings.laws import Laws
 from tests.interleavings.sessions import READ_COMMITTED, Died, VerbRun
 from tests.interleavings.verbs import Results, Verb
 from tests.interleavings.worlds import NAMES, World
-from tests.property.laws import Laws
 
 LOCK_NOT_AVAILABLE = "55P03"
 #: What a transaction at REPEATABLE READ has to expect when others were faster: serialization_failure, unique_violation.

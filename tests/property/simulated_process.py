@@ -139,7 +139,12 @@ class SimulatedProcess:
             assert not (is_free and alike), f"{len(alike)} {kind} tasks are ready, threads or slots are free: {places}"
 
     def is_looked_for_soon(self, call: Call) -> bool:
-        """Return whether the worker was not notified of this task, but will poll in a moment."""
+        """Return whether the worker was not notified of this task, but will poll in a moment.
+
+        A worker that does not listen asks for no notifications: it finds what others have made ready by its next poll.
+        """
+        if not self.shape.is_listening:
+            return call.id in self.table.silent and self.schedule.sleeps_for("fetcher") < math.inf
         since = self.fetcher.sleep.since
         is_in_a_moment = self.schedule.sleeps_for("fetcher") <= max(EMPTY_PAUSE, NEGATIVE_TTL * 1.2) + 1e-6
         is_awake = since is None or self.schedule.now - since <= NEGATIVE_TTL * 1.2 + 1e-6

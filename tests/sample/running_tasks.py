@@ -271,16 +271,6 @@ def swallow(kind):
 
 
 @task(timeout=0.3)
-def swallow_everything():
-    """Swallow what stops it, too, and return as if nothing had happened."""
-    for _ in range(1000):
-        with suppress(BaseException):
-            write()
-        time.sleep(0.001)
-    return "done"
-
-
-@task(timeout=0.3)
 def swallow_in_block():
     with transaction.atomic(), suppress(BaseException):
         loop("write_in_blocks")
@@ -365,17 +355,6 @@ def overrun(seconds=FOREVER):
 async def overrun_in_coroutine():
     await sync_to_async(note)("overrun")
     time.sleep(FOREVER)
-
-
-@task(timeout=1)
-def write_rows_carelessly(count):
-    """Take much longer than the timeout, and swallow all errors."""
-    for number in range(count):
-        try:
-            note("careless", number)
-            time.sleep(0.05)
-        except Exception:
-            pass
 
 
 def log_to_nowhere():

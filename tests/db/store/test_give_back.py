@@ -10,26 +10,17 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_pglock.models import Task, Worker
-from django_pglock.store.liveness import beat
+from django_pglock.models import Task
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.running_tasks import ClaimComparison
 from tests import server_clock
+from tests.db.store.workers import register
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-#: The number that a worker of these tests has drawn.
-NUMBER = 4711
-
-
-def register(worker, *, silent_for=0.0, lock_key=NUMBER):
-    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
-    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
 def test_claims_that_their_worker_does_not_know_are_given_back(claim):

@@ -28,18 +28,10 @@ from django_pglock.store.liveness import (
     witness_values,
 )
 from django_pglock.store.wake import WOKEN_FIRST, write_sleep_flag
+from tests.db.store.workers import register
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-#: The number that a worker of these tests has drawn.
-NUMBER = 4711
-
-
-def register(worker, *, silent_for=0.0, lock_key=NUMBER):
-    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
-    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
 def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):

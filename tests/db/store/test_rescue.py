@@ -19,7 +19,7 @@ from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import rescue as rescue_module
-from django_pglock.store.liveness import WITNESS_AFTER, beat, silent_after, witness_values
+from django_pglock.store.liveness import WITNESS_AFTER, silent_after, witness_values
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.rescue import (
     LOST_WITH_WORKER,
@@ -34,6 +34,7 @@ from django_pglock.store.rescue import (
 )
 from django_pglock.store.statements import run_by_index
 from django_pglock.worker import Worker as WorkerUnderTest
+from tests.db.store.workers import NUMBER, register
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -41,13 +42,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 FAILURE = Failure("django.db.utils.OperationalError", "Traceback …")
-#: The number that a worker of these tests has drawn.
-NUMBER = 4711
-
-
-def register(worker, *, silent_for=0.0, lock_key=NUMBER):
-    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
-    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
 def register_witness(*, beating_for=3600.0, silent_for=0.0):

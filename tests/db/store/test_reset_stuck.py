@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db.models.functions import Now
 
 from django_pglock.keys import reserved
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import beat
 from django_pglock.tasks.states import TaskStatus
 from tests.db.admin.visits import make
+from tests.db.store.workers import NUMBER, register
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-#: The number that a worker of these tests has drawn.
-NUMBER = 4711
-
-
-def register(worker, *, silent_for=0.0, lock_key=NUMBER):
-    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
-    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
 def test_stuck_returns_the_tasks_that_reset_stuck_resets(claim, slow_beats):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from uuid import UUID
 
-from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.models import RateLimit, Task
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.states import FINISHED, MOVES, WAITING
 
@@ -18,36 +17,14 @@ class Laws:
         self.before: dict[int, Task] = {}
         self.now: dict[int, Task] = {}
         self.waiters: list[tuple[int, int]] = []
-        #: The claims that may settle: ids, and with which attempt and worker.
-        self.live: dict[int, tuple[int, UUID]] = {}
         #: What the step has deleted, and what it has retried by hand.
         self.pruned: set[int] = set()
         self.retried: set[int] = set()
         #: A process died between a commit and what it does then, and upkeep has not come by yet.
         self.is_owed = False
 
-    def obey(self) -> None:
-        self.before, self.now = self.now, {task.pk: task for task in Task.objects.order_by("pk")}
-        self.waiters = list(Waiter.objects.values_list("task_id", "awaited"))
-        self.no_task_vanishes()
-        self.what_runs_is_what_was_claimed()
-        self.statuses_move_as_they_may()
-        self.counters_only_count_up()
-        self.dates_are_those_of_the_status()
-        self.of_what_is_unique_there_is_one()
-        self.no_more_than_allowed_have_a_key()
-        if not self.is_owed:
-            self.nobody_overtakes_another_of_its_key()
-            self.whoever_waits_for_a_key_waits_for_somebody()
-            self.whoever_waits_for_others_is_counted()
-        self.pruned, self.retried = set(), set()
-
     def no_task_vanishes(self) -> None:
         assert self.before.keys() - self.now.keys() == self.pruned
-
-    def what_runs_is_what_was_claimed(self) -> None:
-        running = [task for task in self.now.values() if task.status == "RUNNING"]
-        assert {task.pk: (task.attempts, task.worker) for task in running} == self.live
 
     def statuses_move_as_they_may(self) -> None:
         for old, new in self._pairs():
