@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from django_pglock.store.outcome import Abandoned, GivenBack, Outcome
+from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
@@ -135,10 +136,6 @@ class InFlight:
     def group_keys_being_claimed(self) -> list[str]:
         """Return the lock keys of the groups for which threads are claiming now."""
         return [key for key in list(self.claiming_groups.values()) if key is not None]
-
-    def note_lost_answer(self) -> None:
-        """Note that a claim may be committed whose answer was lost."""
-        self.answer_lost_at = time.monotonic()
 
     def begin_all(self, claims: Sequence[Claim]) -> None:
         """Add claims, and pass them to threads and event loop in this order."""
@@ -257,3 +254,31 @@ def resident_memory() -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Progress:
+    """Writes the newest progress of each task in flight.
+
+    The service for running tasks writes it from time to time, and the settler once more before the end of the task.
+    They use their own sessions. In the session of an atomic task, the progress would be visible only after the commit.
+    """
+
+    def __init__(self, in_flight: InFlight, using: str) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        # A lock, so that the newest value is written last, whichever of the two writes it.
+        self._writing = threading.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a task in flight has reported progress that is not written yet."""
+        return any(claim.progress is not claim.written_progress for claim in list(self.in_flight.claims.values()))
+
+    def write(self, claims: Iterable[Claim] | None = None) -> list[Claim]:
+        """Write the new progress of claims (None: of all in flight). Return those with a lost or locked row."""
+        claims = list(self.in_flight.claims.values()) if claims is None else claims
+        changed = [claim for claim in claims if claim.progress is not claim.written_progress]
+        if changed:
+            with self._writing:
+                write_progress(self.using, changed)
+        return [claim for claim in changed if claim.progress is not claim.written_progress]

@@ -20,7 +20,7 @@ from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.in_flight import InFlight, Limits
+from django_pglock.worker.in_flight import InFlight, Limits, Progress
 from django_pglock.worker.liveness.heartbeat import Heartbeat
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess, instructions_for
 from django_pglock.worker.liveness.listener import Listener
@@ -34,7 +34,7 @@ from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.service import ConnectedService, Service, SharedSessions
-from django_pglock.worker.settling.settler import Progress, Settler
+from django_pglock.worker.settling.settler import Settler
 from django_pglock.worker.supervising.channel import (
     ENDING,
     REPLACE,

@@ -168,7 +168,7 @@ class FetcherHere(Fetcher):
 
 class SettlerHere(Settler):
     def __init__(self, process: SimulatedProcess) -> None:
-        progress: Any = SimpleNamespace(write_last=lambda claims: (list(claims), [])[1])
+        progress: Any = SimpleNamespace(write=lambda claims: (list(claims), [])[1])
         ready = process.fetcher.sleep.note_ready
         super().__init__(process.in_flight, process.table, None, progress=progress, ready=ready, scheduled=lambda: None)
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)

@@ -126,9 +126,10 @@ class Fetcher(ConnectedService):
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
         # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
-        self.sleep.note_session()
+        # A new session may find another row: this worker has to ask for notifications again.
+        self.sleep.since = None
         if self.reconnects:
-            self.in_flight.note_lost_answer()
+            self.in_flight.answer_lost_at = time.monotonic()
         # A thread may be claiming for its group at this moment. The order of these lines matters. ``before`` excludes
         # claims that are made after it was read. The key of an earlier claim stays in ``claiming_groups`` until the
         # claim is in flight. So ``group_keys`` has its key, or ``known`` has the claim.

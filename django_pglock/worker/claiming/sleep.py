@@ -95,10 +95,6 @@ class Sleep:
     def _set_flag(self, *, is_sleeping: bool) -> None:
         write_sleep_flag(self.using, self.worker, is_sleeping=is_sleeping)
 
-    def note_session(self) -> None:
-        """Note that a new session may find another row: this worker has to ask for notifications again."""
-        self.since = None
-
     @property
     def has_unclaimed(self) -> bool:
         """Whether ready tasks may be left in a queue of which other workers are notified later."""

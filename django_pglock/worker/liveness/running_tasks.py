@@ -10,30 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.requests_to_worker import answer_stack, requests_to
 from django_pglock.store.settle import give_back, server_time
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.in_flight import InFlight, Progress
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.options import Identity
 from django_pglock.worker.service import ConnectedService, SharedSessions, logger
 
 #: Seconds between two writes of the progress of running tasks.
 BETWEEN_PROGRESS = 1.0
-
-
-class Progress(Protocol):
-    """Writes the progress that running tasks report."""
-
-    @property
-    def is_new(self) -> bool:
-        """Whether there is progress that is not written yet."""
-
-    def write(self) -> None:
-        """Write the new progress."""
 
 
 class RunningTasks(ConnectedService):

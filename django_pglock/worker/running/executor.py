@@ -342,7 +342,7 @@ def with_others(first: Attempt, group: Group, in_flight: InFlight) -> Attempt:
             connection.commit()
         in_flight.add(claims)
     except BaseException:
-        in_flight.note_lost_answer()
+        in_flight.answer_lost_at = time.monotonic()
         raise
     finally:
         del in_flight.claiming_groups[first.claim]

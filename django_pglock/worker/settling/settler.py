@@ -10,10 +10,9 @@ of the batch. So the outcome of a locked row is set aside, and tried again from 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from queue import Empty
@@ -29,11 +28,11 @@ from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit_without_wake
 from django_pglock.store.outcome import CANCEL_REQUESTED, FINAL, Failed, Failure, Interrupted, Succeeded
 from django_pglock.store.release import release
-from django_pglock.store.requests_to_worker import write_logs, write_progress
+from django_pglock.store.requests_to_worker import write_logs
 from django_pglock.store.rescue import judge, server_times
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except
-from django_pglock.worker.in_flight import EndedClaim, InFlight
+from django_pglock.worker.in_flight import EndedClaim, InFlight, Progress
 from django_pglock.worker.logs import report, report_lost
 from django_pglock.worker.service import ConnectedService
 from django_pglock.worker.settling.history import History
@@ -231,7 +230,7 @@ class Settler(ConnectedService):
         if is_plain(batch):
             return self._write_plain(batch)
         open_ = [ended for ended in batch if ended.outcome is not None and not ended.is_settled]
-        if unwritten := set(self.progress.write_last(ended.claim for ended in open_)):
+        if unwritten := set(self.progress.write(ended.claim for ended in open_)):
             self._set_locked_aside([ended for ended in open_ if ended.claim in unwritten])
             open_ = self._without_locked(open_)
         captured = [ended for ended in batch if ended.claim.log is not None]
@@ -398,37 +397,3 @@ class Settler(ConnectedService):
         for ended in ended_claims:
             self._locked.setdefault(ended.claim, ended)
         return {}
-
-
-class Progress:
-    """Writes the newest progress of each task in flight.
-
-    The service for running tasks writes it from time to time, and the settler once more before the end of the task.
-    They use their own sessions. In the session of an atomic task, the progress would be visible only after the commit.
-    """
-
-    def __init__(self, in_flight: InFlight, using: str) -> None:
-        self.in_flight = in_flight
-        self.using = using
-        # A lock, so that the newest value is written last, whichever of the two writes it.
-        self._writing = threading.Lock()
-
-    @property
-    def is_new(self) -> bool:
-        """Whether a task in flight has reported progress that is not written yet."""
-        return any(claim.progress is not claim.written_progress for claim in list(self.in_flight.claims.values()))
-
-    def write(self) -> None:
-        """Write the new progress of all tasks in flight."""
-        self._write(list(self.in_flight.claims.values()))
-
-    def write_last(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Write the new progress of claims before they are settled. Return the claims with a lost or locked row."""
-        return self._write(claims)
-
-    def _write(self, claims: Iterable[Claim]) -> list[Claim]:
-        changed = [claim for claim in claims if claim.progress is not claim.written_progress]
-        if changed:
-            with self._writing:
-                write_progress(self.using, changed)
-        return [claim for claim in changed if claim.progress is not claim.written_progress]

@@ -42,7 +42,7 @@ def again(comparison):
 
 def test_a_claim_whose_answer_was_lost_is_given_back_by_a_later_comparison(comparison, in_flight, claim):
     """Its date is younger than the limit at the first comparison, so there has to be a later one."""
-    in_flight.note_lost_answer()
+    in_flight.answer_lost_at = time.monotonic()
     tasks.nothing.enqueue()
     claim(worker=comparison.worker)
     assert comparison.is_due
