@@ -229,6 +229,11 @@ def keep_plans(connection: DatabaseWrapper) -> None:
     _prepared[connection.connection] = {}
 
 
+def keeps_plans(using: str) -> bool:
+    """Return whether this thread's session keeps plans, so that it belongs to one worker and not to a pooler."""
+    return connections[using].connection in _prepared
+
+
 def run_by_plan(using: str, statement: str, *values: str | int | None) -> list[tuple[Any, ...]]:
     """Execute one statement as ``run`` does, but by its kept plan if this session keeps plans. Return its rows."""
     with connections[using].cursor() as cursor:

@@ -221,6 +221,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (claimer, "registry", known),
         (claimer, "QueueCursors", cursors),
         (fetcher, "random", process.table.random),
+        (fetcher, "keeps_plans", lambda table: True),
         (exclusive_run, "get_settings", lambda: SimpleNamespace(MAX_RESCUES=MAX_RESCUES)),
         (queue_cursor, "claim_statement", lambda table, **options: table.claim_statement(**options)),
         (queue_cursor, "claims_of", lambda rows, worker: rows),

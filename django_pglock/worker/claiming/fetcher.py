@@ -16,6 +16,7 @@ from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.liveness import try_upkeep_lock
 from django_pglock.store.ready import next_due_in, promote, ready_paths
 from django_pglock.store.settle import give_back, server_time
+from django_pglock.store.statements import keeps_plans
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks import registry
 from django_pglock.tasks.registry import import_function
@@ -124,10 +125,10 @@ class Fetcher(ConnectedService):
             self.drain.give_up(error)
 
     def connected(self) -> None:
-        # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
-        # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
         # A new session may find another row: this worker has to ask for notifications again.
         self.sleep.since = None
+        # The answer to the last claim may have been lost with the previous session. By the table, such a task belongs
+        # to this worker, but it is not in flight here. It would stay RUNNING as long as this worker lives.
         if self.reconnects:
             self.in_flight.answer_lost_at = time.monotonic()
         # A thread may be claiming for its group at this moment. The order of these lines matters. ``before`` excludes
@@ -330,7 +331,9 @@ class Fetcher(ConnectedService):
 
     def _sleep(self) -> None:
         """Set ``is_sleeping``, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
-        if self.sleep.since is None and self.liveness.is_listening():
+        # Also while the session that listens is lost or late: its next one comes before the next poll. Behind a pooler,
+        # where no session keeps plans, no notification will ever come.
+        if self.sleep.since is None and keeps_plans(self.using):
             self.sleep.begin()
             # The next poll must leave out no kind, because this worker was not notified of earlier tasks.
             self.claimer.pauses.note_new_tasks()
