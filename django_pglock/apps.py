@@ -19,7 +19,7 @@ BACKEND = "django_pglock.backend.PostgresBackend"
 
 
 class PGLockConfig(AppConfig):
-    """Locks and tasks on PostgreSQL."""
+    """Background tasks and locks on PostgreSQL."""
 
     name = "django_pglock"
     label = "django_pglock"
