@@ -69,17 +69,6 @@ def test_the_private_server_does_not_listen_on_tcp_and_removes_its_files():
     assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
 
 
-def test_a_durable_server_keeps_committed_rows_after_a_crash():
-    with PrivatePostgres(durable=True) as server:
-        assert server.home.parent == Path(postgres_guard.TEMPORARY), "memory is not durable"
-        with connect(server) as connection:
-            assert connection.execute("SHOW fsync").fetchone() == ("on",)
-            connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
-        server.restart("immediate")
-        with connect(server) as connection:
-            assert connection.execute("SELECT x FROM kept").fetchone() == (1,)
-
-
 def test_a_guard_removes_the_server_of_a_killed_owner_and_the_next_start_that_of_a_killed_guard(eventually):
     owner, folder, guard = start_owner()
     other_owner, living, _ = start_owner()

@@ -6,7 +6,6 @@ made and not before. A statement that is sent below Django's cursor meets the sc
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 import types
@@ -20,7 +19,7 @@ from django.db import connection, transaction
 from django.test import Client, override_settings
 from django_tenants.utils import schema_context
 
-from django_pglock import Lease, enqueue_many, lock, task
+from django_pglock import enqueue_many, lock, task
 from django_pglock.models import AdvisoryLock, Task
 from django_pglock.tasks import registry
 from django_pglock.testing import assert_locked
@@ -121,18 +120,6 @@ def test_a_task_that_leaves_its_schema_behind_is_settled(drain):
     for result in results:
         result.refresh()
         assert result.status == "SUCCESSFUL"
-
-
-def test_locks_of_coroutines_and_leases_do_not_depend_on_the_schema():
-    async def both() -> None:
-        async with lock("shared"):
-            pass
-
-    with schema_context("beta"):
-        asyncio.run(both())
-        with Lease("nightly", ttl=60) as lease:
-            lease.assert_held()
-            lease.extend(60)
 
 
 def test_a_lock_is_the_databases_and_not_the_tenants():

@@ -162,16 +162,6 @@ def test_a_session_that_was_opened_during_a_fork_is_opened_again(
     eventually(lambda: not sessions("during a fork"), why="a child keeps a session open")
 
 
-def test_where_something_forks_all_the_time_there_is_a_session(transactional_db, forks_while_connecting):
-    left, children = forks_while_connecting
-    opened = dedicated_connection("default", application_name="during a fork")
-    left[0] = REPETITIONS + 1
-    ensure_own_session(opened)
-    assert len(children) == REPETITIONS + 1
-    assert backend_pid(opened) in sessions("during a fork")
-    opened.close()
-
-
 PRELOADED = """
 import asyncio, os, sys, threading
 import django

@@ -131,26 +131,6 @@ def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
         listener.close()
 
 
-def test_a_verb_with_a_block_of_its_own_notifies_with_the_commit_of_the_caller():
-    """With autocommit off, a block of ``atomic()`` commits nothing, and Django keeps its on_commit hooks."""
-    transaction.set_autocommit(False)
-    listener = dedicated_connection("default")
-    try:
-        with listener.cursor() as cursor:
-            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
-            enqueue_many(tasks.nothing, [()] * 3)
-            with transaction.atomic(), transaction.atomic():
-                tasks.nothing.using(queue_name="mail").enqueue()
-            assert connection.run_on_commit == []
-            transaction.commit()
-            raw = listener.connection
-            assert {each.payload for each in raw.notifies(timeout=10, stop_after=2)} == {"default", "mail"}
-    finally:
-        listener.close()
-        transaction.rollback()
-        transaction.set_autocommit(True)
-
-
 # After a BEGIN of the caller, Django does not know of the transaction, and cannot open a block of ``atomic()`` in it.
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from dataclasses import replace
@@ -162,16 +161,6 @@ def test_the_wait_continues_if_the_task_is_retried_before_its_end_is_read(in_thr
         settle(result)
 
     assert in_threads(work, 2) == [None, "SUCCESSFUL"]
-
-
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "x", True])
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
-    result = tasks.echo.enqueue(1)
-    said = re.escape(f"wait() got the timeout {timeout!r}; give seconds (0 to 2,147,483), or None for no limit.")
-    with pytest.raises(ValueError, match=said):
-        result.wait(timeout)
-    with pytest.raises(ValueError, match=said):
-        asyncio.run(result.await_(timeout))
 
 
 def test_a_task_that_waits_for_one_that_its_own_worker_may_have_to_run_says_so(worker, eventually):

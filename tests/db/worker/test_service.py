@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import ProgrammingError, connections
+from django.db import connections
 
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
@@ -23,16 +23,6 @@ def test_a_service_continues_whatever_its_round_raises(worker, eventually, monke
     process.upkeep.wake()
     eventually(lambda: len(passes) > 1)
     assert process.health.missing() is None
-
-
-def test_a_refusal_of_the_server_is_not_called_a_lost_connection(worker, eventually, monkeypatch, caplog):
-    def refuse():
-        raise ProgrammingError("permission denied for table django_pglock_task")
-
-    process = worker()
-    monkeypatch.setattr(process.upkeep, "run_once", refuse)
-    process.upkeep.wake()
-    eventually(lambda: "The upkeep cannot do its work and tries again: permission denied for table" in caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from django_pglock.errors import ConfigurationError, LockKeyError
 from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
+from django_pglock.keys.reserved import ALL, draw_number
 
 
 class Colour(Enum):
@@ -195,3 +196,17 @@ def test_a_primary_key_of_another_type_is_named_in_the_error():
 
     with pytest.raises(LockKeyError, match=r"The primary key of sample\.price cannot be used: A Decimal cannot"):
         make_key(Price(amount=Decimal("1.5")))
+
+
+def test_the_numbers_of_the_locks_are_three_and_never_change():
+    """Workers of two releases may run at the same time, and the view of advisory locks has the numbers, too."""
+    assert ALL == (0x70676C01, 0x70676C02, 0x70676C03)
+
+
+def test_numbers_of_workers_have_31_bits_and_are_rarely_the_same():
+    """Half of all larger numbers would be negative as an int4. Two of 200 such numbers are equal once in 100,000."""
+    drawn = [draw_number() for _ in range(200)]
+    assert all(0 <= number < 2**31 for number in drawn)
+    assert len(set(drawn)) >= 199
+    # With half as many numbers, twice as many pairs would be equal.
+    assert max(drawn) >= 2**30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from uuid import uuid4
@@ -25,7 +24,6 @@ from django_pglock.worker.liveness.timing import Rest
 from django_pglock.worker.upkeep import upkeep
 from tests.conftest import NEVER
 from tests.db.store.schedules import HOUR, decorate
-from tests.db.store.test_prune import make
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
 
@@ -60,21 +58,6 @@ def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     )
     Worker.objects.filter(pk=older_workers[0]).delete()
     eventually(lambda: Task.objects.filter(pk=orphan.pk, status="SUCCESSFUL").exists(), why="nobody has rescued it")
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(NEVER, 1), (-1, 4)])
-def test_pruning_goes_on_while_it_finds_old_tasks(monkeypatch, seconds, left):
-    """For a while, and soon again: thousands of tasks may end in each second."""
-    monkeypatch.setattr(upkeep, "PRUNED_AT_ONCE", 2)
-    monkeypatch.setattr(upkeep, "TIME_TO_PRUNE", seconds)
-    for days in (100, 100, 100, 100, 100, 0):
-        make(days=days)
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
-    service.stop()
-    service._prune()
-    assert Task.objects.count() == left
-    assert service._prunes_on is (left > 1)
-    assert (service._prune_at - time.monotonic() <= upkeep.BETWEEN_PRUNINGS) is (left > 1)
 
 
 @pytest.mark.parametrize(("step", "restarts"), [(-300.0, 1), (300.0, 0), (0.0, 0)])
