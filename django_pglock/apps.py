@@ -23,7 +23,7 @@ class PGLockConfig(AppConfig):
 
     name = "django_pglock"
     label = "django_pglock"
-    verbose_name = _("Locks and tasks")
+    verbose_name = _("Background tasks and locks")
     # Set here, so that a project with another DEFAULT_AUTO_FIELD does not need a migration of this app.
     default_auto_field = "django.db.models.BigAutoField"
 

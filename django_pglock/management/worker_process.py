@@ -81,7 +81,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _places() -> str:
-    admin = ", the pages 'Locks and tasks' of the admin" if apps.is_installed("django.contrib.admin") else ""
+    admin = ", the pages 'Background tasks and locks' of the admin" if apps.is_installed("django.contrib.admin") else ""
     return f"manage.py locktasks status{admin}; Ctrl-C ends the worker after its running tasks"
 
 

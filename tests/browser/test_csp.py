@@ -51,5 +51,5 @@ def test_our_pages_break_no_rule(shop, browser, page):
         outcome="FAILED", exception_path="x", traceback="y",
     )  # fmt: skip
     console, html = console_of(browser, f"{shop}/admin/django_pglock/{page.format(id=row.pk)}")
-    assert "Locks and tasks" in html
+    assert "Background tasks and locks" in html
     assert console == []

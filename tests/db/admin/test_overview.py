@@ -49,7 +49,9 @@ def test_a_page_without_a_table_names_its_app(admin_client, model):
     """Themes such as django-unfold show the name of ``opts.app_config``, as our own breadcrumbs do."""
     page = admin_client.get(reverse(f"admin:django_pglock_{model}_changelist"))
     assert page.context["opts"].app_config is apps.get_app_config("django_pglock")
-    assert page.content.decode().count(">Locks and tasks</a>") >= 2, "in the navigation and in the breadcrumbs"
+    assert page.content.decode().count(">Background tasks and locks</a>") >= 2, (
+        "in the navigation and in the breadcrumbs"
+    )
 
 
 @pytest.mark.parametrize("name", ["index", "app_list"])

@@ -45,7 +45,7 @@ def test_the_worker_banner_lists_database_queues_and_functions():
         "2: tests.sample.scheduled.hourly (every 60 s), tests.sample.scheduled.nightly (0 3 * * * Europe/Berlin)"
     )
     assert facts["threads"].startswith("3;")
-    assert facts["look"].startswith("manage.py locktasks status, the pages 'Locks and tasks' of the admin")
+    assert facts["look"].startswith("manage.py locktasks status, the pages 'Background tasks and locks' of the admin")
 
 
 def test_the_worker_banner_without_functions_says_where_to_define_them():
