@@ -189,10 +189,7 @@ WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND st
 """
 
 # The same for one function in all queues.
-SERIES_OF_FUNCTION = """
-SELECT date_part('epoch', started_at), kind, count, total, buckets FROM {number}
-WHERE seconds = %s AND task_path = %s AND queue <> '' AND started_at >= %s AND started_at < %s AND kind = ANY (%s)
-"""
+SERIES_OF_FUNCTION = SERIES.replace("queue = %s", "queue <> ''")
 
 # All rows of some periods, for queues or for functions, summed up, the histograms bucket by bucket.
 TOTALS = """
