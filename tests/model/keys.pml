@@ -106,7 +106,7 @@ inline sync() {
     each = 0
 }
 
-/* store/insert_tasks.py: ENQUEUE_ONE `WHEN moment.lock_key IS NOT NULL THEN 'BLOCKED'` */
+/* store/insert_tasks.py: Row `if call.lock is None else "'BLOCKED'"` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
     observe(ENQUEUE, task, 0);
@@ -122,7 +122,7 @@ inline commit_insert(task) {
     sync()
 }
 
-/* store/insert_tasks.py: ENQUEUE_AT_KEY `EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
+/* store/insert_tasks.py: at_key `EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
 inline insert_at_key(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE) && (key_lock == NOBODY || LOOKS_ALONE);
     count = 0;

@@ -219,7 +219,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _beat_here `self._report_missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
+/* worker/liveness/heartbeat.py: _beat_here `self.listener.missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;
@@ -248,7 +248,7 @@ inline beat(me) {
     fi
 }
 
-/* store/enqueue.py: _follow; store/insert_tasks.py: ENQUEUE */
+/* store/enqueue.py: _follow; store/insert_tasks.py: insert_one */
 inline commit(me) {
     produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST && is_announced(me, INSERTED);
     done(me);

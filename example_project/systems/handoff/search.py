@@ -1,7 +1,5 @@
 """The search table: all texts about an order, kept from 17 tables that any program may change."""
 
-from collections import defaultdict
-
 from django.db import models
 
 from django_pglock import lock_all, task
@@ -10,14 +8,14 @@ from django_pglock.contrib.capture import Capture
 
 @task(atomic=True, max_attempts=5)
 def refresh(ids: list[int]) -> None:
-    texts = defaultdict(list)
+    texts = {order: [] for order in ids}
     with lock_all(*(("search", order) for order in ids)):  # who writes an entry later has read later
         own = Order.objects.filter(id__in=ids).values_list("id", "text")
         parts = [part.objects.filter(order__in=ids).values_list("order", "text") for part in PARTS]
         for order, text in own.union(*parts, all=True):
             texts[order].append(text)
         Entry.objects.filter(order__in=ids).delete()
-        Entry.objects.bulk_create(Entry(order=order, text=" ".join(sorted(texts[order]))) for order in texts)
+        Entry.objects.bulk_create(Entry(order=id_, text=" ".join(sorted(each))) for id_, each in texts.items() if each)
 
 
 class Order(models.Model):
