@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 from psycopg.errors import DeadlockDetected, LockNotAvailable, UniqueViolation
 
-from django_pglock.postgres.connections import transaction_block
+from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.after import wait_again
 from django_pglock.store.liveness import is_alive, works
@@ -182,6 +182,7 @@ def operate(tasks: Any, verb: Verb, value: str = "", *, progress: Progress | Non
     ``progress`` is called after each, with the number of tasks so far and the last id. Raises ``ValueError`` for a
     wrong value.
     """
+    connection_for(tasks.db)  # raises a sentence for an alias that does not exist
     verb.check(tasks.db, value)
     count, ids = 0, verb.ids(tasks, value)
     for start in range(0, len(ids), WINDOW):

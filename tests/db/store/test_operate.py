@@ -72,7 +72,7 @@ def test_the_number_of_the_question_is_that_of_the_tasks_to_be_moved():
 def test_each_verb_is_a_method_of_querysets_with_its_documentation():
     for name, verb in VERBS.items():
         method = getattr(Task.objects.all(), name)
-        assert method.__doc__.startswith(verb.help)
+        assert method.__doc__.startswith(str(verb.help))
         assert getattr(Task.objects, name).__name__ == name
     with pytest.raises(TypeError, match="queue"):
         Task.objects.move_to_queue()
