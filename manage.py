@@ -48,18 +48,14 @@ def prepare_and_run():
 
 
 def run_tests():
-    """Run pytest: the tests of tests/quick.txt, all with ``--all``, or what other arguments say, which are its own."""
+    """Run pytest: all of tests/ in three processes, or what the arguments say, which are pytest's."""
     import pytest
 
     os.chdir(ROOT)
     # The tests start hundreds of processes. Without files of compiled code each would compile the project again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    arguments = [each for each in sys.argv[2:] if each != "--all"]
-    if len(sys.argv) == 2:
-        arguments = ["@tests/quick.txt"]
-        print("These are the quick tests. All of them: python3 manage.py test --all", file=sys.stderr, flush=True)
-    sys.exit(pytest.main(arguments))
+    sys.exit(pytest.main(sys.argv[2:] or ["-q", "-n", "3", "--dist", "loadfile", "tests"]))
 
 
 def run():

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-WANTED = ("tests", "docs", "deploy", "example_project", "manage.py", "pyproject.toml", "README.md")
+WANTED = ("tests", "qa", "docs", "deploy", "example_project", "manage.py", "pyproject.toml", "README.md")
 
 
 def copy(source: Path, target: Path) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-TESTS = Path(__file__).resolve().parent
-#: Folders whose tests wait for processes, or take long; then folders whose tests wait for threads and for dates. All
-#: others compute: at the end they keep all processors busy.
-TURNS = (
-    ("acceptance/", "interleavings/", "plans/", "projects/", "property/", "servers/", "systems/"),
-    ("db/worker/", "db/locks/"),
-)
+#: Folders whose tests take long; then folders whose tests wait for threads and for dates. All others compute: at the
+#: end they keep all processors busy.
+TURNS = (("concurrency/", "plans/", "property/"), ("db/worker/", "db/locks/"))
 #: Folders whose files share something that takes a process of tests long to make.
 TOGETHER = ("tests/plans/store/",)
 
@@ -36,7 +31,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | Non
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let several processes of tests begin with the files that wait, and end with those that compute."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _turn(item.path.relative_to(TESTS).as_posix()))
+        items.sort(key=lambda item: _turn(item.path.as_posix().partition("/tests/")[2]))
 
 
 def _turn(path: str) -> int:

@@ -41,7 +41,7 @@ MINUTES = 8
 def take() -> None:
     """Write all pictures of the admin."""
     with a_busy_shop() as (address, failed):
-        from tests.browser.chromium import Chromium
+        from qa.browser.chromium import Chromium
 
         with Chromium() as browser:
             browser.open(f"{address}/admin/")

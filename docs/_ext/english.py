@@ -100,7 +100,7 @@ FITTING = (
 )
 #: The folders whose messages are read, and those in which strings that are no docstrings are data.
 MESSAGES = ("django_pglock", "example_project")
-DATA = ("tests", "bench", "docs/_ext")
+DATA = ("tests", "qa", "bench", "docs/_ext")
 #: Folders that are not read: migrations do not change any more.
 NOT_READ = {"migrations"}
 OURS = "pglock"

@@ -134,7 +134,7 @@ def test_checks_report_nothing_if_there_is_no_table_of_tasks():
 
 
 def test_a_check_reports_a_standby_and_its_setting(monkeypatch):
-    """With real servers: tests/servers/test_standby.py."""
+    """With real servers: qa/servers/test_standby.py."""
     monkeypatch.setattr(checks, "READ_SERVER", checks.READ_SERVER.replace("pg_is_in_recovery()", "true"))
     [problem] = checks.check_server(databases=["default"])
     assert problem.id == "django_pglock.W004"

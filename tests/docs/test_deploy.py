@@ -1,6 +1,6 @@
 """The files of ``deploy/``: each option, metric and address that they name exists, and the docs show and explain them.
 
-``tests/deploy`` gives each file to the tool that it is made for.
+``qa/deploy`` gives each file to the tool that it is made for.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_every_picture_is_shown_and_all_together_are_small():
 
 def test_every_test_that_is_named_exists():
     """Each row of the tables of guarantees needs a test that exists."""
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", "".join(page.read_text() for page in PAGES))
+    named = re.findall(r"`((?:tests|qa)/[\w/]+\.py)::(\w+)`", "".join(page.read_text() for page in PAGES))
     assert len(named) >= 50
     for file, name in named:
         assert re.search(rf"def {name}\(", (ROOT / file).read_text()), f"{file}::{name}"
@@ -113,7 +113,7 @@ def test_every_known_failure_has_its_test_or_its_reason():
     assert len(rows) >= 60
     for row in rows:
         assert len(row) == 3, row
-        assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", row[2]), row
+        assert re.fullmatch(r"`(?:tests|qa)/[\w/]+\.py::test_\w+`", row[2]), row
         assert all(cell.endswith(".") for cell in row[:2]), row
     assert len({row[0] for row in rows}) == len(rows), "a failure stands there twice"
     assert all(len(row.split(" | ")) == 2 for row in re.findall(r"^\| \w.+\|$", left_out, re.MULTILINE))

@@ -186,7 +186,7 @@ def test_the_tutorial_works(shop: Shop, programs: Path, eventually: Callable[...
 def look_at_the_admin(shop: Shop) -> None:
     """The last chapter: see both receipts, follow the link of one, look at locks and schedules.
 
-    ``tests/browser`` opens these pages in a browser.
+    ``qa/browser`` opens these pages in a browser.
     """
     _, tasks = shop.get(TASKS)
     assert tasks.count(ROW) == 2, tasks

@@ -1,4 +1,4 @@
-"""Task functions that leave evidence of each run: who ran what, from when to when. tests/chaos judges by it."""
+"""Task functions that leave evidence of each run: who ran what, from when to when. qa/chaos judges by it."""
 
 from __future__ import annotations
 

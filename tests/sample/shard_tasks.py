@@ -1,4 +1,4 @@
-"""Tasks of many customers, each customer on one of two servers. For the settings tests.servers.shards."""
+"""Tasks of many customers, each customer on one of two servers. For the settings qa.servers.shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the app requires before Django imports any models. In real projects: tests/projects/test_small_projects.py."""
+"""What the app requires before Django imports any models. In real projects: qa/projects/test_small_projects.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of tests/chaos, on rows that are made up: each verdict can be reached, and is not reached without cause."""
+"""The judge of qa/chaos, on rows that are made up: each verdict can be reached, and is not reached without cause."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.chaos.evidence import (
+from qa.chaos.evidence import (
     EFFECT_TWICE,
     FAILED,
     KEY_AT_ONCE,
@@ -21,7 +21,7 @@ from tests.chaos.evidence import (
     RunRow,
     TaskRow,
 )
-from tests.chaos.experiment import Experiment
+from qa.chaos.experiment import Experiment
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 

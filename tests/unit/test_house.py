@@ -79,16 +79,6 @@ def complaints(path):
             yield f"{name}: {node.name} is public and says nothing"
 
 
-def test_every_test_in_the_list_of_quick_tests_exists():
-    """One wrong name makes pytest refuse the whole list, and CI does not read the list."""
-    names = [line.partition("::") for line in (TESTS / "quick.txt").read_text().splitlines() if "/" in line]
-    assert names, "the list is empty"
-    for path, _, function in names:
-        found = TESTS.parent / path
-        assert found.exists(), path
-        assert not function or f"\ndef {function}(" in found.read_text(), function
-
-
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
     "it inserts rows and reads none": (*("ALLOCATE_IDS", "ENQUEUE_MANY", "ENQUEUE_TICKS"),),

@@ -20,14 +20,12 @@ def manage():
 @pytest.mark.parametrize(
     ("given", "passed_on"),
     [
-        ([], ["@tests/quick.txt"]),
-        (["--all"], []),
-        (["--all", "-n", "3"], ["-n", "3"]),
+        ([], ["-q", "-n", "3", "--dist", "loadfile", "tests"]),
         (["tests/db", "-k", "lock"], ["tests/db", "-k", "lock"]),
         (["-k", "lock"], ["-k", "lock"]),
     ],
 )
-def test_without_arguments_the_quick_tests_run_and_with_all_everything(manage, monkeypatch, given, passed_on):
+def test_without_arguments_all_tests_run(manage, monkeypatch, given, passed_on):
     received = []
     monkeypatch.setattr(pytest, "main", lambda arguments: received.append(arguments) or 0)
     monkeypatch.setattr(manage.os, "chdir", lambda folder: None)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.soak.report import write_report
+from qa.soak.report import write_report
 
 TABLE = [100, 5, 2**20, 2**20]
 

@@ -32,7 +32,7 @@ Where the article is wrong
       away from its holder. Here each time is the server's: ``Now()`` in the statement.
     - Its capture selects with LIMIT in a subquery that locks nothing. Two clients at once read the same rows. The
       second one waits for the first, then PostgreSQL compares the row with ``id IN (...)`` alone, and gives it to both:
-      ``tests/systems/mutex/test_article.py`` shows it. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status
+      ``qa/systems/mutex/test_article.py`` shows it. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status
       of the row as it is now, and ``MATERIALIZED`` runs the subquery once. This is what ``transition()`` sends.
     - It sets a status without asking for the one before, so a late answer overwrites a newer one.
     - It needs a process that moves stale rows on. Here each client does so before it captures; this costs two searches

@@ -1,4 +1,4 @@
-"""Whether a session can write, as its server reports. Tests with a standby: ``tests/servers/test_moved_address.py``."""
+"""Whether a session can write, as its server reports. Tests with a standby: ``qa/servers/test_moved_address.py``."""
 
 from __future__ import annotations
 

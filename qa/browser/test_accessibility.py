@@ -1,0 +1,93 @@
+"""The pages of the admin by the rules of WCAG 2.2, level AA, as axe-core checks them; and as wide as the screen."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock import Lease
+from django_pglock.models import Attempt, Queue, Schedule, Task
+from qa.browser.chromium import PROGRAM
+
+#: The package has axe-core as a file. It is not imported, because it would import a browser of its own.
+PACKAGE = find_spec("axe_playwright_python")
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.acceptance,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: apt-get install chromium"),
+    pytest.mark.skipif(PACKAGE is None, reason="tox run -e browser"),
+]
+
+#: A name without spaces, longer than a line.
+LONG = "example_project.shop.with.a.path.that.is.very.long.indeed.and.longer.function_" + "x" * 40
+#: Left out is Django's own markup: head, breadcrumbs, links of filters, and "show all".
+CHECK = """
+    axe.run(
+        {include: [['#content'], ['.pglock-breadcrumbs']],
+         exclude: [['#changelist-filter ul'], ['#changelist-filter summary'], ['#changelist-search .quiet']]},
+        {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'], rules: {'target-size': {enabled: true}}}
+    ).then(found => found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`)))
+"""
+#: Other pages of Django, also those of errors, do not load our styles.
+IS_OURS = "document.querySelector('link[href*=\"django_pglock/admin.css\"]') !== null"
+TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
+PLANTED = "<button></button><hr width=3000>"
+
+
+def violations(browser):
+    return browser.evaluate(CHECK)
+
+
+def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
+    """One browser and one server for all pages: to start them takes seconds."""
+    axe = Path(str(PACKAGE.origin)).with_name("axe.min.js").read_text()
+    failed = a_failed_task()
+    Task.objects.create(queue=LONG, backend="default", task_path=LONG, status="READY", kwargs={"numbers": [*range(99)]})
+    Queue.objects.pause(LONG, by="anna", reason="The printer is out of paper.")
+    Schedule.objects.create(name=LONG, task_path=LONG, expression="* * * * *", timezone="UTC", next_at=Now())
+    (group,) = Task.objects.failures()
+    pages = [
+        *("overview/", "task/", "task/?queue=mail", f"task/{failed}/change/", f"task/{failed + 1}/change/"),
+        *(f"task/{failed}/attempts/", f"task/{failed}/attempts/1/"),
+        *("task/enqueue/?function=example_project.shop.tasks.spend", f"failuregroup/{group.fingerprint}/do/retry/"),
+        *("failuregroup/", "queue/", f"queue/{LONG.replace('_', '_5F')}/change/", "queue/add/"),
+        *("worker/", "schedule/", "lease/", "advisorylock/"),
+    ]
+    with Lease("report", ttl=3600):
+        # The pages with most of our own markup, light and wide.
+        for width, dark, visited in ((1280, False, pages[:6]), (400, True, pages)):
+            browser.show(width=width, height=800, dark=dark)
+            for page in visited:
+                browser.open(f"{shop}/admin/django_pglock/{page}")
+                assert browser.evaluate(IS_OURS), page
+                browser.evaluate(f"{axe};0")
+                assert (page, width, violations(browser)) == (page, width, [])
+                assert browser.evaluate(TOO_WIDE) <= 0, (page, width)
+
+    # The checks find a planted error, so an empty list is a result.
+    browser.evaluate(f"document.querySelector('#content').insertAdjacentHTML('beforeend', '{PLANTED}')")
+    assert "button-name: <button></button>" in violations(browser)
+    assert browser.evaluate(TOO_WIDE) > 0
+
+
+def a_failed_task():
+    """Return the id of a task with a failed attempt, both with long names."""
+    failed = Task.objects.create(
+        queue="mail",
+        backend="default",
+        task_path=LONG,
+        status="FAILED",
+        fingerprint=7,
+        attempts=1,
+        started_at=Now(),
+        finished_at=Now(),
+    )
+    Attempt.objects.create(
+        task=failed, number=1, worker="00000000-0000-0000-0000-000000000001", started_at=Now(), finished_at=Now(),
+        outcome="FAILED", exception_path=LONG, traceback=f"Traceback (most recent call last):\n{LONG}: no paper",
+    )  # fmt: skip
+    return failed.pk

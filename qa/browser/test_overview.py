@@ -1,0 +1,64 @@
+"""The overview in a real browser: it refreshes, stays where the reader is, and fits a phone."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Queue
+from qa.browser.chromium import PROGRAM
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.acceptance,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+
+NEWS = "document.getElementById('pglock-news').textContent"
+BUTTON = "document.getElementById('pglock-pause').textContent"
+FOCUSED = "document.activeElement.getAttribute('href') || document.activeElement.id"
+
+
+def press(browser, key, code):
+    for kind in ("rawKeyDown", "char", "keyUp"):
+        text = {"text": "\r"} if (key, kind) == ("Enter", "char") else {}
+        browser.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+
+def test_the_overview_refreshes_announces_new_problems_and_keeps_the_focus(shop, browser, eventually):
+    browser.open(f"{shop}/admin/django_pglock/overview/?trusted=1")
+    assert "No worker is running" in browser.text
+    browser.evaluate("document.querySelector('#pglock-overview a').focus()")
+    first = browser.evaluate(FOCUSED)
+    Queue.objects.pause("mail", by="anna")
+    eventually(lambda: "Queue mail has been paused by anna" in browser.text)
+    assert "Queue mail has been paused" in browser.evaluate(NEWS)
+    assert "No worker" not in browser.evaluate(NEWS), "it has been there before"
+    assert browser.evaluate(FOCUSED) == first
+
+    browser.evaluate("document.getElementById('pglock-overview').dataset.url = '/admin/nowhere/'")
+    eventually(lambda: "out of date" in browser.evaluate(NEWS))
+
+
+def test_the_overview_fits_each_screen_and_the_keyboard_stops_its_refresh(shop, browser):
+    """One browser and one server for all of this: to start them takes seconds."""
+    Queue.objects.pause("a-queue-with-a-name-that-is-much-longer-than-the-screen-of-a-phone-" + "x" * 50)
+    address = f"{shop}/admin/django_pglock/overview/"
+    for width, dark in ((1280, False), (1280, True), (400, True), (400, False)):
+        browser.show(width=width, height=800, dark=dark)
+        browser.open(address)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(18, 18, 18)" if dark else "rgb(255, 255, 255)")
+
+    browser.evaluate("document.querySelector('.pglock-refresh a').focus()")
+    press(browser, "Tab", 9)
+    assert browser.evaluate(FOCUSED) == "pglock-pause"
+    assert browser.evaluate(BUTTON) == "Pause automatic refresh"
+    press(browser, "Enter", 13)
+    assert browser.evaluate(BUTTON) == "Refresh every 5 seconds"
+    press(browser, "Tab", 9)
+    assert "/worker/" in browser.evaluate(FOCUSED), "the first problem is next"
+
+    browser.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    browser.open(address)
+    assert browser.evaluate(BUTTON) == "Refresh every 5 seconds", "less motion means no refresh at first"

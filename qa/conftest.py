@@ -1,0 +1,3 @@
+"""The fixtures and rules of the contributor's suite hold here, too."""
+
+from tests.conftest import *  # noqa: F403

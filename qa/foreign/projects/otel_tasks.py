@@ -1,0 +1,3 @@
+"""Our own instrumentor for OpenTelemetry, and those of Django and of psycopg."""
+
+from qa.foreign.base import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""Sentry's SDK with our own integration, and with Sentry's of Django."""
-
-from tests.foreign.base import *  # noqa: F403
