@@ -37,6 +37,9 @@ logger = get_logger(WORKER)
 #: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
 
+#: Snoozes may have no end. Without a wait, one task would take hundreds of claims a second.
+LEAST_SNOOZE = 0.1
+
 
 class Attempt(StoppableAttempt):
     """One attempt of one claim: the function, its decoded arguments, and its result object."""
@@ -180,10 +183,8 @@ class Attempt(StoppableAttempt):
         return Retried(failure, self._delay(error, failure))
 
     def _snoozed(self, error: Snooze) -> Outcome:
-        delay, most = (
-            min(error.seconds, MAX_DELAY),
-            self.options.get("max_snoozes", self.definition.max_snoozes),
-        )
+        delay = min(max(error.seconds, LEAST_SNOOZE), MAX_DELAY)
+        most = self.options.get("max_snoozes", self.definition.max_snoozes)
         if most is None:
             return Snoozed(delay)
         if self.snoozes < most:

@@ -9,7 +9,10 @@ import pytest
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
+from django_pglock.store.outcome import Snoozed
 from django_pglock.tasks.compat import TaskResultStatus, task_finished
+from django_pglock.worker.running.attempt import LEAST_SNOOZE
+from django_pglock.worker.running.attempt import Attempt as RunningAttempt
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -120,6 +123,13 @@ def test_raising_snooze_without_a_wait_waits_a_minute(worker, eventually):
     result = tasks.raise_own_snooze.enqueue()
     row = eventually(lambda: Task.objects.filter(pk=result.id, status="SCHEDULED").first())
     assert 55 < (row.run_after - row.last_attempted_at).total_seconds() < 65
+
+
+def test_a_snooze_without_a_wait_waits(claim):
+    """Nothing may limit the snoozes. A worker took 250 claims a second for such a task."""
+    tasks.say.enqueue("snooze")
+    [mine] = claim()
+    assert RunningAttempt(mine, "default").failure(Snooze(0)) == Snoozed(LEAST_SNOOZE)
 
 
 def test_cancel_ends_the_task_and_says_why(worker, eventually):
