@@ -10,6 +10,7 @@
 - ``activity``: the state of sessions in ``pg_stat_activity``.
 - ``standby``: whether a session leads to a standby, or may only read.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.
+- ``stopping``: ends the code of a cancelled attempt, in its own thread, at its next statement.
 - ``selftest``: tests whether a server, with any pooler in front of it, really excludes other clients.
 - ``connection_registry``: the Django connections of all threads.
 - ``forking``: makes forked child processes not use the sessions of their parent.

@@ -101,7 +101,7 @@ def enqueue_work() -> str:
     """Enqueue tasks, some for each outcome. Return the id of a task that has failed three times."""
     from django.db.models import F
 
-    from django_pglock.models import Queue, Task
+    from django_pglock.models import Number, Queue, Task
     from example_project.shop import tasks
 
     work_for_minutes()
@@ -120,6 +120,8 @@ def enqueue_work() -> str:
     for number in range(2):
         tasks.count_slowly.enqueue(number, 600.0)
     until(lambda: Task.objects.filter(status="RUNNING", started_at__lte=F("last_attempted_at")).count() == 2)
+    # The overview shows what a worker has counted last.
+    until(lambda: Number.objects.filter(kind="RUNNING", queue="default", count=2).exists())
     return failed.id
 
 
