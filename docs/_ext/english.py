@@ -126,7 +126,10 @@ SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|WITH|FROM|WHERE|VALUES|JOIN|
 
 def pages() -> list[Path]:
     """Return the pages that people read."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tests").rglob("*.md"))]
+    return [
+        *sorted(ROOT.glob("*.md")),
+        *(page for name in ("docs", "qa") for page in sorted((ROOT / name).rglob("*.md"))),
+    ]
 
 
 def sources() -> list[Path]:
