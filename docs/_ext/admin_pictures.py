@@ -127,9 +127,11 @@ def enqueue_work() -> str:
 
 def work_for_minutes() -> None:
     """Run tasks until the history has some minutes, for the charts. The tasks are deleted: other pictures show few."""
-    from django_pglock.models import Number, Task
+    from django_pglock.models import Number, Task, Worker
     from example_project.shop import tasks
 
+    # Otherwise the first tasks wait for the start of the workers.
+    until(lambda: Worker.objects.alive().count() == 2)
     for second in range(60 * MINUTES):
         at = timedelta(seconds=second)
         for number in range(second % 50 // 5):
