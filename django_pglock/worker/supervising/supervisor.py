@@ -198,6 +198,9 @@ class Supervisor:
         if messages == b"":
             self._selector.unregister(child.channel)
             child.channel.close()
+            # It sends no more messages, and ends as if its supervisor had ended. If it freezes, only this time ends it.
+            if child.kill_at is None:
+                child.kill_at = time.monotonic() + self.grace + MARGIN
         elif messages is not None:
             if REPLACE in messages:
                 self._replace(child)

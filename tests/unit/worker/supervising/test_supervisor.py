@@ -97,6 +97,14 @@ def test_a_process_that_exceeds_grace_period_and_margin_is_killed(supervise, mon
     assert "has not ended in time" in caplog.text
 
 
+def test_a_process_that_has_closed_its_channel_and_stays_is_killed(supervise, monkeypatch, caplog):
+    """A task has closed all files of its process, and the process froze: no message shows that."""
+    monkeypatch.setattr(supervisor, "MARGIN", 0.2)
+    script = "start > 1 or (channel.send(b'.'), channel.close(), os.close(0), os.kill(os.getpid(), signal.SIGSTOP))"
+    assert len(supervise(script)[1]) == 2
+    assert "has not ended in time" in caplog.text
+
+
 def test_a_process_that_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
     popen, attempts = supervisor.subprocess.Popen, []
 
