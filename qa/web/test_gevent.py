@@ -47,7 +47,8 @@ import gevent, django, environ, threading, time
 from django.conf import settings
 settings.configure(
     DATABASES={"default": environ.Env().db()}, INSTALLED_APPS=["django_pglock", "tests.sample"],
-    TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}, DJANGO_PGLOCK={"POLL_INTERVAL": 600},
+    TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}},
+    DJANGO_PGLOCK={"POLL_INTERVAL": 600},
 )
 django.setup()
 from django.core.management import call_command

@@ -180,7 +180,7 @@ def read_settings_again() -> None:
 
     for name in list(sys.modules):
         package, _, module = name.partition(".")
-        if package in ("tests", "example_project") and module.rpartition(".")[2].startswith("settings"):
+        if package in ("tests", "qa", "example_project") and module.rpartition(".")[2].startswith("settings"):
             del sys.modules[name]
     read = importlib.import_module(os.environ["DJANGO_SETTINGS_MODULE"])
     for name in SETTINGS_READ_AGAIN:

@@ -55,7 +55,7 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
     is_new = any(name.startswith(("COVERAGE_PROCESS", *OF_ONE)) for name in env)
     if is_new or not hasattr(os, "fork"):
         return subprocess.Popen(arguments, env=env, **options)
-    is_ours = env.get(MODULE, "").startswith(("tests.", "example_project."))
+    is_ours = env.get(MODULE, "").startswith(("tests.", "qa.", "example_project."))
     return (WarmProcess if is_ours else BareProcess)(arguments, env=env, **options)
 
 

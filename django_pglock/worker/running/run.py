@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -124,7 +124,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
         session = connection.connection
-        with codes_of_notices(session) as notices, transaction.atomic(using=attempt.using, durable=True):
+        with CodesOfNotices(session) as notices, transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
@@ -239,25 +239,30 @@ LIMITS = {
 ENDED_BY_OTHERS = (CrashShutdown.sqlstate, CannotConnectNow.sqlstate)
 
 
-@contextmanager
-def codes_of_notices(session: Any) -> Iterator[list[str | None]]:
-    """Yield a list to which the codes of the server's notices on this psycopg connection are added.
+class CodesOfNotices:
+    """A context that returns a list to which the codes of the server's notices on a psycopg connection are added.
 
-    If one session crashes, the server tells all others by a notice. The one that has crashed gets none.
+    If one session crashes, the server tells all others by a notice. The one that has crashed gets none. This is no
+    generator, because contextlib sets an attribute of the function's exception, which may be frozen.
     """
-    codes: list[str | None] = []
 
-    def note(diagnostic: Any) -> None:
-        codes.append(diagnostic.sqlstate)
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._codes: list[str | None] = []
 
-    # Some pools lend another object, which has no attributes after its return. The function may remove all handlers.
-    with suppress(AttributeError):
-        session.add_notice_handler(note)
-    try:
-        yield codes
-    finally:
+    def _note(self, diagnostic: Any) -> None:
+        self._codes.append(diagnostic.sqlstate)
+
+    def __enter__(self) -> list[str | None]:
+        # Some pools lend another object, which has no attributes after its return.
+        with suppress(AttributeError):
+            self._session.add_notice_handler(self._note)
+        return self._codes
+
+    def __exit__(self, *_error: object) -> None:
+        # The function may have removed all handlers.
         with suppress(AttributeError, ValueError):
-            session.remove_notice_handler(note)
+            self._session.remove_notice_handler(self._note)
 
 
 def may_be_own_end(error: BaseException, notices: Iterable[str | None]) -> bool:
