@@ -7,7 +7,7 @@ import pstats
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -170,6 +170,6 @@ def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls(monkeyp
 
     use()
     # Without the wrapper of task threads, if a test before this one has run a task in the main thread.
-    monkeypatch.setattr(connection, "execute_wrappers", OWN_WRAPPERS[:1])
+    monkeypatch.setattr(connections["default"], "execute_wrappers", OWN_WRAPPERS[:1])
     assert is_plain_django(connection)
     assert min(calls() for _ in range(5)) <= 200
