@@ -171,5 +171,5 @@ def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls(monkeyp
     use()
     # Without the wrapper of task threads, if a test before this one has run a task in the main thread.
     monkeypatch.setattr(connections["default"], "execute_wrappers", OWN_WRAPPERS[:1])
-    assert is_plain_django(connection)
+    assert is_plain_django(connections["default"])
     assert min(calls() for _ in range(5)) <= 200
