@@ -5,6 +5,7 @@ No model is imported at module level, because ``@task`` makes the backend while 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -88,7 +89,7 @@ class PostgresBackend(BaseTaskBackend):
                 f"The queue {task.queue_name!r} of {task.module_path} is not in QUEUES of TASKS[{self.alias!r}], which "
                 f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
             )
-        super().validate_task(task)
+        super().validate_task(_WithoutContext(task) if _takes_own_context(task) else task)  # type: ignore[arg-type]
         try:
             check_queue_name(task.queue_name)
         except ValueError as error:
@@ -235,6 +236,24 @@ class PostgresBackend(BaseTaskBackend):
         connection_for(self.database)
         model_of("Task")
         return self.database
+
+
+def _takes_own_context(task: Task[..., Any]) -> bool:
+    """Return whether a decorator of the function takes the context. Django reads only the function below it."""
+    parameters = inspect.signature(task.func, follow_wrapped=False).parameters
+    return task.takes_context and next(iter(parameters), None) == "context"
+
+
+class _WithoutContext:
+    """A task for Django's validation, except that of the context."""
+
+    takes_context = False
+
+    def __init__(self, task: Task[..., Any]) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
 
 
 def _explained(error: ProgrammingError, using: str) -> ProgrammingError:

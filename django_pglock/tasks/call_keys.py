@@ -202,9 +202,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=1024)
 def call_signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
-    """Return the parameters of a call: those of the function without the context, which the worker adds."""
+    """Return the parameters of a call: those of the function without the context, which the worker adds.
+
+    A decorator may take the context itself. Then the function below it, whose parameters Python shows, has none.
+    """
     signature = _signature(function)
-    return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
+    parameters = [*signature.parameters.values()]
+    has_context = takes_context and bool(parameters) and parameters[0].name == "context"
+    return signature.replace(parameters=parameters[1:]) if has_context else signature
 
 
 @lru_cache(maxsize=1024)

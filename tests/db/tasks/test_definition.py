@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +17,7 @@ from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
+from django_pglock.worker.running.attempt import Attempt
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -286,6 +288,41 @@ def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
     report = task(takes_context=True)(check_and_report)
     assert report.call(fake, 2)[:3] == report.call(context=fake, number=2)[:3] == [2, 7, {"fake": True}]
     fake.progress.assert_called_with(1, 2)
+
+
+def audited(function):
+    """A decorator that uses the context itself, so that the function needs none."""
+
+    @wraps(function)
+    def call(context, *args, **kwargs):
+        return [context.attempt, function(*args, **kwargs)]
+
+    return call
+
+
+@audited
+def audited_add(first, second=1):
+    return first + second
+
+
+def test_a_decorator_may_take_the_context(own_registry, claim):
+    add = task(takes_context=True, lock="add:{first}:{second}", unique=True)(audited_add)
+    assert add.call(2, second=3) == [1, 5]
+    add.enqueue(2)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        add.enqueue(2, 3, 4)
+    [mine] = claim()
+    assert mine.lock_key == "add:2:1"
+    assert Attempt(mine, "default").call() == [1, 3]
+
+
+@audited
+def audited_clock():
+    """It needs no arguments beside the context, so a schedule can call it."""
+
+
+def test_a_schedule_calls_a_function_whose_decorator_takes_the_context(own_registry):
+    assert task(takes_context=True, every=60)(audited_clock).every == 60
 
 
 def test_a_function_without_a_context_is_refused(own_registry):
