@@ -121,7 +121,7 @@ def enqueue_work() -> str:
         tasks.count_slowly.enqueue(number, 600.0)
     until(lambda: Task.objects.filter(status="RUNNING", started_at__lte=F("last_attempted_at")).count() == 2)
     # The overview shows what a worker has counted last.
-    until(lambda: Number.objects.filter(kind="RUNNING", queue="default", count=2).exists())
+    until(lambda: Number.objects.filter(kind="READY", queue="ledger", count=3).exists())
     return failed.id
 
 
