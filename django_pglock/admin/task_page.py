@@ -91,7 +91,7 @@ def sentence(task: Task) -> str:
     values = {"ago": elapsed(*sorted((since, now))), "made": made, "most": task.max_retries + 1}
     text = str(_STATES["LATER" if is_later else task.status if task.status in _STATES else "WAITING"] % values)
     if task.status == TaskStatus.SUCCESSFUL and task.cancel_requested_at:
-        return f"{text} {gettext('A cancel was requested, but the function did not stop.')}"
+        return " ".join((text, gettext("A cancel was requested, but the function did not stop.")))
     return text
 
 

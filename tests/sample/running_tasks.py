@@ -474,15 +474,15 @@ def weigh():
 
 
 @task
-def wait_for_other(queue):
+def wait_for_other(queue, seconds=0):
     """Wait for a task that is enqueued here."""
-    return sleep_async.using(queue_name=queue).enqueue(0).wait(FOREVER).return_value
+    return sleep_async.using(queue_name=queue).enqueue(seconds).wait(FOREVER).return_value
 
 
 @task
-async def await_other(task_path):
+async def await_other(task_path, value=0):
     task = registry.find(task_path)
-    return (await (await task.aenqueue(0)).await_(FOREVER)).return_value
+    return (await (await task.aenqueue(value)).await_(FOREVER)).return_value
 
 
 @task

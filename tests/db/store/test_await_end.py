@@ -165,10 +165,11 @@ def test_the_wait_continues_if_the_task_is_retried_before_its_end_is_read(in_thr
 
 def test_a_task_that_waits_for_one_that_its_own_worker_may_have_to_run_says_so(worker, eventually):
     """Otherwise such tasks in all threads wait forever for tasks that cannot begin, and nothing says why."""
-    worker(threads=1, queues=["default"])
+    # The awaited tasks must not end before they are waited for.
+    worker(threads=1, queues=["default"], grace=0)
     sync, coroutine = running_tasks.wait_for_other, running_tasks.await_other
     other = running_tasks.sleep_async.module_path
-    for refused in (sync.enqueue("default"), coroutine.enqueue(other)):
+    for refused in (sync.enqueue("default", 600), coroutine.enqueue(other, 600)):
         eventually(lambda refused=refused: refused.refresh() or refused.is_finished)
         [error] = refused.errors
         assert error.exception_class is TaskError
