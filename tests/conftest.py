@@ -27,6 +27,7 @@ from psycopg.pq import TransactionStatus
 from django_pglock import loggers
 from django_pglock.conf import get_settings
 from django_pglock.postgres.message import OWN_WRAPPERS
+from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
@@ -218,6 +219,14 @@ def notifications_of_this_test() -> None:
     wakeup._no_worker_slept_at.clear()
     for each in connections.all(initialized_only=True):
         each.__dict__.pop(wakeup._PENDING, None)
+
+
+@pytest.fixture(autouse=True)
+def wrappers_of_this_test() -> None:
+    """Take away the wrapper of task threads: a test before this one may have run a task in the main thread."""
+    for each in connections.all(initialized_only=True):
+        if stopping_wrapper in each.execute_wrappers:
+            each.execute_wrappers.remove(stopping_wrapper)
 
 
 @pytest.fixture

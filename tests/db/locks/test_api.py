@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import LockNotAvailable, LockScopeError, lock, try_lock
 from django_pglock.keys import make_key
-from django_pglock.postgres.message import OWN_WRAPPERS, is_plain_django
+from django_pglock.postgres.message import is_plain_django
 from tests.db.locks.sessions import Somebody, advisory_rows
 from tests.sample.models import Effect
 
@@ -156,7 +156,7 @@ def test_waiters_show_the_name(somebody, in_threads, eventually):
     in_threads(look_or_wait, 2)
 
 
-def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls(monkeypatch):
+def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls():
     """Calls in Python and in C. Seconds would depend on the load of the machine; the least number of calls does not."""
 
     def use():
@@ -169,7 +169,5 @@ def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls(monkeyp
         return pstats.Stats(profile).total_calls
 
     use()
-    # Without the wrapper of task threads, if a test before this one has run a task in the main thread.
-    monkeypatch.setattr(connections["default"], "execute_wrappers", OWN_WRAPPERS[:1])
     assert is_plain_django(connections["default"])
     assert min(calls() for _ in range(5)) <= 200
