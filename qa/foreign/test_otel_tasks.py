@@ -175,6 +175,8 @@ def test_a_failure_and_a_retry_are_two_attempts_with_the_exception(drain):
 def test_to_snooze_is_no_error(drain):
     fail.using(max_snoozes=1).enqueue(how="snooze")
     drain()
+    Task.objects.run_now()
+    drain()
     first, second = spans("process")
     assert (first.status.status_code, first.attributes["django_pglock.outcome"]) == (StatusCode.UNSET, "snoozed")
     assert second.attributes["error.type"].endswith(".TooManySnoozes")

@@ -17,7 +17,7 @@ from sentry_sdk.transport import Transport
 
 from django_pglock import Cancel, Retry, Snooze, task
 from django_pglock.contrib.sentry import PGLockIntegration, slug_of
-from django_pglock.models import Schedule
+from django_pglock.models import Schedule, Task
 from django_pglock.store.schedules import ScheduleKeeper
 from qa.foreign.sample.tasks import nothing
 
@@ -179,6 +179,8 @@ def test_cancel_and_snooze_are_no_failures(drain):
     end_by.enqueue("cancel")
     end_by.using(max_snoozes=1).enqueue("snooze")
     drain()
+    Task.objects.run_now()
+    drain()
     [event] = items("event")
     assert event["fingerprint"][1].endswith(".TooManySnoozes")
 
@@ -192,7 +194,6 @@ def test_a_timeout_is_reported_with_its_cause(drain):
 
 def test_an_error_outside_of_the_function_is_still_an_event(drain):
     """The worker logs the error, and the logging integration of Sentry makes an event of the record."""
-    from django_pglock.models import Task
 
     Task.objects.filter(pk=nothing.enqueue().id).update(args={"no": "list"})
     drain()
