@@ -41,13 +41,14 @@ def lock():
     made.release()
 
 
-def test_each_session_takes_the_lock_again_under_the_same_number(lock):
+def test_each_session_takes_the_lock_again_under_the_same_number(lock, eventually):
     number = lock.number
     assert (lock.is_held, lock.held_number) == (False, None)
     lock.hold()
     assert (lock.is_held, lock.held_number, advisory_rows()) == (True, number, 1)
     connection.close()
     lock.note_session()
+    eventually(lambda: advisory_rows() == 0, why="the server has not ended the session")
     assert (lock.is_held, lock.held_number) == (False, None)
     lock.hold()
     assert (lock.held_number, advisory_rows()) == (number, 1)
