@@ -391,7 +391,8 @@ def test_the_servers_clock_steps(experiment, keep_busy, eventually, seconds, fau
     keep_busy(others, dead.at)
     eventually(experiment.is_over, why="some task is stuck")
     recovery = experiment.judge().recovery(dead.in_flight, dead.victim, dead.at)
-    experiment.show("tasks of a worker that dies meanwhile run elsewhere", recovery.last, bound=10)
+    # After a step, another worker has to see the dead one silent for as long as without a step.
+    experiment.show("tasks of a worker that dies meanwhile run elsewhere", recovery.last, bound=15)
     rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
     experiment.affirm(
         "no living worker is taken for dead", is_kept=set(rescued.values_list("worker", flat=True)) <= {victim.id}
