@@ -350,7 +350,7 @@ def test_a_query_crashes_the_server(experiment, keep_busy, show_that_work_contin
     keep_busy(workers, since)
     show_that_work_continues(workers, since, may_fail=fatal)
     experiment.affirm(
-        "the task ends FAILED and is not run for ever", is_kept=Task.objects.get(pk=fatal[0]).status == "FAILED"
+        "the task ends FAILED and is not run forever", is_kept=Task.objects.get(pk=fatal[0]).status == "FAILED"
     )
 
 
