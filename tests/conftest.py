@@ -223,10 +223,10 @@ def notifications_of_this_test() -> None:
 
 @pytest.fixture(autouse=True)
 def wrappers_of_this_test() -> None:
-    """Take away the wrapper of task threads: a test before this one may have run a task in the main thread."""
+    """Take away wrappers that a test before this one left: it may have run a task, or a worker, in this thread."""
     for each in connections.all(initialized_only=True):
-        if stopping_wrapper in each.execute_wrappers:
-            each.execute_wrappers.remove(stopping_wrapper)
+        kept = (wrapper for wrapper in each.execute_wrappers if wrapper in OWN_WRAPPERS)
+        each.execute_wrappers[:] = [wrapper for wrapper in kept if wrapper is not stopping_wrapper]
 
 
 @pytest.fixture
