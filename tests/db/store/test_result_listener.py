@@ -37,7 +37,7 @@ def test_a_result_is_delivered_while_a_thousand_coroutines_wait_for_others(worke
         await until(lambda: Waiter.objects.count() == 200)
         quick = await tasks.echo.aenqueue(7)
         assert (await quick.await_(60)).return_value == 7
-        # Not one for each waiter: Django's for async queries, the listener's, and those that the worker starts meanwhile.
+        # Not one for each waiter: Django's for async queries, the listener's, and what the worker starts meanwhile.
         assert threading.active_count() < threads + 20
         assert [thread.daemon for thread in listener_threads()] == [True]
         assert await sync_to_async(sessions)() == 1
