@@ -30,15 +30,16 @@ def test_a_result_is_delivered_while_a_thousand_coroutines_wait_for_others(worke
     worker()
     results = results_of(200)
     results += [replace(results[0]) for _ in range(800)]
-    threads = threading.active_count()
+    before = set(threading.enumerate())
 
     async def work():
         waiting = [asyncio.ensure_future(result.await_()) for result in results]
         await until(lambda: Waiter.objects.count() == 200)
         quick = await tasks.echo.aenqueue(7)
         assert (await quick.await_(60)).return_value == 7
-        # Not one for each waiter: Django's for async queries, the listener's, and what the worker starts meanwhile.
-        assert threading.active_count() < threads + 20
+        # A thread for Django's async queries, the listener's, and its timer. The worker may start its own meanwhile.
+        added = [thread.name for thread in set(threading.enumerate()) - before]
+        assert len([name for name in added if not name.startswith("lockworker-")]) <= 3
         assert [thread.daemon for thread in listener_threads()] == [True]
         assert await sync_to_async(sessions)() == 1
         await sync_to_async(settle)(*results)
