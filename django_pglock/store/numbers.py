@@ -230,12 +230,13 @@ RETURNING id
 """
 
 # Begins a count of the depths if the last one is older than some seconds, or of a time to come, after a step of the
-# clock. Of several sessions one gets a row. The others wait for it until it has written the depths.
+# clock. Of several sessions one gets a row. The others wait for it until it has written the depths. The last count may
+# have begun while this statement waited, so it is compared with the clock as it is after the wait.
 BEGIN_DEPTHS = """
 INSERT INTO {number} AS last (seconds, started_at, kind, queue, task_path, count, total, buckets)
 VALUES (0, to_timestamp(0), 'counted', '', '', 0, date_part('epoch', clock_timestamp()), '{{}}')
 ON CONFLICT (seconds, task_path, queue, started_at, kind) DO UPDATE SET total = EXCLUDED.total
-WHERE last.total NOT BETWEEN EXCLUDED.total - %s AND EXCLUDED.total
+WHERE last.total NOT BETWEEN EXCLUDED.total - %s AND date_part('epoch', clock_timestamp())
 RETURNING total
 """
 

@@ -61,3 +61,24 @@ def test_of_several_processes_that_ask_for_depths_one_counts(in_threads, monkeyp
     Number.objects.filter(kind="counted").update(total=0)
     assert in_threads(lambda _: depths("default"), 6) == [[]] * 6
     assert len(counted) == 2
+
+
+def test_a_count_that_began_while_another_process_waited_is_new_enough_for_it(somebody, eventually, in_threads):
+    """The time that a statement has read before its wait is before the count for which it has waited."""
+    depths("default")
+    set_count = "UPDATE django_pglock_number SET total = {} WHERE kind = 'counted' RETURNING total"
+    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
+    somebody.connection.set_autocommit(False)
+    somebody.ask(set_count.format(0))
+
+    def count_or_be_counted_before(number):
+        if number == 0:
+            return numbers.count_depths("default", 60.0)
+        with connection.cursor() as cursor:
+            eventually(lambda: cursor.execute(waiting).fetchone() == (True,))
+        counted_at = somebody.ask(set_count.format("date_part('epoch', clock_timestamp())"))
+        somebody.connection.commit()
+        return counted_at
+
+    _, counted_at = in_threads(count_or_be_counted_before, 2)
+    assert Number.objects.get(kind="counted").total == counted_at
