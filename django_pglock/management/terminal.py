@@ -1,21 +1,25 @@
-"""The terminal: its encoding, a closed pipe, tables, a question before tasks are changed, and the name of the user."""
+"""The terminal: its encoding, a closed pipe, tables and JSON, and a question before tasks are changed."""
 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import io
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.utils import timezone
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
+
+#: The columns of a table: their titles, and what they show of a row, which is a dict.
+Columns = Collection[tuple[Any, Callable[[dict[str, Any]], Any]]]
 
 
 class TerminalCommand(BaseCommand):
@@ -33,6 +37,17 @@ class TerminalCommand(BaseCommand):
                 sys.stdout.reconfigure(errors="backslashreplace")
         super().run_from_argv(argv)
 
+    def print_rows(self, rows: list[dict[str, Any]], columns: Columns, nothing: str, *, as_json: bool) -> None:
+        """Print rows as JSON, with all of their values, or as a table; without rows, this sentence."""
+        if as_json:
+            self.print_json(rows)
+        else:
+            self.stdout.write(table(columns, rows) if rows else nothing)
+
+    def print_json(self, value: Any) -> None:
+        """Print a value as JSON."""
+        self.stdout.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2))
+
 
 def confirm() -> None:
     """Ask for confirmation. Raises ``CommandError`` for any other answer than yes."""
@@ -42,14 +57,6 @@ def confirm() -> None:
         raise CommandError(_("There is no terminal to ask for confirmation; give --yes.")) from error
     if answer.strip().lower() not in ("y", "yes"):
         raise CommandError(_("No task was changed."))
-
-
-def name_of_user() -> str:
-    """Return the name of the system user. A user without a name, as in some containers, is called locktasks."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "locktasks"
 
 
 @contextmanager
@@ -63,11 +70,16 @@ def ignore_broken_pipe() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the head and the lines with aligned columns."""
-    widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
-    for line in (head, *lines):
-        yield "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+def table(columns: Columns, rows: list[dict[str, Any]]) -> str:
+    """Return rows as lines with aligned columns, below their titles."""
+    lines = [[_cell(show(row)) for _title, show in columns] for row in rows]
+    lines.insert(0, [str(title) for title, _show in columns])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value in (None, "") else printable(str(value))
 
 
 def printable(text: str) -> str:
@@ -75,9 +87,9 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def ago(since: Any, now: Any = None) -> str:
-    """Return the time from a moment to ``now`` (default: this host's time) as text, "-" without a moment."""
-    return duration_text(((now or timezone.now()) - since).total_seconds()) if since else "-"
+def past(at: Any) -> str:
+    """Return how long ago a moment was, by this host's time; empty without a moment."""
+    return _("%s ago") % duration_text((timezone.now() - at).total_seconds()) if at else ""
 
 
 def duration_text(seconds: float) -> str:

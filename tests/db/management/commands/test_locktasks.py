@@ -11,6 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
+from django_pglock.conf import MOST_DAYS
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Queue, Task
 from django_pglock.store.liveness import beat
@@ -226,50 +227,35 @@ def test_locktasks_asks_for_no_confirmation_if_no_task_matches(answer):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "text", "code"),
     [
-        (["retry"], "No tasks are selected"),
-        (["retry", "--yes"], "No tasks are selected"),
-        (["cancel", "1", "--all"], "ids or filters, not both"),
-        (["cancel", "1", "--queue", "x"], "ids or filters, not both"),
-        (["cancel", "--all", "--queue", "x"], "filters or --all, not both"),
-        (["retry", "999999999"], "No task with these ids"),
-        (["retry", "x"], "'x' is not the id of a task"),
-        (["retry", "9" * 30], "is not the id of a task"),
-        (["retry", "--status", "LOST"], "invalid choice: 'LOST'"),
-        (["retry", "--older-than", "-1"], "-1"),
-        (["retry", "--older-than", "nan"], "'nan' is not a number of days"),
-        (["list", "--limit", "0"], "'0' is not a number"),
-        (["prune", "--status", "RUNNING"], "invalid choice: 'RUNNING'"),
-        (["prune", "--status", "FAILED"], "keeps FAILED tasks forever"),
-        (["resume", "mail"], "Queue 'mail' is not paused"),
-        (["status", "--database", "moon"], "DATABASES has no alias 'moon'. Its aliases: default"),
-        ([], "SUBCOMMAND"),
+        (["retry"], "one of these: ids, filters", 2),
+        (["retry", "--yes"], "one of these: ids, filters", 2),
+        (["cancel", "1", "--all"], "one of these: ids, filters", 2),
+        (["cancel", "1", "--older-than", "0"], "one of these: ids, filters", 2),
+        (["cancel", "--all", "--older-than", "0"], "one of these: ids, filters", 2),
+        (["redrive"], "No failures are selected", 2),
+        (["move-to-queue", "--all", "--to", ""], "queue", 2),
+        (["pause", "mail*"], "There is no queue 'mail\\*'", 2),
+        (["resume", "mail*"], "There is no queue 'mail\\*'", 2),
+        (["prune", "--status", "RUNNING"], "RUNNING", 2),
+        (["prune", "--status", "FAILED"], "keeps FAILED tasks forever", 2),
+        (["status", "--database", "moon"], "DATABASES has no alias 'moon'. Its aliases: default", 2),
+        (["retry", "999999999"], "No task with these ids", 1),
+        (["resume", "mail"], "Queue 'mail' is not paused", 1),
+        # By call_command(), Django's parser raises an error with the code 1. On a command line it exits with 2.
+        (["retry", str(2**63)], "argument ID: '9223372036854775808' is not a number", 1),
+        (["retry", "--status", "LOST"], "invalid choice: 'LOST'", 1),
+        (["retry", "--older-than", str(MOST_DAYS + 1)], "'36526' is not a number from 0 to 36525", 1),
+        (["list", "--limit", "0"], "'0' is not a number", 1),
+        ([], "SUBCOMMAND", 1),
     ],
 )
-def test_invalid_arguments_raise_a_command_error(arguments, text):
-    with pytest.raises(CommandError, match=text):
+def test_invalid_arguments_raise_a_command_error_with_an_exit_code(arguments, text, code):
+    with pytest.raises(CommandError, match=text) as raised:
         locktasks(*arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["retry"],
-        ["cancel", "1", "--all"],
-        ["cancel", "--all", "--queue", "x"],
-        ["redrive"],
-        ["status", "--database", "moon"],
-        ["move-to-queue", "--all", "--to", ""],
-        ["pause", "mail*"],
-        ["resume", "mail*"],
-        ["prune", "--status", "FAILED"],
-    ],
-)
-def test_the_exit_code_of_wrong_arguments_is_2(arguments):
-    with pytest.raises(CommandError) as raised:
-        locktasks(*arguments)
-    assert raised.value.returncode == 2
+    assert raised.value.returncode == code
+    assert not Queue.objects.exists()
 
 
 def test_counts_in_questions_stop(monkeypatch):
@@ -283,8 +269,6 @@ def test_waiting_tasks_are_moved_to_another_queue():
     rows = [make("READY", days=0, queue="mail"), make("FAILED", queue="mail")]
     assert locktasks("move-to-queue", "--queue", "mail", "--to", "other", "--yes") == "1 task was moved.\n"
     assert [Task.objects.get(pk=row.pk).queue for row in rows] == ["other", "mail"]
-    with pytest.raises(CommandError, match="queue"):
-        locktasks("move-to-queue", "--all", "--to", "", "--yes")
 
 
 def test_finished_tasks_are_deleted_whatever_their_age():
@@ -303,27 +287,10 @@ def test_prune_deletes_by_the_setting_or_by_its_options():
     assert locktasks("prune", "--dry-run") == "1 task would be deleted.\n"
     assert len(left()) == 3
     assert locktasks("prune") == "1 task was deleted.\n"
-    assert locktasks("prune", "--older-than", "7", "--batch", "1") == "1 task was deleted.\n"
+    assert locktasks("prune", "--older-than", "7") == "1 task was deleted.\n"
     assert left() == {kept.pk}
     assert locktasks("prune", "--older-than", "21", "--status", "FAILED") == "0 tasks were deleted.\n"
     assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
-
-
-def test_locktasks_prints_the_progress_of_long_commands(monkeypatch):
-    rows = [make() for _ in range(3)]
-    clock = iter(range(0, 100, 3))
-    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    call_command("locktasks", "prune", "--batch", "2", stdout=StringIO(), stderr=(err := StringIO()))
-    monkeypatch.undo()
-    assert f"3 tasks so far, up to id {rows[2].pk}" in err.getvalue()
-    row = failed()
-    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    call_command("locktasks", "retry", "--all", "--yes", stdout=StringIO(), stderr=(err := StringIO()))
-    monkeypatch.undo()
-    assert f"1 tasks so far, up to id {row.pk}" in err.getvalue()
-    make()
-    call_command("locktasks", "prune", stdout=StringIO(), stderr=(err := StringIO()), verbosity=0)
-    assert err.getvalue() == ""
 
 
 def test_keda_gets_one_number():
@@ -335,7 +302,7 @@ def test_keda_gets_one_number():
     make("RUNNING"), make("FAILED"), make("BLOCKED")
     assert locktasks("keda") == "3\n"
     assert locktasks("keda", "--queue", "mail") == "2\n"
-    assert locktasks("keda", "--queue", "mail", "--queue", "default", "--queue", "mail", "--json") == '{"tasks": 3}\n'
+    assert locktasks("keda", "--queue", "mail", "--queue", "default", "--queue", "mail") == "3\n"
     Queue.objects.pause("mail")
     assert locktasks("keda") == "1\n", "nobody could do what is paused"
     assert locktasks("keda", "--queue", "mail") == "0\n"
@@ -345,14 +312,6 @@ def test_keda_stops_counting():
     for _ in range(5):
         tasks.nothing.enqueue()
     assert Task.objects.count_workable(most=3) == 3
-
-
-def test_the_help_of_locktasks_has_examples(capsys):
-    with pytest.raises(SystemExit):
-        call_command("locktasks", "--help")
-    text = capsys.readouterr().out
-    assert "  locktasks retry 4711 4712 " in text
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs():
