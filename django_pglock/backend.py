@@ -19,7 +19,7 @@ from django.db import DatabaseError, ProgrammingError
 from django.utils.functional import cached_property
 from psycopg.errors import UndefinedTable
 
-from django_pglock.conf import get_settings, require_keys, require_queues, task_database
+from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for, transaction_block
 from django_pglock.store.attempts import result_of_row
@@ -58,7 +58,7 @@ class PostgresBackend(BaseTaskBackend):
     """Stores tasks in the ``Task`` table of one database, in the transaction of the caller who enqueues them.
 
     ``OPTIONS``: ``database``, the alias of that database (default ``"default"``). Raises ``ConfigurationError`` for any
-    other option, and for ``QUEUES`` that are no list of names.
+    other option.
     """
 
     task_class = PostgresTask
@@ -68,8 +68,6 @@ class PostgresBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        require_keys(alias, params)
-        require_queues(alias, params.get("QUEUES", []))
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
         self._number = next(_numbers)

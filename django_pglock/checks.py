@@ -14,14 +14,13 @@ from django.core.checks import Warning as Caution
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook
+from django_pglock.conf import get_settings, key_function, redact_hook
 from django_pglock.errors import ConfigurationError, model_of
-from django_pglock.postgres.sessions import unreadable_styles
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import Task, task_backends
 from django_pglock.tasks.fields import OF_FUNCTION, TaskFields
 
-#: The oldest major version that is supported. The version before it works, but is not tested.
+#: The oldest major version that is supported. Django refuses versions that are older than its own limit.
 OLDEST_SERVER = 15
 
 #: Limits that end a session and release its locks; PostgreSQL 17 and newer have the last one. lock_timeout is not
@@ -41,7 +40,7 @@ MOST_NAMED = 5
 #: One row for each limit that the server has. The columns before the limit are the same in all rows.
 READ_SERVER = """
 SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000, pg_is_in_recovery(),
-       quote_ident(current_user), name, setting::bigint, source
+       current_setting('server_encoding'), quote_ident(current_user), name, setting::bigint, source
 FROM pg_settings WHERE name = ANY(%s) ORDER BY name
 """
 
@@ -93,17 +92,6 @@ def check_settings() -> Problems:
 
 
 @_check
-def check_name_of_settings() -> Problems:
-    """W011: a setting that nothing reads has almost the name DJANGO_PGLOCK."""
-    for name in misspelt_names():
-        yield problem(
-            "W011",
-            f"The setting {name} has no effect on django_pglock, which reads DJANGO_PGLOCK.",
-            f"Rename {name} to DJANGO_PGLOCK, or silence this check if another package reads {name}.",
-        )
-
-
-@_check
 def check_databases() -> Problems:
     """E002: an alias that locks or tasks use is not in DATABASES, or is not PostgreSQL."""
     for alias, source in sorted(_aliases().items()):
@@ -123,47 +111,24 @@ def check_databases() -> Problems:
             )
 
 
-@_check
-def check_atomic_requests() -> Problems:
-    """W002: SCOPE is "session", but every request runs in a transaction, where session locks are refused."""
-    wanted = get_settings()
-    if wanted.SCOPE == "session" and settings.DATABASES.get(wanted.USING, {}).get("ATOMIC_REQUESTS"):
-        yield problem(
-            "W002",
-            "ATOMIC_REQUESTS runs every view in a transaction, in which locks of the scope 'session' are refused.",
-            "Set DJANGO_PGLOCK['SCOPE'] to 'auto', or decorate views that take locks with non_atomic_requests.",
-        )
-
-
-@_check
-def check_sessions_that_end() -> Problems:
-    """W005: SCOPE is "session", and Django closes the connection after each request.
-
-    With this scope acquire() may hold a lock for longer than a request. A with statement, a decorator and lock_view
-    release their locks before the end of the request, whatever CONN_MAX_AGE is.
-    """
-    wanted = get_settings()
-    database = settings.DATABASES.get(wanted.USING, {})
-    has_pool = bool(database.get("OPTIONS", {}).get("pool"))
-    if wanted.SCOPE == "session" and not has_pool and database.get("CONN_MAX_AGE", 0) == 0:
-        yield problem(
-            "W005",
-            f"Database {wanted.USING!r} has CONN_MAX_AGE = 0: Django closes the connection after each request and at "
-            "each close_old_connections(). A session lock that acquire() holds for longer is lost with it.",
-            f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or silence this check if every lock is "
-            "taken by a with statement, a decorator or lock_view.",
-        )
-
-
 @_check_of_servers()
 def check_server(alias: str, source: str) -> Problems:
-    """E005, W001, W003, W004, W006 and W007: found by one query to each server; none if it cannot be reached."""
+    """E013, W001, W003, W004, W006 and W007: found by one query to each server; none if it cannot be reached."""
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(READ_SERVER, ([*SESSION_LIMITS, "statement_timeout"],))
         rows = cursor.fetchall()
-    pid, version, is_standby, role = rows[0][:4]
-    yield from _problems_of_age(alias, version)
+    pid, version, is_standby, encoding, role = rows[0][:5]
+    if version < OLDEST_SERVER:
+        yield problem("W003", f"Database {alias!r} is PostgreSQL {version}.", f"Upgrade to {OLDEST_SERVER} or newer.")
+    if encoding != UTF8 and router.allow_migrate(alias, "django_pglock"):
+        yield problem(
+            "E013",
+            f"Database {alias!r} has the encoding {encoding}. The tables of django_pglock need {UTF8}: other encodings "
+            "do not have every character.",
+            "Create a database with the encoding UTF8, and restore a dump of this one in it: "
+            "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0;",
+        )
     if _is_pooled(connection, pid) and get_settings().SCOPE != "transaction":
         yield problem(
             "W001",
@@ -180,18 +145,8 @@ def check_server(alias: str, source: str) -> Problems:
             f"Name the primary's alias in {source}, or let DATABASES[{alias!r}] connect only to the primary: "
             "OPTIONS = {'target_session_attrs': 'read-write'}.",
         )
-    for name, milliseconds, origin in (row[4:] for row in rows):
+    for name, milliseconds, origin in (row[5:] for row in rows):
         yield from _problems_of_limit(alias, role, name, milliseconds, origin)
-
-
-def _problems_of_age(alias: str, version: int) -> Problems:
-    found = f"Database {alias!r} is PostgreSQL {version}."
-    if version < OLDEST_SERVER - 1:
-        yield problem("E005", found, f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer.")
-    elif version < OLDEST_SERVER:
-        yield problem(
-            "W003", found, f"It is expected to work, but only PostgreSQL {OLDEST_SERVER} and newer are tested."
-        )
 
 
 def _problems_of_limit(alias: str, role: str, name: str, milliseconds: int, origin: str) -> Problems:
@@ -212,29 +167,6 @@ def _problems_of_limit(alias: str, role: str, name: str, milliseconds: int, orig
             "W006",
             f"{found}. It ends sessions that still need their locks, and other sessions take these locks.",
             hint,
-        )
-
-
-@_check_of_servers()
-def check_texts_of_server(alias: str, source: str) -> Problems:
-    """E012 and E013: the server sends dates as psycopg cannot read them, or cannot store each character."""
-    connection: Any = connections[alias]
-    connection.ensure_connection()
-    if style := unreadable_styles(connection).get("DateStyle"):
-        role = connection.connection.info.user
-        yield problem(
-            "E012",
-            f"Database {alias!r} has DateStyle = '{style}'. psycopg, and so Django, reads dates only in the style ISO.",
-            _how_to_set(alias, f'"{role}"', "DateStyle", "ISO"),
-        )
-    encoding = connection.connection.info.parameter_status("server_encoding") or UTF8
-    if encoding != UTF8 and router.allow_migrate(alias, "django_pglock"):
-        yield problem(
-            "E013",
-            f"Database {alias!r} has the encoding {encoding}. The tables of django_pglock need {UTF8}: other encodings "
-            "do not have every character.",
-            "Create a database with the encoding UTF8, and restore a dump of this one in it: "
-            "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0;",
         )
 
 
@@ -284,17 +216,17 @@ def check_task_database() -> Problems:
 def check_options_without_effect() -> Problems:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
     found: dict[str, list[str]] = {}
-    if not _is_tasks_set() and getattr(settings, "ROOT_URLCONF", None):
-        # Without TASKS the modules called tasks are not imported, but the views import them. Django reports its errors.
-        with suppress(Exception):
-            import_module(settings.ROOT_URLCONF)
+    # Without TASKS the modules called tasks are not imported, but the views import them. Django reports their errors.
+    with suppress(Exception):
+        import_module(settings.ROOT_URLCONF)
     for task in registry.definitions():
         if not task.is_own and not hasattr(task.get_backend(), "database") and (names := _changed(task, OWN_OPTIONS)):
             found.setdefault(task.backend, []).append(f"{task.module_path} ({', '.join(names)})")
     for alias, texts in sorted(found.items()):
         yield problem(
             "W010",
-            f"{_what_is(alias)}, with which these options of @task have no effect: {_some(texts)}.",
+            f"TASKS[{alias!r}] is {type(task_backends[alias]).__name__}, with which these options of @task have no "
+            f"effect: {_some(texts)}.",
             f"Set BACKEND of TASKS[{alias!r}] to django_pglock.backend.PostgresBackend, or name another backend "
             "in @task. Silence this check in settings for tests that are meant to use this backend.",
         )
@@ -327,17 +259,6 @@ def _changed(task: TaskFields, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(task, name) != defaults[name]]
 
 
-def _is_tasks_set() -> bool:
-    # Its type does not know the methods of the object behind it.
-    loaded: Any = settings
-    return bool(loaded.is_overridden("TASKS"))
-
-
-def _what_is(alias: str) -> str:
-    name = type(task_backends[alias]).__name__
-    return f"TASKS[{alias!r}] is {name}" if _is_tasks_set() else f"TASKS is not set, so the backend is {name}"
-
-
 @_check
 def check_tables() -> Problems:
     """E006: a router does not allow the table of tasks in the database that TASKS names."""
@@ -363,21 +284,6 @@ def check_database_of_pages() -> Problems:
             f"{shown!r}. The admin and Task.objects show the tables there, in which no task is.",
             "Add a router to DATABASE_ROUTERS whose db_for_read and db_for_write return "
             f"{stored[0]!r} for the models of django_pglock.",
-        )
-
-
-@_check
-def check_tables_of_locks() -> Problems:
-    """W013: a router does not allow the view of locks or the table of leases in the database USING."""
-    using = get_settings().USING
-    missing = [name for name in ("AdvisoryLock", "Lease") if not router.allow_migrate_model(using, model_of(name))]
-    if missing:
-        yield problem(
-            "W013",
-            f"DJANGO_PGLOCK['USING'] takes locks and leases in {using!r}, but a router of the project does not allow "
-            f"{' and '.join(missing)} there. Leases, the command locks and the pages of locks need them.",
-            f"Let allow_migrate return True for {using!r} and these models of django_pglock, or name the database "
-            "that has them in DJANGO_PGLOCK['USING'].",
         )
 
 

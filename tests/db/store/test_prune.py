@@ -132,18 +132,16 @@ def test_prune_deletes_nothing_by_age_if_the_setting_has_no_age():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (7, "must be a dict"),
-        ({"RUNNING": 7}, "names 'RUNNING'; only SUCCESSFUL, FAILED, CANCELLED"),
-        ({"FAILED": "7"}, r"\['FAILED'\] is '7'; it must be a number of days"),
-        ({"FAILED": True}, "is True"),
-        ({"FAILED": -1}, "is -1"),
-        ({"FAILED": float("inf")}, "is inf"),
-    ],
+    "value",
+    [7, {"RUNNING": 7}, {"FAILED": "7"}, {"FAILED": True}, {"FAILED": -1}, {"FAILED": float("inf")}],
 )
-def test_a_wrong_setting_gets_a_sentence(value, text):
-    with override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": value}), pytest.raises(ConfigurationError, match=text):
+def test_a_wrong_setting_gets_a_sentence(value):
+    with (
+        override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": value}),
+        pytest.raises(
+            ConfigurationError, match=r"it must be a dict such as .* and numbers of days up to 36,525 or None"
+        ),
+    ):
         Task.objects.prune()
 
 
