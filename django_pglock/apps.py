@@ -15,8 +15,6 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.error_reading import one_line
 from django_pglock.errors import ConfigurationError
 
-BACKEND = "django_pglock.backend.PostgresBackend"
-
 
 class PGLockConfig(AppConfig):
     """Background tasks and locks on PostgreSQL."""
@@ -56,9 +54,8 @@ def require_psycopg() -> None:
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
-        older = " psycopg2 is installed, but it has no pipelines." if find_spec("psycopg2") else ""
         raise ConfigurationError(
-            f"django_pglock needs psycopg 3, and the import of psycopg failed: {one_line(error)}.{older} "
+            f"django_pglock needs psycopg 3, and the import of psycopg failed: {one_line(error)}. "
             "Install it with: python -m pip install 'psycopg[binary]>=3.2'"
         ) from None
 
@@ -75,21 +72,18 @@ def require_django_tasks() -> None:
 def require_backends(tasks: dict[str, Any]) -> None:
     """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported.
 
-    A package that does not exist and is named almost like this one is a typing error. A project's own backend is left
-    to Django: its module may import models, and no models can be imported yet.
+    A project's own backend is left to Django: its module may import models, and no models can be imported yet.
     """
     for alias, backend in tasks.items():
         path = str(backend.get("BACKEND", ""))
-        package = path.partition(".")[0]
-        is_misspelled = "pglock" in package.lower().replace("_", "") and find_spec(package) is None
-        if package != "django_pglock" and not is_misspelled:
+        if not path.startswith("django_pglock."):
             continue
         try:
             import_string(path)
         except ImportError as error:
             raise ConfigurationError(
                 f"TASKS[{alias!r}]['BACKEND'] is {path!r}, which cannot be imported: {error}. The backend of "
-                f"django_pglock is {BACKEND!r}."
+                "django_pglock is 'django_pglock.backend.PostgresBackend'."
             ) from error
 
 

@@ -37,14 +37,11 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
     ``AssertionError`` at once if another session holds the lock, so that the test does not hang.
     """
     key = make_key(*parts)
-    connection = dedicated_connection(using or get_settings().USING, application_name="django_pglock.testing")
     suffix = "_shared" if shared else ""
-    try:
-        with connection.cursor() as cursor:
-            # With the comment that shows the name of the lock in the admin and in holders().
-            cursor.execute(f"{comment([key])}SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
-            if not cursor.fetchone()[0]:
-                raise AssertionError(f"Lock {key.name!r} is held by another session already.")
+    with _session(using) as connection:
+        # With the comment that shows the name of the lock in the admin and in holders().
+        if not _ask(connection, f"{comment([key])}SELECT pg_try_advisory_lock{suffix}(%s)", key.number):
+            raise AssertionError(f"Lock {key.name!r} is held by another session already.")
         try:
             yield
         finally:
@@ -52,8 +49,6 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
             # is free already. Without Django's cursor, because pytest-django may have blocked the database by now.
             with suppress(PsycopgError):
                 connection.connection.execute(f"SELECT pg_advisory_unlock{suffix}(%s)", (key.number,))
-    finally:
-        connection.close()
 
 
 def assert_locked(*parts: Any, using: str | None = None) -> None:
@@ -70,12 +65,10 @@ def assert_not_locked(*parts: Any, using: str | None = None) -> None:
 
 def assert_no_locks(*, using: str | None = None) -> None:
     """Raise ``AssertionError`` if an advisory lock is held or awaited, except the package's own locks."""
-    with connection_for(using or get_settings().USING).cursor() as cursor:
-        # Otherwise PostgreSQL returns the same list of sessions for a whole transaction, such as that of a TestCase.
-        cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute(COUNT_HELD, (list(reserved.ALL),))
-        left = cursor.fetchone()[0]
-    if left:
+    connection = connection_for(using or get_settings().USING)
+    # Otherwise PostgreSQL returns the same list of sessions for a whole transaction, such as that of a TestCase.
+    _ask(connection, "SELECT pg_stat_clear_snapshot()")
+    if left := _ask(connection, COUNT_HELD, list(reserved.ALL)):
         raise AssertionError(f"{left} advisory locks are held or awaited.")
 
 
@@ -93,10 +86,20 @@ def locks_disabled() -> Iterator[None]:
 
 
 def _is_free(parts: tuple[Any, ...], using: str | None) -> bool:
+    with _session(using) as connection:
+        return bool(_ask(connection, "SELECT pg_try_advisory_xact_lock(%s)", make_key(*parts).number))
+
+
+@contextmanager
+def _session(using: str | None) -> Iterator[Any]:
     connection = dedicated_connection(using or get_settings().USING, application_name="django_pglock.testing")
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", (make_key(*parts).number,))
-            return bool(cursor.fetchone()[0])
+        yield connection
     finally:
         connection.close()
+
+
+def _ask(connection: Any, statement: str, *values: Any) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchone()[0]

@@ -151,16 +151,12 @@ def test_check_says_that_the_app_is_missing(project, is_installed):
     assert ("HINT: Add 'django_pglock' to INSTALLED_APPS" in said) is not is_installed
 
 
-@pytest.mark.parametrize("has_psycopg2", [False, True])
-def test_without_psycopg_3_the_first_message_says_what_to_install(project, has_psycopg2):
+def test_without_psycopg_3_the_first_message_says_what_to_install(project):
     """A module of this name is found before the installed one. Django alone would work with psycopg2."""
     made = project(psycopg="raise ModuleNotFoundError(\"No module named 'psycopg'\")")
-    if has_psycopg2:
-        made.write(psycopg2="")
     said = made.manage("check", fails=True).splitlines()[-1]
     assert "django_pglock needs psycopg 3, and the import of psycopg failed: No module named 'psycopg'." in said
     assert "python -m pip install 'psycopg[binary]>=3.2'" in said
-    assert ("psycopg2 is installed" in said) is has_psycopg2
 
 
 def test_a_missing_backend_is_reported_before_models_use_it(project):

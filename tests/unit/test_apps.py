@@ -20,17 +20,6 @@ def test_django_5_2_without_the_backport_is_told_what_to_install(monkeypatch, ve
         apps.require_django_tasks()
 
 
-def test_backends_of_other_packages_are_left_to_django():
-    apps.require_backends({"default": {"BACKEND": "nowhere.Backend"}})
-
-
 def test_a_backend_of_the_project_is_left_to_django():
     """Its module may import models, which works only when all apps are loaded."""
     apps.require_backends({"default": {"BACKEND": "tests.pglock_backend_that_is_not_there.Backend"}})
-
-
-def test_a_misspelled_package_is_told_the_right_path():
-    with pytest.raises(ConfigurationError, match=r"The backend of django_pglock is 'django_pglock\.backend"):
-        apps.require_backends({"default": {"BACKEND": "django_pg_lock.pglock.Backend"}})
-    with pytest.raises(ConfigurationError, match=r"The backend of django_pglock is 'django_pglock\.backend"):
-        apps.require_backends({"default": {"BACKEND": "djangopglock.backend.PostgresBackend"}})
