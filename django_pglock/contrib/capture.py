@@ -39,7 +39,7 @@ from django.utils.module_loading import import_string
 from psycopg import sql
 
 from django_pglock import Group, enqueue_many, task
-from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError, TaskOptionError
+from django_pglock.errors import ConfigurationError, PGLockError, TaskOptionError
 from django_pglock.store.statements import filled
 from django_pglock.store.wake import SCHEDULED_CHANNEL
 from django_pglock.tasks.backends import our_backends
@@ -61,7 +61,6 @@ ARGUMENTS = {"id", "ids", "model", "operation", "schema"}
 
 # The ids of the changed rows. If an UPDATE leaves the watched columns of a row as they were, both tables have the row
 # with the same text. The text also compares values whose type has no operator "=", such as json.
-EACH_ONCE = "{rows} ORDER BY id"
 CHANGED = "SELECT id FROM ({rows}) AS changed WHERE id IS NOT NULL GROUP BY id ORDER BY id"
 WATCHED = CHANGED.replace("{rows}", "SELECT id FROM ({rows}) AS changed GROUP BY id, state HAVING count(*) = 1")
 
@@ -75,10 +74,11 @@ TRIGGER = """
 CREATE OR REPLACE FUNCTION %(function)s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $capture$
 BEGIN
     INSERT INTO %(task)s (status, run_after, queue, backend, task_path, max_retries, lock_key, group_key, kwargs)
-    SELECT 'SCHEDULED', clock_timestamp(), %(values)s, jsonb_build_object('name', %(name)s, 'schema', TG_TABLE_SCHEMA,
-        'table', TG_TABLE_NAME, 'operation', lower(TG_OP), 'ids', to_jsonb(changed.ids[first:first + 999]))
+    SELECT 'SCHEDULED', clock_timestamp(), 'default', %(values)s, jsonb_build_object('name', %(name)s,
+        'schema', TG_TABLE_SCHEMA, 'table', TG_TABLE_NAME, 'operation', lower(TG_OP),
+        'ids', to_jsonb(changed.ids[first:first + 999]))
     FROM (SELECT ARRAY(%(ids)s) AS ids) AS changed, generate_series(1, cardinality(changed.ids), 1000) AS first;
-    PERFORM pg_notify(%(channel)s, %(queue)s) WHERE FOUND AND EXISTS (SELECT FROM %(worker)s WHERE is_sleeping);
+    PERFORM pg_notify(%(channel)s, 'default') WHERE FOUND AND EXISTS (SELECT FROM %(worker)s WHERE is_sleeping);
     RETURN NULL;
 END $capture$;
 REVOKE ALL ON FUNCTION %(function)s() FROM PUBLIC;
@@ -102,43 +102,37 @@ class Capture(BaseConstraint):
     - ``on``: what is captured. ``fields``: an UPDATE counts only if it changes one of these fields.
     - ``ids``: the field whose values are the ids; default: the primary key. With ``ids="order"`` the function gets the
       ids of the orders whose rows have changed, of the old and of the new order if a row moves.
-    - ``queue_name``: the queue of the tasks that the triggers insert. The function has its own queue.
     """
 
     def __init__(
         self,
-        task: Any,
+        task: Any = "",
         *,
         name: str,
         on: str | Iterable[str] = tuple(OPERATIONS),
         fields: Sequence[str] = (),
         ids: str | None = None,
-        queue_name: str = "default",
     ) -> None:
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if not self.on or not set(self.on) <= set(OPERATIONS):
             raise TaskOptionError(f"Capture: on is {on!r}; give one or more of {', '.join(OPERATIONS)}.")
-        self._task, self.fields, self.ids, self.queue_name = task, tuple(fields), ids, queue_name
+        self._task, self.fields, self.ids = task, tuple(fields), ids
         super().__init__(name=name)
 
     def __eq__(self, other: object) -> bool:
-        # The triggers do not depend on the function: another function needs no migration.
-        if not isinstance(other, Capture):
-            return NotImplemented
-        return {**self.deconstruct()[2], "task": None} == {**other.deconstruct()[2], "task": None}
+        return self.deconstruct() == other.deconstruct() if isinstance(other, Capture) else NotImplemented
 
     __hash__ = BaseConstraint.__hash__
 
     def deconstruct(self) -> Any:
-        """Return what a migration contains."""
+        """Return what a migration contains: not the task, on which the triggers do not depend."""
         _, args, kwargs = super().deconstruct()
-        path = self._task if isinstance(self._task, str) else self._task.module_path
-        own = {"on": self.on, "fields": self.fields, "ids": self.ids, "queue_name": self.queue_name}
-        return f"{__name__}.Capture", args, {**kwargs, "task": path, **{key: own[key] for key in own if own[key]}}
+        own = {"on": self.on, "fields": self.fields, "ids": self.ids}
+        return f"{__name__}.Capture", args, {**kwargs, **{key: own[key] for key in own if own[key]}}
 
     def clone(self) -> Capture:
-        """Return a copy, whose task keeps the options of ``using()``."""
-        return Capture(**{**self.deconstruct()[2], "task": self._task})
+        """Return a copy, with the task."""
+        return Capture(self._task, **self.deconstruct()[2])
 
     @property
     def task(self) -> PostgresTask:
@@ -178,12 +172,11 @@ class Capture(BaseConstraint):
             raise TaskOptionError(f"Capture: name is {self.name!r}; give 1 to 56 of a to z, 0 to 9 and _.")
         alias, key = schema_editor.connection.alias, f"captured:{self.name}"
         backend = next((each.alias for each in our_backends() if each.database == alias), "default")
-        values = (self.queue_name, backend, captured.module_path, MOST_ATTEMPTS - 1, key, key)
+        values = (backend, captured.module_path, MOST_ATTEMPTS - 1, key, key)
         parts = {
             "task": filled("{task}"),
             "worker": filled("{worker}"),
             "name": _literal(self.name),
-            "queue": _literal(self.queue_name),
             "channel": _literal(SCHEDULED_CHANNEL),
             "values": ", ".join(map(_literal, values)),
             "table": Table(model._meta.db_table, schema_editor.quote_name),
@@ -200,13 +193,12 @@ class Capture(BaseConstraint):
             raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
         id_ = quoted(field.column)
         state = f", ROW({', '.join([id_, *keys])})::text AS state" if self.fields else ""
-        is_distinct = field.primary_key and len(tables) == 1
         rows = " UNION ALL ".join(f"SELECT {id_} AS id{state} FROM {table}" for table in tables)
         return {
             "function": f"{self.name}_{operation}",
             "operation": operation.upper(),
             "tables": " ".join(f"{kind} TABLE AS {table}" for table, kind in tables.items()),
-            "ids": (WATCHED if state else EACH_ONCE if is_distinct else CHANGED).format(rows=rows),
+            "ids": (WATCHED if state else CHANGED).format(rows=rows),
         }
 
 
@@ -254,28 +246,26 @@ def _literal(value: str | int) -> str:
 
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
-    """E008 and E010: a capture that is invalid, or whose tasks no worker would run."""
+    """E008: a capture that is invalid, or whose tasks no worker would run."""
     return [problem for model, capture in declared() if (problem := _problem(model, capture)) is not None]
 
 
 def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
-    database = router.db_for_write(model)
-    if not any(backend.database == database for backend in our_backends()):
-        message = f"The model is written to the database {database!r}, in which no backend of TASKS stores its tasks."
-        return Error(message, obj=model, id="django_pglock.E010")
     try:
         _require_valid(model, capture)
     except ConfigurationError:
         return None  # E001 reports wrong settings
-    except (FieldDoesNotExist, ImportError, InvalidTask, LockKeyError, TaskArgumentsError, TaskOptionError) as error:
+    except (FieldDoesNotExist, ImportError, InvalidTask, PGLockError) as error:
         return Error(f"The capture {capture.name!r} cannot work: {error}", obj=model, id="django_pglock.E008")
     return None
 
 
 def _require_valid(model: type[models.Model], capture: Capture) -> None:
     """Raise the error that a migration or a worker would raise."""
-    function = capture.task
-    capture.statements(model, connections[router.db_for_write(model)].schema_editor())
+    function, database = capture.task, router.db_for_write(model)
+    if not any(backend.database == database for backend in our_backends()):
+        raise TaskOptionError(f"no backend of TASKS stores its tasks in {database!r}, the database of the model.")
+    capture.statements(model, connections[database].schema_editor())
     [call] = capture.calls(model, ids=[1], operation=capture.on[0], schema="public")
     backend: Any = function.get_backend()
     backend.check_call(function, [], call)

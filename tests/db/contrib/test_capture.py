@@ -416,8 +416,8 @@ def test_a_check_reports_a_table_in_a_database_without_tasks(monkeypatch, settin
     assert check_captures() == []
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}}
     [problem] = [each for each in check_captures() if each.obj is Product]
-    assert problem.id == "django_pglock.E010"
-    assert "'default'" in problem.msg
+    assert problem.id == "django_pglock.E008"
+    assert "in 'default', the database of the model" in problem.msg
 
 
 # Migrations

@@ -36,8 +36,6 @@ class Migration(migrations.Migration):
                     django_pglock.contrib.capture.Capture(
                         name="handoff_order_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -84,8 +82,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_option_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -105,8 +101,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_note_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -126,8 +120,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_item_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -147,8 +139,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_invoice_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -168,8 +158,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_email_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -189,8 +177,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_customer_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -210,8 +196,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_contact_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -231,8 +215,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_claim_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -252,8 +234,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_call_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -273,8 +253,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_address_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -294,8 +272,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_parcel_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -315,8 +291,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_payment_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -336,8 +310,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_phone_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -357,8 +329,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_repair_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -378,8 +348,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_serial_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
@@ -399,8 +367,6 @@ class Migration(migrations.Migration):
                         ids="order",
                         name="handoff_warranty_capture",
                         on=("insert", "update", "delete"),
-                        queue_name="default",
-                        task="example_project.systems.handoff.search.refresh",
                     )
                 ],
             },
