@@ -9,7 +9,6 @@ does. ``register()`` adds them to what the process exports already, as with djan
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -88,17 +87,11 @@ def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
 
 
 _collector = TaskCollector()
-_registering = threading.Lock()
-_is_registered = False
 
 
 def register() -> None:
-    """Add the metrics of tasks to the client's default registry. A second call does nothing."""
-    global _is_registered
-    with _registering:
-        if not _is_registered:
-            REGISTRY.register(_collector)
-            _is_registered = True
+    """Add the metrics of tasks to the client's default registry, which has a collector once. It may be called again."""
+    REGISTRY.register(_collector)
 
 
 def metrics(request: HttpRequest) -> HttpResponse:

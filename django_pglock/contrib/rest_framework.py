@@ -52,16 +52,12 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
     decorate = lock_any_view(key, on_busy=raise_busy, **options)
 
     def decorate_handler(view: View) -> View:
-        if isinstance(view, type):
+        # A view function that the framework has made has this attribute. It answers only exceptions inside of it.
+        if isinstance(view, type) or hasattr(view, "cls"):
             raise ConfigurationError(
-                f"lock_view on {view.__qualname__}: put it on its handler methods (post, create, an @action), where "
-                "the request is authenticated."
-            )
-        if hasattr(view, "cls"):
-            # Of a view function that the framework has made: it answers only exceptions that are raised inside of it.
-            raise ConfigurationError(
-                f"lock_view on {getattr(view, '__qualname__', view)}: put it below @api_view, or on the handler "
-                "methods of a class. Here, the framework would not answer the exception for a busy lock."
+                f"lock_view on {getattr(view, '__qualname__', view)}: put it below @api_view, or on handler methods "
+                "of a class (post, create, an @action). There the request is authenticated, and the framework answers "
+                "the exception for a busy lock."
             )
         return decorate(view)
 

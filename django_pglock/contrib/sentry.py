@@ -30,7 +30,7 @@ from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
 
 from django_pglock.error_reading import class_path_of
 from django_pglock.errors import TaskCancelled
-from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Succeeded
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
@@ -57,16 +57,14 @@ UNITS = {"day": 86400, "hour": 3600, "minute": 60}
 class PGLockIntegration(Integration):  # type: ignore[misc]
     """The integration for ``sentry_sdk.init(integrations=[...])``.
 
-    ``report_retries``: report failures that will be retried, too. ``monitor_schedules``: send check-ins of functions
-    with ``cron`` or ``every`` to Sentry's Crons, which makes a monitor for each. Off by default, because Sentry bills
-    monitors.
+    ``monitor_schedules``: send check-ins of functions with ``cron`` or ``every`` to Sentry's Crons, which makes a
+    monitor for each. Off by default, because Sentry bills monitors.
     """
 
     identifier = "django_pglock"
     origin = ORIGIN
 
-    def __init__(self, *, report_retries: bool = False, monitor_schedules: bool = False) -> None:
-        self.report_retries = report_retries
+    def __init__(self, *, monitor_schedules: bool = False) -> None:
         self.monitor_schedules = monitor_schedules
 
     @staticmethod
@@ -116,7 +114,6 @@ class Running(RunObserver):
 
     def __init__(self, attempt: AttemptInfo, integration: PGLockIntegration) -> None:
         self.attempt = attempt
-        self.integration = integration
         self.claim = attempt.claims[0]
         self.meta = from_json(self.claim.meta)
         self.event: tuple[Any, Any] | None = None
@@ -140,7 +137,7 @@ class Running(RunObserver):
         """Report the outcome, and end the span."""
         failure = getattr(outcome, "failure", None)
         with self.block:
-            if isinstance(outcome, Failed) or (isinstance(outcome, Retried) and self.integration.report_retries):
+            if isinstance(outcome, Failed):
                 self._report(outcome.failure.exception)
             if self.check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
                 status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
@@ -173,7 +170,7 @@ class Running(RunObserver):
         if (isinstance(error, FlowWord) and not isinstance(error, Retry)) or isinstance(error, TaskCancelled):
             return False
         will_retry = isinstance(error, Retry) or self.attempt.definition.can_retry(error)
-        return self.integration.report_retries or claim.retries >= claim.max_retries or not will_retry
+        return claim.retries >= claim.max_retries or not will_retry
 
     def _event(self, error: BaseException) -> tuple[Any, Any]:
         mechanism = {"type": PGLockIntegration.identifier, "handled": False}

@@ -168,13 +168,6 @@ def test_only_the_last_attempt_is_reported(function, drain):
     assert [each["contexts"]["trace"]["status"] for each in (first, second)] == ["internal_error"] * 2
 
 
-def test_each_attempt_is_reported_on_request(drain):
-    start(report_retries=True)
-    fail_twice.enqueue()
-    drain()
-    assert [event["contexts"]["task"]["attempt"] for event in items("event")] == [1, 2]
-
-
 def test_cancel_and_snooze_are_no_failures(drain):
     end_by.enqueue("cancel")
     end_by.using(max_snoozes=1).enqueue("snooze")
