@@ -30,33 +30,30 @@ def test_held(hold_lock, db):
     with pytest.raises(LockNotAvailable), lock("order:5", timeout=0):
         pass
 
-def test_nothing_left(db):
+@pytest.mark.usefixtures("no_locks_left")
+def test_nothing_left():
     with lock("a"):
         pass
 
-@pytest.mark.django_db
-def test_left_by_marker():
+@pytest.mark.usefixtures("no_locks_left")
+def test_left():
     kept.append(lock("left").acquire())
 
+@pytest.mark.usefixtures("no_locks_left")
 @pytest.mark.django_db(transaction=True)
-def test_left_in_a_transaction_test(transactional_db):
+def test_left_in_a_transaction_test():
     kept.append(lock("left").acquire())
-
-def test_without_database():
-    pass
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run the tests of the project, on a database that is made by the first run and kept for the next one."""
+@pytest.mark.django_db(transaction=True)
+def test_the_pytest_plugin_holds_locks_and_reports_locks_left_held(tmp_path):
     server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    name = f"{connection.settings_dict['NAME']}_plugin"
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH"), str(ROOT)])),
         "DJANGO_SETTINGS_MODULE": "settings",
-        "DATABASE_URL": f"{server}/{name}",
+        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}_plugin",
         "PGLOCK_NO_BOOTSTRAP": "1",
         # Other plugins that are installed here have no part in it, and take as long to import as Django.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -65,25 +62,8 @@ def run(tmp_path):
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", "-p", "django_pglock.pytest_plugin"]
-
-    def run(*arguments):
-        return subprocess.run(
-            [*command, "--reuse-db", *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-
-    yield run
-    with connection.cursor() as cursor:
-        cursor.execute(f"DROP DATABASE test_{name} WITH (FORCE)")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_pytest_plugin_holds_locks_and_optionally_reports_locks_left_held(run):
-    ran = run("-o", "django_pglock_no_locks_left=true")
-    assert "5 passed, 2 errors" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "4 passed, 2 errors" in ran.stdout.splitlines()[-1], ran.stdout + ran.stderr
     assert ran.stdout.count("advisory locks are held or awaited") >= 2
-
-    ran = run()
-    outcome = ran.stdout.splitlines()[-1]
-    assert "5 passed" in outcome, ran.stdout + ran.stderr
-    assert "error" not in outcome, ran.stdout + ran.stderr
