@@ -100,19 +100,15 @@ def is_named(path: str, names: Collection[str] | None) -> bool:
 
 def doubts(using: str, options: dict[str, Any]) -> Iterator[str]:
     """Yield which names of the filters are perhaps typing errors: "0 tasks" alone would not say so."""
-    yield from filter(None, (_doubt(using, queue) for queue in options.get("queue") or ()))
+    for queue in options.get("queue") or ():
+        try:
+            check_target(using, queue)
+        except ValueError as error:  # noqa: PERF203 - there are few names
+            yield str(error)
     known = {name for path in registry.known_paths() for name in (path, path.rpartition(".")[2])}
     for name in options.get("task") or ():
         if name not in known:
             yield _("This process knows no task function %r.") % name
-
-
-def _doubt(using: str, queue: str) -> str:
-    try:
-        check_target(using, queue)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def chosen(rows: Any, options: dict[str, Any]) -> Any:

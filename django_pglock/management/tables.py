@@ -32,19 +32,15 @@ LISTED = (
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback", "log")
-SCHEDULE = (
-    *("name", "task_path", "expression", "timezone", "is_enabled"),
-    *("next_at", "last_at", "last_task", "last_status"),
-)
 #: Fields that have several lines.
 TEXTS = ("traceback", "log")
 #: The shares of attempts whose times are shown.
 SHARES = {"p50": 0.5, "p95": 0.95}
 
 
-def fields_of(row: Any, names: Iterable[str]) -> Row:
-    """Return fields of a row."""
-    return {name: getattr(row, name) for name in names}
+def fields_of(row: Any, names: Iterable[str] = ()) -> Row:
+    """Return fields of a row; without names, all columns."""
+    return {name: getattr(row, name) for name in names or [field.attname for field in row._meta.concrete_fields]}
 
 
 # Tasks
@@ -136,7 +132,7 @@ def schedules_of(using: str) -> list[Row]:
     """
     found = list(Schedule.objects.using(using).order_by("next_at", "task_path"))
     set_last_status(using, found)
-    return [fields_of(each, SCHEDULE) for each in found]
+    return [{**fields_of(each), "last_status": each.last_status} for each in found]
 
 
 def _moment(at: Any) -> str:
@@ -192,12 +188,6 @@ def _seconds(seconds: float | None) -> str:
 
 
 # Locks
-
-LOCK = (
-    *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
-    *("application_name", "state", "username", "client_address", "query"),
-)
-LEASE = ("name", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at", "server_time")
 
 #: Waiting sessions are indented below the holder.
 LOCKS = (

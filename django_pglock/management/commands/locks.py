@@ -83,14 +83,14 @@ class Command(TerminalCommand):
             rows = rows.filter(waiters__gt=0)
         is_chosen = options["search"] or options["blocked"]
         nothing = _("No advisory lock matches.") if is_chosen else _("No advisory lock is held or awaited.")
-        fields = [tables.fields_of(row, tables.LOCK) for row in rows]
+        fields = list(map(tables.fields_of, rows))
         self.print_rows(fields, tables.LOCKS, nothing, as_json=options["json"])
 
     def _show_leases(self, rows: Any, options: dict[str, Any]) -> None:
         if options["search"]:
             rows = rows.filter(name=options["search"])
         nothing = _("No lease matches.") if options["search"] else _("No lease is held.")
-        fields = [tables.fields_of(row, tables.LEASE) for row in rows]
+        fields = [{**tables.fields_of(row), "server_time": row.server_time} for row in rows]
         self.print_rows(fields, tables.LEASES, nothing, as_json=options["json"])
 
     def _free(self, leases: Any, name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -16,8 +15,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_pglock.conf import MOST_DAYS
 from django_pglock.management import tables
-from django_pglock.management.arguments import WrongArguments, number, plain_refusals, read_by, wrong_arguments
+from django_pglock.management.arguments import WrongArguments, number, plain_refusals, wrong_arguments
 from django_pglock.management.choosing import (
     DAYS,
     ID,
@@ -48,7 +48,6 @@ from django_pglock.tasks.states import TaskStatus
 
 #: Seconds for which `stack` waits for the worker: a few heartbeats of a worker that does not listen.
 STACK_TIMEOUT = 15.0
-UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class Command(TerminalCommand):
@@ -98,8 +97,8 @@ class Command(TerminalCommand):
         self._add_query("failures", self._failures, text, *OF_FAILURES)
         text = _("Show how many attempts ended, and how long they took, by function.")
         stats = self._add_query("stats", self._stats, text, "--queue", "--task")
-        text = _("How far back to look: 15m, 1h or 7d (default: 1h). More than three hours are read by the hour.")
-        stats.add_argument("--since", type=read_by(span), default=timedelta(hours=1), metavar="SPAN", help=text)
+        text = _("How many hours to look back (default: 1). More than three hours are read by the hour.")
+        stats.add_argument("--hours", type=number(float, 0.02, 24 * MOST_DAYS), default=1.0, metavar="HOURS", help=text)
         text = _("Show the schedules, with the status of the last task of each.")
         self._add_query("schedules", self._schedules, text)
         show = self._add_query("show", self._show, _("Show a task with its attempts and their tracebacks."))
@@ -204,10 +203,10 @@ class Command(TerminalCommand):
         self.print_rows(groups, tables.FAILURES, _("No task has failed."), as_json=options["json"])
 
     def _stats(self, rows: Any, options: dict[str, Any]) -> None:
-        now, queues = timezone.now(), options["queue"]
+        now, queues, hours = timezone.now(), options["queue"], options["hours"]
         found = [
-            tables.stats_of(each, options["since"].total_seconds() / 60)
-            for each in totals(rows.db, now - options["since"], now)
+            tables.stats_of(each, hours * 60)
+            for each in totals(rows.db, now - timedelta(hours=hours), now)
             if (not queues or each.queue in queues) and is_named(each.task_path, options["task"])
         ]
         nothing = _("No attempt has ended in this time. Workers write their counts once a minute.")
@@ -308,14 +307,6 @@ class Command(TerminalCommand):
         if not was_paused:
             raise CommandError(_("Queue %r is not paused.") % queue)
         self.stdout.write(_("Queue %r was resumed.") % queue)
-
-
-def span(text: str) -> timedelta:
-    """Return a span of time such as 15m, 1h or 7d. Raises ``ValueError``."""
-    found = re.fullmatch(r"([1-9]\d{0,4})([mhd])", text, re.ASCII)
-    if not found:
-        raise ValueError(_("%r is not a span of time such as 15m, 1h or 7d") % text)
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
 
 
 def chosen_groups(using: str, options: dict[str, Any]) -> list[FailureCounts]:
