@@ -23,9 +23,9 @@ from django_pglock.tasks.fields import OF_FUNCTION, TaskFields
 #: The oldest major version that is supported. Django refuses versions that are older than its own limit.
 OLDEST_SERVER = 15
 
-#: Limits that end a session and release its locks; PostgreSQL 17 and newer have the last one. lock_timeout is not
-#: checked, because each statement that waits for a lock sets its own.
-SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+#: Limits that end a wait, or a session with its locks; PostgreSQL 17 and newer have transaction_timeout. Without
+#: lock_timeout, because each statement that waits for a lock sets its own.
+LIMITS = ["idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "statement_timeout"]
 
 #: The only encoding of a database that has each character.
 UTF8 = "UTF8"
@@ -113,10 +113,10 @@ def check_databases() -> Problems:
 
 @_check_of_servers()
 def check_server(alias: str, source: str) -> Problems:
-    """E013, W001, W003, W004, W006 and W007: found by one query to each server; none if it cannot be reached."""
+    """E013, W001, W003, W004 and W006: found by one query to each server; none if it cannot be reached."""
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
-        cursor.execute(READ_SERVER, ([*SESSION_LIMITS, "statement_timeout"],))
+        cursor.execute(READ_SERVER, (LIMITS,))
         rows = cursor.fetchall()
     pid, version, is_standby, encoding, role = rows[0][:5]
     if version < OLDEST_SERVER:
@@ -146,28 +146,13 @@ def check_server(alias: str, source: str) -> Problems:
             "OPTIONS = {'target_session_attrs': 'read-write'}.",
         )
     for name, milliseconds, origin in (row[5:] for row in rows):
-        yield from _problems_of_limit(alias, role, name, milliseconds, origin)
-
-
-def _problems_of_limit(alias: str, role: str, name: str, milliseconds: int, origin: str) -> Problems:
-    if milliseconds == 0:
-        return
-    found = f"Database {alias!r} has {name} = {milliseconds / 1000:g} s (from: {origin})"
-    what = "a wait for" if name == "statement_timeout" else "work under"
-    hint = f"If {what} a lock may take longer: {_how_to_set(alias, role, name, '0')}"
-    if name == "statement_timeout":
-        yield problem(
-            "W007",
-            f"{found}. It ends a wait for a lock, without a timeout or in a transaction, with QueryCanceled "
-            "instead of LockNotAvailable.",
-            hint,
-        )
-    elif name != "idle_session_timeout" or get_settings().SCOPE != "transaction":
-        yield problem(
-            "W006",
-            f"{found}. It ends sessions that still need their locks, and other sessions take these locks.",
-            hint,
-        )
+        if milliseconds and (name != "idle_session_timeout" or get_settings().SCOPE != "transaction"):
+            yield problem(
+                "W006",
+                f"Database {alias!r} has {name} = {milliseconds / 1000:g} s (from: {origin}). It ends waits for locks "
+                "with QueryCanceled, or sessions that still need their locks, and other sessions take these locks.",
+                f"If work under a lock, or a wait for one, may take longer: {_how_to_set(alias, role, name, '0')}",
+            )
 
 
 @_check_of_servers(deploy=True)
@@ -215,48 +200,39 @@ def check_task_database() -> Problems:
 @_check
 def check_options_without_effect() -> Problems:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
-    found: dict[str, list[str]] = {}
     # Without TASKS the modules called tasks are not imported, but the views import them. Django reports their errors.
     with suppress(Exception):
         import_module(settings.ROOT_URLCONF)
-    for task in registry.definitions():
-        if not task.is_own and not hasattr(task.get_backend(), "database") and (names := _changed(task, OWN_OPTIONS)):
-            found.setdefault(task.backend, []).append(f"{task.module_path} ({', '.join(names)})")
-    for alias, texts in sorted(found.items()):
+    others = [
+        each for each in registry.definitions() if not each.is_own and not hasattr(each.get_backend(), "database")
+    ]
+    if text := _changed(others, OWN_OPTIONS):
         yield problem(
             "W010",
-            f"TASKS[{alias!r}] is {type(task_backends[alias]).__name__}, with which these options of @task have no "
-            f"effect: {_some(texts)}.",
-            f"Set BACKEND of TASKS[{alias!r}] to django_pglock.backend.PostgresBackend, or name another backend "
-            "in @task. Silence this check in settings for tests that are meant to use this backend.",
+            f"The backends of these functions in TASKS ignore these options of @task: {text}.",
+            "Set BACKEND in TASKS to django_pglock.backend.PostgresBackend, or name another backend in @task. Silence "
+            "this check in settings for tests that are meant to use this backend.",
         )
 
 
 @_check
 def check_retry_options() -> Problems:
     """W014: functions say when they are retried, but have a single attempt, so they never are."""
-    found = [
-        f"{task.module_path} ({', '.join(names)})"
-        for task in registry.definitions()
-        if task.max_attempts == 1 and (names := _changed(task, OF_RETRIES))
-    ]
-    if found:
+    if text := _changed([each for each in registry.definitions() if each.max_attempts == 1], OF_RETRIES):
         yield problem(
             "W014",
-            f"These options of @task have no effect, because max_attempts is 1: {_some(found)}.",
+            f"These options of @task have no effect, because max_attempts is 1: {text}.",
             "Set max_attempts, which counts the first attempt. Silence this check if all calls set it by using().",
         )
 
 
-def _some(texts: list[str]) -> str:
-    more = len(texts) - MOST_NAMED
-    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _changed(task: TaskFields, names: Sequence[str]) -> list[str]:
-    """Return those of these options that a function has with another value than the default."""
+def _changed(tasks: Sequence[TaskFields], names: Sequence[str]) -> str:
+    """Return which of these functions have which of these options with another value than the default."""
     defaults = {each.name: each.default for each in fields(TaskFields)}
-    return [name for name in names if getattr(task, name) != defaults[name]]
+    changed = {each.module_path: [name for name in names if getattr(each, name) != defaults[name]] for each in tasks}
+    found = [f"{path} ({', '.join(options)})" for path, options in changed.items() if options]
+    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return "; ".join(found[:MOST_NAMED] + more)
 
 
 @_check
