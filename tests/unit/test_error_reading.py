@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 from django_pglock import error_reading
-from django_pglock.error_reading import LONGEST_MESSAGE, fingerprint_of, function_of, message_in, place_in
+from django_pglock.error_reading import LONGEST_MESSAGE, fingerprint_of, message_in, place_in
 from django_pglock.store.outcome import Failure
 from tests.sample import hostile_tasks
 
@@ -98,23 +98,6 @@ def test_the_message_of_a_group_is_its_own():
 def test_a_message_is_shown_up_to_its_five_hundredth_character():
     assert LONGEST_MESSAGE == 500
     assert message_in(f"ValueError: {'x' * 499}yz", "ValueError") == "x" * 499 + "y"
-
-
-def trace_of(call):
-    with pytest.raises(ValueError, match="no") as caught:
-        call()
-    return caught.tb
-
-
-def test_the_function_is_that_of_the_last_own_frame():
-    """Files of libraries are recognised by their path."""
-    own, library = {"__name__": "shop.bank"}, {"__name__": "requests.api"}
-    exec(compile("def post():\n    raise ValueError('no')", "/srv/venv/site-packages/requests/api.py", "exec"), library)
-    exec(compile("def pay(post):\n    post()", "/srv/shop/bank.py", "exec"), own)
-    assert function_of(trace_of(lambda: own["pay"](library["post"]))) == "shop.bank:pay"
-    only_library = trace_of(library["post"]).tb_next
-    assert function_of(only_library) == "requests.api:post"
-    assert function_of(None) == ""
 
 
 BANK = """

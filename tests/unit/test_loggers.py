@@ -106,13 +106,6 @@ def test_there_may_be_no_stream_for_the_report(logger, monkeypatch, tmp_path, st
     assert handler.count == 1
 
 
-def test_nothing_is_printed_if_the_project_has_switched_that_off(logger, monkeypatch, capsys):
-    monkeypatch.setattr(logging, "raiseExceptions", False)
-    logger.addHandler(Raising(ValueError("broken"), "emit"))
-    logger.error("a line")
-    assert capsys.readouterr().err == ""
-
-
 def test_a_text_that_does_not_fit_its_values_fails_a_test(logger):
     """Only here, not in a project: tests/conftest.py sees to this."""
     with pytest.raises(TypeError, match="not all arguments converted"):
