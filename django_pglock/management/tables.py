@@ -14,7 +14,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.management.terminal import duration_text, past, printable
+from django_pglock.management.terminal import Columns, duration_text, past, printable
 from django_pglock.models import Schedule, Task
 from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, queue_counts
@@ -91,7 +91,7 @@ def _counted(status: str) -> Callable[[Row], str]:
     return lambda row: f"{row[name]}{'+' if name in row['at_least'] else ''}"
 
 
-QUEUES = (
+QUEUES: Columns = (
     (_("QUEUE"), itemgetter("queue")),
     *((status, _counted(status)) for status in COUNTED),
     (_("OLDEST READY"), lambda row: None if row["oldest_ready"] is None else duration_text(row["oldest_ready"])),

@@ -15,6 +15,7 @@ from django_pglock.conf import MOST_DAYS
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Queue, Task
 from django_pglock.store.liveness import beat
+from django_pglock.store.operate import VERBS
 from tests.db.store.test_prune import ago, left, make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -100,28 +101,6 @@ def test_ready_tasks_without_a_worker_are_reported():
     ]
 
 
-def test_status_shows_capped_counts_with_a_plus_sign():
-    for _ in range(5):
-        make("READY", days=0)
-    for queue in ("a", "a", "b"):
-        make("FAILED", queue=queue, fingerprint=7)
-    make("RUNNING", queue="a")
-    a, b, default = Task.objects.queue_counts(most=4)
-    assert (default.counts["READY"], default.at_least) == (4, {"READY"})
-    assert (a.counts["FAILED"], a.at_least) == (2, frozenset())
-    assert (a.counts["RUNNING"], b.counts["FAILED"]) == (1, 1)
-
-
-def test_failures_of_one_queue_do_not_hide_those_of_others():
-    """After 60,000 failures in one queue, the command reported no failures of the other queues."""
-    make("FAILED", queue="before", fingerprint=1)
-    for _ in range(3):
-        make("FAILED", queue="incident", fingerprint=2)
-    before, incident = Task.objects.queue_counts(most=2)
-    assert (before.counts["FAILED"], before.at_least) == (1, frozenset())
-    assert (incident.counts["FAILED"], incident.at_least) == (2, {"FAILED"})
-
-
 # list and show
 
 
@@ -149,47 +128,19 @@ def test_list_shows_the_matching_tasks_newest_first():
 # The verbs
 
 
-@pytest.mark.parametrize(
-    ("verb", "before", "after"),
-    [
-        ("retry", "FAILED", "READY"),
-        ("retry", "CANCELLED", "READY"),
-        ("cancel", "READY", "CANCELLED"),
-        ("cancel", "SCHEDULED", "CANCELLED"),
-        ("cancel", "BLOCKED", "CANCELLED"),
-        ("reset", "RUNNING", "READY"),
-        ("run-now", "SCHEDULED", "READY"),
-    ],
-)
-def test_each_verb_moves_what_it_can(verb, before, after):
-    row, other = make(before), make("SUCCESSFUL")
-    assert locktasks(verb, "--all", "--dry-run").startswith("1 ")
-    assert status_of(row) == [before]
-    assert locktasks(verb, row.pk, other.pk).splitlines()[1].startswith("1 task was not changed: it does not exist")
-    assert status_of(row, other) == [after, "SUCCESSFUL"]
-    Task.objects.all().delete()
-    row = make(before)
-    locktasks(verb, "--all", "--yes")
-    assert status_of(row) == [after]
-
-
-def test_cancel_reaches_a_running_task():
-    """Only the request is tested here; how a task ends is tested with the worker."""
-    row = make("RUNNING")
-    asked = "1 task would be cancelled, or asked to end if it runs.\n"
-    assert locktasks("cancel", "--all", "--dry-run") == asked
-    assert locktasks("cancel", row.pk) == asked.replace("would be", "was"), "it may succeed all the same"
-    row.refresh_from_db()
-    assert row.status == "CANCELLED" or row.cancel_requested_at
-
-
-def test_a_living_workers_task_is_not_reset(slow_beats):
-    living = uuid4()
-    beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    row = make("RUNNING", worker=living)
-    assert locktasks("reset", "--all", "--yes") == "0 stuck tasks are ready again.\n"
-    with pytest.raises(CommandError, match="No task with these ids"):
-        locktasks("reset", row.pk)
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_each_verb_is_a_subcommand_with_ids_or_filters(verb):
+    """Which tasks a verb changes, and how, is tested in tests/db/store/test_operate.py."""
+    value = [verb.extra.option, "other"] if verb.extra else []
+    row = make(min(verb.statuses))
+    assert locktasks(verb.command, *value, "--all", "--dry-run") == f"{verb.message(verb.question, 1)}\n"
+    assert locktasks(verb.command, *value, row.pk, row.pk + 1).splitlines() == [
+        verb.message(verb.done, 1),
+        "1 task was not changed: it does not exist, or is in another state.",
+    ]
+    with pytest.raises(CommandError, match="No task with these ids is in a state that allows this"):
+        locktasks(verb.command, *value, row.pk + 1)
+    assert locktasks(verb.command, *value, "--all", "--yes") == f"{verb.message(verb.done, 0)}\n"
 
 
 def test_locktasks_with_filters_shows_the_number_of_tasks_and_asks(answer):
@@ -265,19 +216,6 @@ def test_counts_in_questions_stop(monkeypatch):
     assert status_of(*rows) == ["FAILED"] * 3
 
 
-def test_waiting_tasks_are_moved_to_another_queue():
-    rows = [make("READY", days=0, queue="mail"), make("FAILED", queue="mail")]
-    assert locktasks("move-to-queue", "--queue", "mail", "--to", "other", "--yes") == "1 task was moved.\n"
-    assert [Task.objects.get(pk=row.pk).queue for row in rows] == ["other", "mail"]
-
-
-def test_finished_tasks_are_deleted_whatever_their_age():
-    rows = [failed(), failed(), make("READY", days=0)]
-    assert locktasks("delete", "--all", "--dry-run").startswith("2 finished tasks would be deleted")
-    assert locktasks("delete", rows[0].pk, rows[2].pk).splitlines()[0] == "1 task was deleted."
-    assert {*Task.objects.values_list("pk", flat=True)} == {rows[1].pk, rows[2].pk}
-
-
 # prune
 
 
@@ -306,12 +244,6 @@ def test_keda_gets_one_number():
     Queue.objects.pause("mail")
     assert locktasks("keda") == "1\n", "nobody could do what is paused"
     assert locktasks("keda", "--queue", "mail") == "0\n"
-
-
-def test_keda_stops_counting():
-    for _ in range(5):
-        tasks.nothing.enqueue()
-    assert Task.objects.count_workable(most=3) == 3
 
 
 def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs():
