@@ -9,7 +9,7 @@ import django
 from django.apps import AppConfig
 from django.conf import settings
 from django.db.models.signals import post_migrate
-from django.utils.module_loading import autodiscover_modules, import_string
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.error_reading import one_line
@@ -31,7 +31,6 @@ class PGLockConfig(AppConfig):
         # models and tasks would fail first, with a less helpful message.
         require_psycopg()
         require_django_tasks()
-        require_backends(getattr(settings, "TASKS", None) or {})
 
     def ready(self) -> None:
         from django_pglock import checks  # noqa: F401
@@ -67,24 +66,6 @@ def require_django_tasks() -> None:
             "Django 5.2 has no django.tasks, which the app django_pglock needs. Install the backport with: python -m "
             "pip install 'django-tasks>=0.12', or upgrade to Django 6.0. Locks alone need no app in INSTALLED_APPS."
         )
-
-
-def require_backends(tasks: dict[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported.
-
-    A project's own backend is left to Django: its module may import models, and no models can be imported yet.
-    """
-    for alias, backend in tasks.items():
-        path = str(backend.get("BACKEND", ""))
-        if not path.startswith("django_pglock."):
-            continue
-        try:
-            import_string(path)
-        except ImportError as error:
-            raise ConfigurationError(
-                f"TASKS[{alias!r}]['BACKEND'] is {path!r}, which cannot be imported: {error}. The backend of "
-                "django_pglock is 'django_pglock.backend.PostgresBackend'."
-            ) from error
 
 
 def _run_sql_of_migrations(*, using: str, **kwargs: Any) -> None:

@@ -157,16 +157,3 @@ def test_without_psycopg_3_the_first_message_says_what_to_install(project):
     said = made.manage("check", fails=True).splitlines()[-1]
     assert "django_pglock needs psycopg 3, and the import of psycopg failed: No module named 'psycopg'." in said
     assert "python -m pip install 'psycopg[binary]>=3.2'" in said
-
-
-def test_a_missing_backend_is_reported_before_models_use_it(project):
-    made = project(
-        settings="""
-            INSTALLED_APPS = ["shop", "django_pglock"]
-            TASKS = {"default": {"BACKEND": "django_pglock.backends.PostgresBackend"}}
-        """,
-        shop__models="from django_pglock import task\n@task\ndef pack(number): ...",
-    )
-    said = made.manage("check", fails=True).splitlines()[-1]
-    assert "TASKS['default']['BACKEND'] is 'django_pglock.backends.PostgresBackend', which cannot be imported" in said
-    assert "The backend of django_pglock is 'django_pglock.backend.PostgresBackend'." in said

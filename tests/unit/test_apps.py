@@ -18,8 +18,3 @@ def test_django_5_2_without_the_backport_is_told_what_to_install(monkeypatch, ve
         return
     with pytest.raises(ConfigurationError, match=r"pip install 'django-tasks>=0\.12', or upgrade to Django 6\.0"):
         apps.require_django_tasks()
-
-
-def test_a_backend_of_the_project_is_left_to_django():
-    """Its module may import models, which works only when all apps are loaded."""
-    apps.require_backends({"default": {"BACKEND": "tests.pglock_backend_that_is_not_there.Backend"}})

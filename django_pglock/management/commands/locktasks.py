@@ -234,7 +234,7 @@ class Command(TerminalCommand):
         tasks = rows.filter(status=TaskStatus.FAILED, fingerprint__in=groups)
         if options["rate"] is None:
             self._apply(RETRY, tasks, options)
-        elif self._is_confirmed(RETRY, tasks, options, remark=RETRY.remark(tasks)):
+        elif self._is_confirmed(RETRY, tasks, options):
             for group in groups:
                 self._enqueue_redrive(rows.db, group, options["rate"])
 
@@ -247,27 +247,10 @@ class Command(TerminalCommand):
         self.stdout.write(text % {"id": made, "group": group})
 
     def _apply(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> None:
-        remark = verb.remark(tasks)
-        if not self._is_confirmed(verb, tasks, options, value, remark):
+        if not self._is_confirmed(verb, tasks, options, value):
             return
-        count = verb.apply(tasks, value)
-        self._say_changed(verb, count, options.get("ids", []), *verb.rest(tasks))
-        if remark and not _asks(options):
-            self.stdout.write(remark)
-
-    def _is_confirmed(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "", remark: str = "") -> bool:
-        """Say how many tasks a verb would change, and ask, unless the options answer that. Return the answer."""
-        if not _asks(options):
-            return True
-        count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
-        self.stdout.write("\n".join(filter(None, (verb.message(verb.question, count, most=MOST_COUNTED), remark))))
-        if options["dry_run"] or not count:
-            return False
-        confirm()
-        return True
-
-    def _say_changed(self, verb: Verb, count: int, ids: list[int], left_out: int, why: str) -> None:
-        left = len(set(ids)) - count - left_out
+        count, ids = verb.apply(tasks, value), set(options.get("ids", []))
+        left_out, why = verb.rest(tasks)
         if ids and not count:
             raise CommandError(
                 why or _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
@@ -275,13 +258,27 @@ class Command(TerminalCommand):
         self.stdout.write(verb.message(verb.done, count))
         if why:
             self.stdout.write(why)
-        if left > 0:
+        if (left := len(ids) - count - left_out) > 0:
             text = ngettext(
                 "%d task was not changed: it does not exist, or is in another state.",
                 "%d tasks were not changed: they do not exist, or are in another state.",
                 left,
             )
             self.stdout.write(text % left)
+
+    def _is_confirmed(self, verb: Verb, tasks: Any, options: dict[str, Any], value: str = "") -> bool:
+        """Say how many tasks a verb would change, and ask, unless the options answer that. Return the answer."""
+        if remark := verb.remark(tasks):
+            self.stdout.write(remark)
+        # A user who gives ids has seen these tasks.
+        if not options["dry_run"] and (options.get("ids") or options["yes"]):
+            return True
+        count = verb.movable(tasks, value)[: MOST_COUNTED + 1].count()
+        self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
+        if options["dry_run"] or not count:
+            return False
+        confirm()
+        return True
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         is_dry = options["dry_run"]
@@ -327,8 +324,3 @@ def name_of_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "locktasks"
-
-
-def _asks(options: dict[str, Any]) -> bool:
-    """Return whether a verb only counts or asks first. A user who gives ids has seen these tasks."""
-    return options["dry_run"] or not (options.get("ids") or options["yes"])

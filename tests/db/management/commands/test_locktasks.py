@@ -250,8 +250,8 @@ def test_a_retry_names_what_stays_cancelled_because_of_the_tasks_that_it_repairs
     part = failed()
     final = make("CANCELLED", meta={"after": [part.pk]})
     said = f"1 task stays cancelled, because it was to run after one of these: #{final.pk}. Retry it as well.\n"
-    assert locktasks("retry", part.pk, "--dry-run") == f"1 task would run again.\n{said}"
-    assert locktasks("retry", part.pk) == f"1 task will run again.\n{said}"
+    assert locktasks("retry", part.pk, "--dry-run") == f"{said}1 task would run again.\n"
+    assert locktasks("retry", part.pk) == f"{said}1 task will run again.\n"
     part.refresh_from_db()
     assert status_of(part, final) == ["READY", "CANCELLED"]
 
