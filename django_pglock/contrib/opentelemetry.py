@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 from opentelemetry import baggage, context, metrics, propagate, trace
@@ -73,24 +74,12 @@ class Telemetry:
 
     def __init__(self, tracer: Tracer, meter: Meter) -> None:
         self.tracer = tracer
-        self.sent = meter.create_counter(
-            "messaging.client.sent.messages", unit="{message}", description="Tasks that were enqueued."
-        )
-        self.send_duration = meter.create_histogram(
-            "messaging.client.operation.duration",
-            unit="s",
-            description="Time that it took to enqueue.",
-            explicit_bucket_boundaries_advisory=BUCKETS,
-        )
-        self.consumed = meter.create_counter(
-            "messaging.client.consumed.messages", unit="{message}", description="Attempts of tasks that began."
-        )
-        self.process_duration = meter.create_histogram(
-            "messaging.process.duration",
-            unit="s",
-            description="Time for which task functions ran.",
-            explicit_bucket_boundaries_advisory=BUCKETS,
-        )
+        messages = partial(meter.create_counter, unit="{message}")
+        seconds = partial(meter.create_histogram, unit="s", explicit_bucket_boundaries_advisory=BUCKETS)
+        self.sent = messages("messaging.client.sent.messages", description="Tasks that were enqueued.")
+        self.send_duration = seconds("messaging.client.operation.duration", description="Time that it took to enqueue.")
+        self.consumed = messages("messaging.client.consumed.messages", description="Attempts of tasks that began.")
+        self.process_duration = seconds("messaging.process.duration", description="Time for which task functions ran.")
 
     def enqueuing(self, task: TaskFields) -> EnqueueObserver:
         """Begin a span of the kind PRODUCER, a child of the caller's span."""

@@ -63,12 +63,12 @@ def fields_of_task(task: Task, names: Iterable[str] = LISTED) -> Row:
 
 def about_task(task: Task, using: str) -> Row:
     """Return all fields of a task, and those of its failed and lost attempts."""
-    # The stack is printed by a subcommand of its own.
-    names = [field.attname for field in task._meta.concrete_fields if field.attname != "stack"]
-    fields = fields_of_task(task, names)
+    # The stack is printed by a subcommand of its own, and the log has many lines.
+    names = [field.attname for field in task._meta.concrete_fields if field.attname not in ("stack", "log")]
     # Beside the status, which is among the first fields.
     first = {"id": task.pk, "status": task.status, "why_it_waits": why_it_waits(task, using) or None}
-    return {**first, **fields, "failures": [fields_of(row, ATTEMPT) for row in failures_of(task)]}
+    attempts = [fields_of(row, ATTEMPT) for row in failures_of(task)]
+    return {**first, **fields_of_task(task, names), "log": task.log, "failures": attempts}
 
 
 def lines_of_fields(fields: Row) -> Iterator[str]:
@@ -182,9 +182,7 @@ def stats_of(total: Total, minutes: float) -> Row:
 
 
 def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return "" if seconds is None else f"{seconds:.3f} s"
 
 
 # Locks

@@ -37,7 +37,7 @@ def test_stats_prints_a_line_for_each_function(history):
         ["mail", "app.send", "2.0", "118", "1", "0", "1"],
         ["mail", "app.charge", "0.1", "0", "0", "6", "0"],
     ]
-    assert lines[0][7:9] == ["1.7", "ms"]
+    assert lines[0][7:9] == ["0.002", "s"]
     assert lines[1][7:9] == ["-", "-"]
     assert float(lines[1][-2]) == pytest.approx(90, rel=0.42)
 
