@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from django.core.management import call_command
 
@@ -26,12 +24,6 @@ def test_filters_of_locktasks_select_the_tasks(filters, expected):
     rows = [failed(task_path="x.other"), failed(), make("CANCELLED", days=0), make("FAILED", days=6)]
     locktasks("retry", "--yes", *filters)
     assert status_of(*rows) == expected
-
-
-def test_a_name_without_its_module_is_a_whole_name():
-    rows = [failed(task_path=path) for path in ("shop.mail.send", "shop.mail.resend", "send", "shop.send.mail")]
-    found = locktasks("list", "--json", "--task", "send", "--older-than", "0")
-    assert {each["id"] for each in json.loads(found)} == {rows[0].pk, rows[2].pk}
 
 
 @pytest.mark.parametrize("subcommand", [["list"], ["stats"], ["cancel", "--yes"]])
