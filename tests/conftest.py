@@ -265,12 +265,17 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
         worker.executor.wait(3)
 
 
-def environment_at(url: str, **environment: str) -> dict[str, str]:
-    """Return the environment of a process on a database."""
+def database_url(name: str = "") -> str:
+    """Return the address of a database on the tests' server: by default, of the one that the tests have made there."""
+    return f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{name or connection.settings_dict['NAME']}"
+
+
+def environment_at(url: str = "", **environment: str) -> dict[str, str]:
+    """Return the environment of a process on a database, by default on that of the tests."""
     path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
     return {
         **os.environ,
-        "DATABASE_URL": url,
+        "DATABASE_URL": url or database_url(),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "PYTHONPATH": os.pathsep.join(path),
         **environment,
@@ -290,10 +295,7 @@ class WorkerProcess:
     It is a new interpreter, and so are the processes that it supervises, unless ``is_forked``.
     """
 
-    def __init__(self, *arguments: str, url: str | None = None, is_forked: bool = True, **environment: str) -> None:
-        if url is None:
-            # The same server as ours, but the database that the tests have made in it.
-            url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
+    def __init__(self, *arguments: str, url: str = "", is_forked: bool = True, **environment: str) -> None:
         # The autoreloader starts the process again, with its original command line.
         self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],

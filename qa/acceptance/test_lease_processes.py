@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from django.db import connection
 
 from django_pglock import Lease, LockNotAvailable
 from django_pglock.models import Lease as Row
-from tests.conftest import ROOT
+from tests.conftest import environment_at
 from tests.sample.models import Effect
 from tests.warm.process import start
 
@@ -41,18 +39,7 @@ except LockLost:
 
 @pytest.fixture
 def holder():
-    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    process = start(
-        [sys.executable, "-c", HOLDER],
-        env={
-            **os.environ,
-            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start([sys.executable, "-c", HOLDER], env=environment_at(), stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "holds 1\n"
     yield process
     process.kill()
