@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from django.db import connections, transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
 from django_pglock.postgres.message import is_plain_django
@@ -53,23 +52,6 @@ def test_a_backend_with_a_cursor_of_its_own_sees_every_statement(with_backend):
     assert not is_plain_django(mine)
 
 
-@pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
-def test_a_patched_connection_is_noticed(monkeypatch, name):
-    connection = connections["default"]
-    connection.ensure_connection()
-    assert is_plain_django(connection)
-    monkeypatch.setattr(connection, name, getattr(connection, name))
-    assert not is_plain_django(connection)
-
-
-def test_a_patched_cursor_class_is_noticed(monkeypatch):
-    connection = connections["default"]
-    connection.ensure_connection()
-    original = CursorWrapper.execute
-    monkeypatch.setattr(CursorWrapper, "execute", lambda self, sql, params=None: original(self, sql, params))
-    assert not is_plain_django(connection)
-
-
 def test_our_execute_wrapper_stays_the_first_of_the_connection():
     """``execute_wrapper()`` removes the last wrapper of the list at its end. That must be its own wrapper."""
     connection = connections["default"]
@@ -91,19 +73,6 @@ def test_our_execute_wrapper_stays_the_first_of_the_connection():
         cursor.execute("SELECT 1")
     assert seen[-1].startswith("SELECT 1"), "others may look at how a statement begins"
     assert "%" not in "".join(seen)
-
-
-def test_no_percent_sign_is_added_to_a_statement():
-    seen = []
-
-    def audit(execute, sql, params, many, context):
-        seen.append(sql)
-        return execute(sql, (), many, context)  # as django-pghistory does
-
-    connection = connections["default"]
-    with connection.execute_wrapper(audit), lock("50% off", timeout=1), connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    assert all("%" not in statement for statement in seen)
 
 
 def test_locks_work_inside_a_pipeline_of_psycopg(somebody):
