@@ -1,4 +1,4 @@
-"""Leases between processes: a holder that is killed, and a holder that is stopped and continues too late."""
+"""Leases between processes: a holder that is stopped and continues too late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from django_pglock import Lease, LockNotAvailable
+from django_pglock import Lease
 from django_pglock.models import Lease as Row
 from tests.conftest import environment_at
 from tests.sample.models import Effect
@@ -45,14 +45,6 @@ def holder():
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-def test_the_lease_of_a_process_that_was_killed_ends_by_itself(holder):
-    holder.kill()
-    with pytest.raises(LockNotAvailable), Lease("report", ttl=1):
-        pass
-    with Lease("report", ttl=60, timeout=60) as lease:
-        assert lease.token == 2
 
 
 def test_a_process_that_was_stopped_notices_and_its_late_write_is_refused(holder):
