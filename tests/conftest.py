@@ -282,6 +282,18 @@ def environment_at(url: str = "", **environment: str) -> dict[str, str]:
     }
 
 
+def session_at(server: PrivatePostgres, **options: str) -> psycopg.Connection[Any]:
+    """Return a session of the superuser of a server of our own."""
+    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True, **options)
+
+
+def ask(server: PrivatePostgres, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+    """Run one statement in a session of its own, and return its rows."""
+    with session_at(server) as session:
+        answer = session.execute(sql, params or None)
+        return answer.fetchall() if answer.description else []
+
+
 def make_tables(server: PrivatePostgres, **environment: str) -> None:
     """Migrate a server of one's own, by a process with the warm parent of the workers that it will have."""
     command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]

@@ -19,7 +19,7 @@ from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
 from qa.chaos.experiment import ENVIRONMENT
-from tests.conftest import make_tables
+from tests.conftest import make_tables, session_at
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
 
@@ -44,7 +44,7 @@ def own_server():
 @pytest.fixture
 def server(own_server):
     """A server to which faults are applied. It runs when a test begins, also after a fault of the test before."""
-    with contextlib.suppress(psycopg.OperationalError), closing(connect(own_server)):
+    with contextlib.suppress(psycopg.OperationalError), closing(session_at(own_server)):
         return own_server
     own_server.restart("immediate")
     return own_server
@@ -70,10 +70,6 @@ def keep_busy(experiment, eventually):
     return lambda workers, since: eventually(
         experiment.all_begin(workers, since), why="some worker does not work again"
     )
-
-
-def connect(server, **options):
-    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True, **options)
 
 
 def ask(statement):
@@ -187,7 +183,7 @@ def sessions_of_workers():
 def take_all(server, clients):
     with contextlib.suppress(psycopg.OperationalError):
         while True:
-            clients.enter_context(closing(connect(server, application_name="other client")))
+            clients.enter_context(closing(session_at(server, application_name="other client")))
 
 
 REFUSE = """
@@ -224,7 +220,7 @@ def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_cont
     long = experiment.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
     eventually(lambda: experiment.running(3), why="the work did not begin")
     experiment.load(10)
-    with closing(connect(experiment.server)) as dba, dba.transaction():
+    with closing(session_at(experiment.server)) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
         time.sleep(seconds)
     since = time.time()
@@ -259,7 +255,7 @@ def test_the_role_gives_up_locks_soon(experiment, keep_busy, show_that_work_cont
         workers = experiment.workers(2, "--threads", "4", url=url)
         enqueue_with_one_attempt(experiment)
         eventually(lambda: experiment.running(4), why="the work did not begin")
-        with closing(connect(experiment.server)) as dba, dba.transaction():
+        with closing(session_at(experiment.server)) as dba, dba.transaction():
             dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
             time.sleep(5)
         since = time.time()
@@ -296,7 +292,7 @@ def test_an_old_snapshot(experiment, eventually):
     """No dead row can be removed while it lasts. A claim of few tasks must not read all of them each time."""
     count = 60_000
     experiment.worker("default", CHAOS_CLAIM="16")
-    with closing(connect(experiment.server)) as reader:
+    with closing(session_at(experiment.server)) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM django_pglock_task")
         enqueue_many(nothing, range(count))
