@@ -19,6 +19,7 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
+from django.db import Error as DatabaseFailure
 from django.db import connection, connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test import TransactionTestCase
@@ -142,6 +143,19 @@ def eventually() -> Callable[..., Any]:
         pytest.fail(why)
 
     return wait
+
+
+def wait_until(is_true: Callable[[], Any], why: str) -> None:
+    """Wait outside of tests until something is true, also while the database cannot be reached."""
+    deadline = time.monotonic() + NEVER
+    while time.monotonic() < deadline:
+        try:
+            if is_true():
+                return
+        except DatabaseFailure:
+            connection.close()
+        time.sleep(0.1)
+    raise TimeoutError(why)
 
 
 @pytest.fixture

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.db import Error as DatabaseFailure
 from django.db import connection
 
 from django_pglock.models import Attempt, Task
 from qa.chaos.experiment import Experiment
 from qa.servers.switch_over.client import Client, Written
-from qa.servers.switch_over.pair import Pair, wait_until
+from qa.servers.switch_over.pair import Pair
+from tests.conftest import wait_until
 from tests.sample.models import Run
 
 CLIENTS = WORKERS = 2
@@ -65,14 +64,14 @@ class Rounds:
 
     def _wait_until_all_work(self, since: float) -> None:
         for worker in self._workers:
-            wait_until(_answered(partial(_runs, worker.id, since)), f"a worker does not work:\n{worker.output[-5000:]}")
+            wait_until(partial(_runs, worker.id, since), f"a worker does not work:\n{worker.output[-5000:]}")
         for client in self._clients:
             wait_until(partial(_commits, client, since), f"{client.name} does not commit")
 
     def findings(self) -> list[str]:
         """End the load, wait for the end of all tasks, and return everything that should not be."""
         self._end_clients()
-        wait_until(_answered(self._experiment.is_over), "some task is never finished")
+        wait_until(self._experiment.is_over, "some task is never finished")
         committed, unknown = self._enqueued()
         new = [id_ for each in committed for id_ in each.ids]
         self._experiment.enqueued = [*new, *(each.once for each in committed)]
@@ -100,19 +99,6 @@ class Rounds:
             f"{len(committed)} transactions committed; COMMIT failed for {len(unknown)}; "
             f"{tasks} tasks, {lost} attempts cut off"
         )
-
-
-def _answered(question: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a question that is answered by no while no server answers."""
-
-    def ask() -> Any:
-        try:
-            return question()
-        except DatabaseFailure:
-            connection.close()
-            return False
-
-    return ask
 
 
 def _runs(worker: Any, since: float) -> bool:
