@@ -143,18 +143,6 @@ def test_the_self_test_finds_that_session_locks_do_not_exclude(pgbouncer, alias,
     assert findings == {"sessions", "session_locks", "prepared_statements"}
 
 
-@pytest.mark.parametrize(
-    ("scope", "expected"),
-    [("auto", ["django_pglock.W001"]), ("session", ["django_pglock.W001"]), ("transaction", [])],
-)
-def test_the_check_names_the_pooler_where_session_locks_may_be_taken(pgbouncer, alias, settings, scope, expected):
-    alias("pooled", NAME="two", **pgbouncer)
-    settings.DJANGO_PGLOCK = {"SCOPE": scope, "USING": "pooled"}
-    problems = [problem for problem in run_checks(databases=["pooled", "default"]) if "pglock.W" in problem.id]
-    assert [problem.id for problem in problems] == expected
-    assert all("'pooled' is reached through a pooler" in problem.msg for problem in problems)
-
-
 def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias):
     alias("pooled", NAME="two", **pgbouncer)
     inside = []
