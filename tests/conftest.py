@@ -26,18 +26,16 @@ from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
 
 from django_pglock import loggers
-from django_pglock.conf import get_settings
 from django_pglock.postgres.message import OWN_WRAPPERS
 from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
-from django_pglock.worker import Worker
-from django_pglock.worker.liveness import heartbeat_process
 from example_project.postgres import PrivatePostgres
 from tests import clusters, origins
 from tests.db.locks.sessions import Somebody
 from tests.distribution import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+from tests.in_process import InProcessWorker
 from tests.warm.process import start
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -249,11 +247,6 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
 
 
-def postpone_heartbeat_process(worker: Worker) -> None:
-    """Let a worker start its heartbeat process with its second heartbeat. Most workers of tests end before."""
-    worker.heartbeat_process._not_before = time.monotonic() + get_settings().HEARTBEAT_INTERVAL / 2
-
-
 @pytest.fixture
 def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client has another process number than the server, as behind PgBouncer: so a worker does not listen."""
@@ -261,13 +254,12 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
+def worker(transactional_db: None) -> Iterator[Callable[..., InProcessWorker]]:
     """Start a worker in threads of this process; it is shut down at the end."""
-    started: list[Worker] = []
+    started: list[InProcessWorker] = []
 
-    def start(**options: Any) -> Worker:
-        worker = Worker(**{"threads": 2, "grace": 5, **options})
-        postpone_heartbeat_process(worker)
+    def start(**options: Any) -> InProcessWorker:
+        worker = InProcessWorker(**{"threads": 2, "grace": 5, **options})
         worker.start()
         started.append(worker)
         return worker
@@ -377,17 +369,6 @@ class WorkerProcess:
         code = self.process.wait(NEVER)
         self._reader.join(30)
         return code
-
-
-def heartbeat_processes_of(pid: int) -> list[int]:
-    """Return the process ids of the heartbeat processes that a process has started and that have not ended."""
-    told = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
-    return [
-        int(row[0])
-        for row in rows
-        if int(row[1]) == pid and row[2][0] != "Z" and str(heartbeat_process.SCRIPT) in row[3]
-    ]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.management.arguments import read_by
-from django_pglock.worker.options import DEFAULT_HOST, NUMBERS, probe_port, up_to
+from django_pglock.worker.options import DEFAULT_HOST, NUMBERS, probe_port
 
 
 def add_worker_arguments(parser: CommandParser) -> None:
@@ -40,8 +40,7 @@ def add_worker_arguments(parser: CommandParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help=_(
-            "Restart when code changes, after running tasks have finished "
-            "(default: if DEBUG is on, and neither --processes nor --max-… nor --drain is given)."
+            "Restart when code changes, after running tasks have finished (default: if DEBUG is on, without --drain)."
         ),
     )
 
@@ -86,12 +85,12 @@ def _add_database(parser: CommandParser) -> None:
 def _add_processes(parser: CommandParser) -> None:
     parser.add_argument(
         "--processes",
-        type=read_by(up_to(64)),
+        type=read_by(NUMBERS["processes"]),
         default=1,
         metavar="N",
         help=_(
-            "Number of worker processes, each with these options. A process that ends is replaced (default: 1, "
-            "which is this process or, with one of the --max options, a child of this process)."
+            "Number of processes that run tasks, each with these options. This process runs none: it watches them, and "
+            "replaces one that ends (default: 1)."
         ),
     )
     parser.add_argument(
@@ -115,8 +114,7 @@ def _add_probes(parser: CommandParser) -> None:
         metavar="PORT",
         help=_(
             "Serve /livez, /readyz and /metrics over HTTP on this port, or at ADDRESS:PORT (default address: %s, "
-            "because probes and scrapers are on other hosts). With several processes, each further process uses the "
-            "next port."
+            "because probes and scrapers are on other hosts)."
         )
         % DEFAULT_HOST,
     )

@@ -23,6 +23,11 @@ class Worker(Row):
     """One worker process. Each start has a new random id, so a restarted worker is not taken for the one before."""
 
     id = models.UUIDField(_("id"), primary_key=True, editable=False)
+    parent = models.UUIDField(
+        _("parent"),
+        editable=False,
+        help_text=_("The process that has started the worker, and beats and listens for it."),
+    )
     name = models.CharField(_("name"), max_length=128)
     hostname = models.CharField(_("host"), max_length=255)
     pid = models.IntegerField(_("process id"))
@@ -36,9 +41,7 @@ class Worker(Row):
     lock_key = models.IntegerField(
         _("lock key"),
         null=True,
-        help_text=_(
-            "Number of the advisory lock that the worker's session holds while the worker lives. Empty behind a pooler."
-        ),
+        help_text=_("Number of the advisory lock that the session of the parent holds. Empty behind a pooler."),
     )
     is_sleeping = models.BooleanField(
         _("sleeping"), db_default=False, help_text=_("The worker is idle and wants a NOTIFY for new tasks.")
@@ -46,9 +49,6 @@ class Worker(Row):
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
-    beating_since = models.DateTimeField(
-        _("on time since"), db_default=Now(), help_text=_("No heartbeat was late and no session was lost since then.")
-    )
 
     for_dumpdata = _NotDumpedWorkerManager()
     objects = WorkerManager()

@@ -127,6 +127,17 @@ def claims_of(rows: Iterable[tuple[Any, ...]], worker: UUID) -> list[Claim]:
     return claims
 
 
+RUNNING_CLAIM = """
+SELECT {claim_columns} FROM {task} AS task
+WHERE task.id = %s AND task.attempts = %s AND task.worker = %s AND task.status || '' = 'RUNNING'
+"""
+
+
+def running_claims(using: str, task: int, attempt: int, worker: UUID) -> list[Claim]:
+    """Return the claim of a task that runs this attempt on this worker, if it still does."""
+    return claims_of(run(using, RUNNING_CLAIM, task, attempt, worker), worker)
+
+
 def _cut_limit(sql: str) -> list[str | int]:
     # Django writes the limit into the text.
     before, limit, after = sql.partition(str(_ANY_LIMIT))

@@ -14,7 +14,7 @@ from django_pglock.store.insert_tasks import insert_at_key, insert_calls, insert
 from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
 from django_pglock.store.release import release_ended_on_commit
 from django_pglock.store.unique import enqueue_unique
-from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, after_commit, wake
+from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[
     elif TaskStatus.BLOCKED in statuses:
         _admit_enqueued(using, task, calls, rows)
     if TaskStatus.READY in statuses:
-        wake(using, [task.queue_name], READY_CHANNEL)
+        wake(using, [task.queue_name])
     if TaskStatus.SCHEDULED in statuses:
-        wake(using, [task.queue_name], SCHEDULED_CHANNEL)
+        wake_parents(using)
 
 
 def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
@@ -102,4 +102,4 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
         admit_on_commit(using, {call.lock for call in calls})
         if task.rate is not None:
             # Admission may have set the date of the next token. A sleeping worker has to read this date.
-            wake(using, [task.queue_name], SCHEDULED_CHANNEL)
+            wake_parents(using)

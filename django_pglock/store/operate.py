@@ -47,7 +47,7 @@ from django_pglock.store.statements import (
     run,
 )
 from django_pglock.store.unique import HAS_UNIQUE_KEY
-from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit, wake
+from django_pglock.store.wake import notify_after_commit, wake
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
@@ -368,7 +368,7 @@ def _cancel(value: str) -> dict[str, Any]:
 def _request_cancels(using: str, moved: list[Moved]) -> None:
     asked = [id_ for id_, _queue, status, _key in moved if status == TaskStatus.RUNNING]
     if asked:
-        notify_after_commit(using, NOTIFY_REQUEST, REQUEST_CHANNEL, asked)
+        notify_after_commit(using, NOTIFY_REQUEST, asked)
 
 
 # Move

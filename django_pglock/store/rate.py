@@ -27,7 +27,7 @@ from django_pglock.store.admit import admit, admit_by, admit_one_by
 from django_pglock.store.call import Call, Enqueued
 from django_pglock.store.insert_tasks import Row, insert_by
 from django_pglock.store.statements import filled, rows_of, run, run_by_index
-from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
+from django_pglock.store.wake import wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def admit_own_at_rate(using: str, id_: int, key: str, rate: Rate, queue: str, *,
     elif not is_token_scheduled and rows_of("Task", using).filter(pk=id_, status=TaskStatus.BLOCKED).exists():
         admit(using, [key])
         # Admission may have set the date of the next token. A sleeping worker has to read this date.
-        wake(using, [queue], SCHEDULED_CHANNEL)
+        wake_parents(using)
 
 
 def note_starts(using: str, claims: Iterable[Claim]) -> None:

@@ -13,7 +13,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
 from django_pglock.store.statements import array_of_numbers, run, run_by_plan, run_together
-from django_pglock.store.wake import SCHEDULED_CHANNEL, after_commit, wake
+from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
 #: Processes that wait for a result listen here; the payload is the task's id.
@@ -210,7 +210,8 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     [released] = {row[-1] for row in rows}
     moved = [row[:-1] for row in rows if row[0] is not None]
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.READY))
-    wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), SCHEDULED_CHANNEL)
+    if any(status == TaskStatus.SCHEDULED for _, status, *_ in moved):
+        wake_parents(using)
     # A cancelled task no longer blocks other tasks of its key, even if it still waited for other tasks.
     admit(using, (key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED))
     return moved, released

@@ -13,24 +13,28 @@ from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
-from django_pglock.store.statements import run, run_by_index
-from django_pglock.store.wake import REQUEST_CHANNEL, notify_after_commit
+from django_pglock.store.statements import run
+from django_pglock.store.wake import notify_after_commit
 from django_pglock.tasks.claim import Claim
 
 #: Seconds between two polls for an answer.
 CHECK_INTERVAL = 0.05
 
-# Notifies all workers of requests about these tasks.
-NOTIFY_REQUEST = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
+# Notifies the parents of the workers that run these tasks (``store/wake.py`` has the channel).
+NOTIFY_REQUEST = """
+SELECT pg_notify('pglock_' || replace(parent::text, '-', ''), id::text) FROM {worker}
+WHERE id IN (SELECT worker FROM {task} WHERE id = ANY (%s::bigint[]))
+"""
 
-# Each worker with tasks sends this once in a heartbeat interval.
+# Each parent sends this for its workers with tasks once in a heartbeat interval.
 REQUESTS = """
-SELECT id, attempts, cancel_requested_at IS NOT NULL,
-       COALESCE(NOT stack ? 'answered_at' AND stack -> 'attempt' = to_jsonb(attempts), false)
-FROM {task}
-WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s
-  AND (cancel_requested_at IS NOT NULL OR NOT stack ? 'answered_at' AND stack -> 'attempt' = to_jsonb(attempts))
-ORDER BY worker
+SELECT found.* FROM unnest(%s::uuid[]) AS mine (worker) CROSS JOIN LATERAL (
+    SELECT worker, id, attempts, cancel_requested_at IS NOT NULL,
+           COALESCE(NOT stack ? 'answered_at' AND stack -> 'attempt' = to_jsonb(attempts), false)
+    FROM {task} AS task
+    WHERE status = 'RUNNING' AND task.worker BETWEEN mine.worker AND mine.worker
+      AND (cancel_requested_at IS NOT NULL OR NOT stack ? 'answered_at' AND stack -> 'attempt' = to_jsonb(attempts))
+    ORDER BY task.worker) AS found
 """
 
 # A new request replaces the earlier one with its answer. No index has the column, so these are HOT updates.
@@ -56,13 +60,6 @@ FROM {task} WHERE id = %s AND stack IS NOT NULL
 """
 
 
-class Requests(NamedTuple):
-    """Claims, as task id and attempt number: those to cancel, and those whose stack is requested."""
-
-    cancels: list[tuple[int, int]]
-    stacks: list[tuple[int, int]]
-
-
 class Stack(NamedTuple):
     """A request for the stack of a task, and the answer of its worker. An empty text: no thread runs the function."""
 
@@ -70,13 +67,6 @@ class Stack(NamedTuple):
     asked_at: datetime
     answered_at: datetime | None
     text: str | None
-
-
-def requests_to(using: str, worker: UUID) -> Requests:
-    """Return the requests to ``worker``."""
-    found = run_by_index(using, REQUESTS, worker, worker)
-    cancels = [(id_, attempt) for id_, attempt, is_cancel, _ in found if is_cancel]
-    return Requests(cancels, [(id_, attempt) for id_, attempt, _, is_for_stack in found if is_for_stack])
 
 
 def request_stack(using: str, task: int) -> bool:
@@ -87,7 +77,7 @@ def request_stack(using: str, task: int) -> bool:
     """
     if not run(using, REQUEST_STACK, task):
         return False
-    notify_after_commit(using, NOTIFY_REQUEST, REQUEST_CHANNEL, [task])
+    notify_after_commit(using, NOTIFY_REQUEST, [task])
     return True
 
 

@@ -17,7 +17,7 @@ from django.db import ProgrammingError
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.liveness import HELD_LOCKS, WITNESS, is_recent, missing, silent_after, witness_values
+from django_pglock.store.liveness import HELD_LOCKS, is_recent, missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.statements import run, run_by_index
@@ -56,17 +56,16 @@ _BUSY = """busy (worker) AS (
 
 # Takes claims back from dead workers. A worker is dead in three cases: it has no row; it has sent no heartbeat for the
 # hard limit, and no session that works holds its lock; or it has missed two heartbeats, its row says that a session
-# holds its lock, and no session does. While there is no witness (liveness.py), only a worker without a row is dead.
-# Tasks of living workers are not read.
+# holds its lock, and no session does. A caller whose own heartbeats were interrupted lately is no witness of the second
+# or the third case (liveness.py). Tasks of living workers are not read.
 #
 # The claims are selected on one snapshot, by id and attempt. If a task has been settled and claimed by another worker
 # since then, its row has another attempt number, and it is not rescued. SKIP LOCKED, because a row that is being
 # settled at this moment needs no rescue. A task whose cancel was requested does not run again.
 RESCUE = f"""
-WITH RECURSIVE {WITNESS}, {_HELD}, alive AS MATERIALIZED (
+WITH RECURSIVE {_HELD}, alive AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
-    WHERE NOT EXISTS (SELECT FROM witness)
-       OR {is_recent("worker.heartbeat_at")}
+    WHERE {is_recent("worker.heartbeat_at")}
        OR ({is_recent("worker.heartbeat_at")} AND {_LOCK_IS_HELD})
        OR worker.lock_key IN (SELECT number FROM held WHERE is_working)
 ), {_BUSY}, dead AS MATERIALIZED (
@@ -194,15 +193,22 @@ class Rescued:
     lock_key: str | None
 
 
-def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
+def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     """Take up to ``limit`` claims back from dead workers, and return them.
+
+    ``unbroken``: for how many seconds the heartbeats of the caller have come without interruption. It does not count
+    another worker as dead that it has missed for longer.
 
     A rescued task is READY again, or BLOCKED if it has a lock key. It has used no retry. A task whose workers died more
     often than ``MAX_RESCUES`` ends FAILED. A task whose cancel was requested ends CANCELLED.
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
-    silences = (*witness_values(), missing(), missing(), silent_after())
+    silences = (
+        missing(),
+        missing() if unbroken >= missing() else math.inf,
+        silent_after() if unbroken >= silent_after() else math.inf,
+    )
     values = (*silences, limit, limit, settings.MAX_RESCUES, *(LOST_WITH_WORKER, LOST_WITH_WORKER, text))
     rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))

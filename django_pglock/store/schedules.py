@@ -31,7 +31,7 @@ from django_pglock.store.call import Call, due_of, meta_of, row_of
 from django_pglock.store.liveness import is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.statements import array_of_numbers, rows_of, run
-from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, wake
+from django_pglock.store.wake import wake, wake_parents
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.call_keys import keys_of
 from django_pglock.tasks.claim import date_of
@@ -546,10 +546,11 @@ def _follow(using: str, new: Sequence[tuple[_ScheduledCall, int, str, float]]) -
     for call, id_, status, enqueued_at in new:
         call.send_signal(id_, status, enqueued_at)
     admit_on_commit(using, {call.keys.lock for call, _, status, _ in new if status == TaskStatus.BLOCKED})
-    wake(using, {call.task.queue_name for call, _, status, _ in new if status == TaskStatus.READY}, READY_CHANNEL)
+    wake(using, {call.task.queue_name for call, _, status, _ in new if status == TaskStatus.READY})
     # Admission at a rate may set the date of the next token, which a sleeping worker has to read.
     later = [call for call, _, status, _ in new if status == TaskStatus.SCHEDULED or call.task.rate is not None]
-    wake(using, {call.task.queue_name for call in later}, SCHEDULED_CHANNEL)
+    if later:
+        wake_parents(using)
 
 
 def _utc(moment: datetime) -> datetime:

@@ -12,14 +12,13 @@ worker has the flag ``is_sleeping``, and the flag is read only after the commit.
 
 One check of the flag after a commit is enough for all tasks that the transaction has added to a queue.
 
-A worker that ends a task of a lock key, and so makes the next one ready, wakes its own fetcher in its process
-(``wake_except``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
-so the others claim the task.
+A notification has an address: the channel of the parent of a sleeping worker that serves the queue. A few workers are
+woken, by chance, because one may have frozen or may not know the function. A worker that cannot claim all that is ready
+wakes others (``wake_others``). So a task costs only a few polls, however many workers sleep.
 
-If many workers sleep, only the ``WOKEN_FIRST`` oldest workers that serve the same queues poll at once. If one of them
-has no capacity for all tasks, it wakes the others (``wake_others``). In any case the others poll a moment later, once
-for all notifications that came meanwhile, because a worker woken first may have frozen, or may not know the function.
-So a task costs only a few polls, however many workers sleep, and each worker polls in the end.
+A worker that ends a task of a lock key, and so makes the next one ready, wakes its own fetcher in its process
+(``except_worker``). It sends NOTIFY only if another worker sleeps. A worker that stops or may not claim does the same,
+so the others claim the task.
 """
 
 from __future__ import annotations
@@ -31,44 +30,61 @@ from uuid import UUID
 
 from django.db import connections, transaction
 
+from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for, has_commit_hooks, in_transaction
 from django_pglock.postgres.message import literals, send
-from django_pglock.store.statements import filled, rows_of, run
+from django_pglock.store.statements import array_of_texts, filled, rows_of, run
+from django_pglock.tasks.queues import OWN_QUEUE
 
-#: The channel for tasks that can be claimed. The payload is the queue's name.
-READY_CHANNEL = "django_pglock_ready"
-#: The channel for scheduled tasks, so that workers promote them in time. The payload is the queue's name.
+#: The channel for scheduled tasks, so that parents promote them in time.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
-#: The channel for requests to cancel a running task, or for its stack. The payload is the task's id.
-REQUEST_CHANNEL = "django_pglock_request"
-#: The channel for tasks that the workers woken first have not claimed. The payload is the queue's name.
-OTHERS_CHANNEL = "django_pglock_others"
-#: The number of sleeping workers that poll at once, the oldest ones. More than one, because one may be frozen.
-WOKEN_FIRST = 4
-#: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often.
-NEGATIVE_TTL = 0.05
+#: The number of workers that are woken for a queue. More than one, because one may be frozen.
+WOKEN = 4
+#: How often a wake-up is passed on by workers that could claim nothing, perhaps because they do not know the function.
+MOST_HOPS = 2
+#: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often. And the
+#: number of queues for which it is cached.
+NEGATIVE_TTL, MOST_REMEMBERED = 0.05, 1000
 
-# Wakes sleeping workers, if there are any. It is sent after the commit. If it were sent before, a worker could poll,
-# find nothing and fall asleep between our read of its flag and our commit. The commit of this statement need not wait
-# for the disk: if the server crashes, the poll finds the task.
-WAKE = """
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
-FROM (VALUES %s) AS ready (channel, queue)
-WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
+# Whether a worker serves a queue: as ``worker.options.Queues`` reads the queues in its row.
+_SERVES = f"""(ready.queue = '{OWN_QUEUE}' OR (
+    SELECT COALESCE(bool_or(hits) FILTER (WHERE NOT is_excluded), true)
+           AND NOT COALESCE(bool_or(hits) FILTER (WHERE is_excluded), false)
+    FROM (SELECT is_excluded, CASE WHEN right(pattern, 1) = '*' THEN starts_with(ready.queue, left(pattern, -1))
+                                   ELSE ready.queue = pattern END AS hits
+          FROM (SELECT given LIKE '--exclude %%' AS is_excluded,
+                       CASE WHEN given LIKE '--exclude %%' THEN substr(given, 11)
+                            ELSE regexp_replace(given, '=[0-9]+$', '') END AS pattern
+                FROM jsonb_array_elements_text(worker.queues) AS given) AS patterns) AS compared))"""
+
+# Wakes some sleeping workers for queues, if there are any. It is sent after the commit. If it were sent before, a worker
+# could poll, find nothing and fall asleep between our read of its flag and our commit. The commit of this statement need
+# not wait for the disk: if the server crashes, the poll finds the task.
+_WAKE = f"""
+SELECT set_config('synchronous_commit', 'off', true),
+       pg_notify('pglock_' || replace(target.parent::text, '-', ''), target.id || ' %s ' || ready.queue)
+FROM unnest(%s::text[]) AS ready (queue) CROSS JOIN LATERAL (
+    SELECT worker.id, worker.parent FROM {{worker}} AS worker
+    WHERE NOT worker.is_stopping AND {_SERVES}{{{{condition}}}}
+      AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+    ORDER BY {{{{order}}}}random() LIMIT {WOKEN}) AS target
 """
-
+WAKE = _WAKE.replace("{{condition}}", " AND worker.is_sleeping").replace("{{order}}", "")
 # Wakes sleeping workers other than the one that sends it.
-WAKE_EXCEPT = WAKE.replace("is_sleeping)", "is_sleeping AND id <> %s)")
+WAKE_EXCEPT = _WAKE.replace("{{condition}}", " AND worker.is_sleeping AND worker.id <> %s").replace("{{order}}", "")
+# Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit, so
+# workers that do not sleep yet are woken, too.
+NOTIFY = _WAKE.replace("{{condition}}", "").replace("{{order}}", "worker.is_sleeping DESC, ")
 
-# Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit.
-NOTIFY = "SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue"
+# Has the parents look when the next scheduled task is due. Without a sleeping worker, upkeep looks soon enough.
+NOTIFY_PARENTS = f"SELECT pg_notify('{SCHEDULED_CHANNEL}', '') WHERE EXISTS (SELECT FROM {{worker}} WHERE is_sleeping)"
+#: Stands for all parents among the names of queues. No queue has an empty name.
+PARENTS = ""
 
-# Wakes the workers that otherwise poll a moment later, if tasks of these queues are still ready. With EXISTS,
-# PostgreSQL may read all ready tasks. With "=" instead of BETWEEN, the planner ignores the order, and need not use the
-# index of this order.
-WAKE_OTHERS = """
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, ready.queue)
-FROM unnest(%s::text[]) AS ready (queue)
+# Of these queues, those that have ready tasks. With EXISTS, PostgreSQL may read all ready tasks. With "=" instead of
+# BETWEEN, the planner ignores the order, and need not use the index of this order.
+STILL_READY = """
+SELECT ready.queue FROM unnest(%s::text[]) AS ready (queue)
 WHERE (SELECT task.queue FROM {task} AS task
        WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue BETWEEN ready.queue AND ready.queue
        ORDER BY task.queue LIMIT 1) IS NOT NULL
@@ -77,35 +93,52 @@ WHERE (SELECT task.queue FROM {task} AS task
        ORDER BY task.queue LIMIT 1) IS NOT NULL
 """
 
-# When this process found that no worker sleeps, by the database and the worker that was left out.
-_no_worker_slept_at: dict[tuple[str, UUID | None], float] = {}
-# The attribute of a Django connection with the channels and queues that the open transaction has to notify. After a
+# When this process found that no worker sleeps: by the database, the queue, and the worker that was left out.
+_no_worker_slept_at: dict[tuple[str, str, UUID | None], float] = {}
+# The attribute of a Django connection with the queues for which the open transaction has to notify. After a
 # rollback they stay, and the next commit notifies for them as well, which does no harm.
 _PENDING = "_django_pglock_pending_notifications"
 
 
-def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
+def channel_of(parent: UUID) -> str:
+    """Return the channel of the notifications for the workers of one parent.
+
+    A payload has a worker's id. If tasks are ready, the number of hops and the queue follow. Without them, there is a
+    request to the worker about one of its running tasks.
+    """
+    return f"pglock_{parent.hex}"
+
+
+def wake(using: str, queues: Iterable[str]) -> None:
     """Wake sleeping workers for these queues after the commit of the current transaction."""
     names = set(queues)
     if names and commits_itself(connections[using]):
-        run(using, NOTIFY, channel, list(names))
+        run(using, NOTIFY, 0, list(names), get_settings().HEARTBEAT_LIMIT)
         return
     for queue in names:
-        _wake_on_commit(using, channel, queue)
+        _wake_on_commit(using, queue)
 
 
-def wake_except(using: str, queues: Iterable[str], worker: UUID) -> None:
+def wake_except(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 0) -> None:
     """Wake sleeping workers for these queues, but not ``worker``, whose own fetcher the caller wakes.
 
     Call it outside of a transaction, after the commit.
     """
-    if names := set(queues):
-        _notify(using, [(READY_CHANNEL, queue) for queue in sorted(names)], except_worker=worker)
+    if names := sorted(set(queues)):
+        _notify(using, names, except_worker=worker, hops=hops)
 
 
-def wake_others(using: str, queues: Iterable[str]) -> bool:
-    """Wake all workers now, if tasks of these queues are still ready. Return whether they were woken."""
-    return bool(run(using, WAKE_OTHERS, OTHERS_CHANNEL, list(queues)))
+def wake_others(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 0) -> None:
+    """Wake workers other than ``worker`` now, if tasks of these queues are still ready."""
+    wake_except(using, [queue for (queue,) in run(using, STILL_READY, list(queues))], worker, hops=hops)
+
+
+def wake_parents(using: str) -> None:
+    """Have parents look, after the commit of the current transaction, when the next scheduled task is due."""
+    if commits_itself(connections[using]):
+        run(using, NOTIFY_PARENTS)
+    else:
+        _wake_on_commit(using, PARENTS)
 
 
 def write_sleep_flag(using: str, worker: UUID, *, is_sleeping: bool) -> None:
@@ -113,17 +146,17 @@ def write_sleep_flag(using: str, worker: UUID, *, is_sleeping: bool) -> None:
     rows_of("Worker", using).filter(pk=worker).update(is_sleeping=is_sleeping)
 
 
-def _wake_on_commit(using: str, channel: str, queue: str) -> None:
+def _wake_on_commit(using: str, queue: str) -> None:
     connection = connections[using]
-    if connection.autocommit and _no_worker_sleeps(using):
+    if connection.autocommit and _no_worker_sleeps(using, queue):
         # The task is already committed.
         return
-    pending: set[tuple[str, str]] = connection.__dict__.setdefault(_PENDING, set())
-    pending.add((channel, queue))
+    pending: set[str] = connection.__dict__.setdefault(_PENDING, set())
+    pending.add(queue)
     after_commit(using, _wake_once, pending, using)
 
 
-def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
+def _wake_once(pending: set[str], using: str) -> None:
     if pending:
         # One message for all queues: a bulk retry adds tasks to hundreds of queues, and each message waits for a
         # commit.
@@ -131,22 +164,27 @@ def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
         pending.clear()
 
 
-def _notify(using: str, pending: list[tuple[str, str]], *, except_worker: UUID | None = None) -> None:
-    if _no_worker_sleeps(using, except_worker):
+def _notify(using: str, queues: list[str], *, except_worker: UUID | None = None, hops: int = 0) -> None:
+    queues = [queue for queue in queues if not _no_worker_sleeps(using, queue, except_worker)]
+    if not queues:
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
-    values = ", ".join("({}, {})".format(*literals(connection, each)) for each in pending)
-    statement = filled(WAKE) % values
-    if except_worker is not None:
-        statement = filled(WAKE_EXCEPT) % (values, *literals(connection, [str(except_worker)]))
-    if send(connection, statement) is None:
-        _no_worker_slept_at[using, except_worker] = now
+    excepted = () if except_worker is None else (str(except_worker),)
+    texts = [filled(NOTIFY_PARENTS)] if PARENTS in queues else []
+    if names := [queue for queue in queues if queue != PARENTS]:
+        values = literals(connection, (array_of_texts(names), *excepted))
+        texts.append(filled(WAKE_EXCEPT if excepted else WAKE) % (hops, *values, get_settings().HEARTBEAT_LIMIT))
+    if all([send(connection, text) is None for text in texts]):
+        if len(_no_worker_slept_at) > MOST_REMEMBERED:
+            _no_worker_slept_at.clear()
+        _no_worker_slept_at.update(dict.fromkeys(((using, queue, except_worker) for queue in queues), now))
 
 
-def _no_worker_sleeps(using: str, except_worker: UUID | None = None) -> bool:
-    return time.monotonic() - _no_worker_slept_at.get((using, except_worker), -NEGATIVE_TTL) < NEGATIVE_TTL
+def _no_worker_sleeps(using: str, queue: str, except_worker: UUID | None = None) -> bool:
+    slept_at = _no_worker_slept_at.get((using, queue, except_worker), -NEGATIVE_TTL)
+    return time.monotonic() - slept_at < NEGATIVE_TTL
 
 
 # Calls a function after a commit. If the function fails, the error is logged and not raised in the caller.

@@ -1,4 +1,4 @@
-"""The worker: claims tasks, runs them, and settles their outcomes. Each subpackage does or watches one step."""
+"""The worker: a parent that starts children, beats and listens for them, and children that run tasks."""
 
 from django_pglock.worker.worker import Worker
 

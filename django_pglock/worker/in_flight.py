@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -62,8 +62,6 @@ class InFlight:
         self._counting = threading.Lock()
         #: How many claims in a row could not begin in this process, and when the first of them ended.
         self._unable, self._unable_since = 0, math.inf
-        #: Called when a claim is added while there is none.
-        self.when_busy: list[Callable[[], None]] = []
         #: When the answer to a claim was lost, by time.monotonic(). Rows may then belong to this worker without a claim
         #: here, now or soon.
         self.answer_lost_at = -math.inf
@@ -159,11 +157,7 @@ class InFlight:
 
     def add(self, claims: Sequence[Claim]) -> None:
         """Add claims without passing them on. The caller runs or ends them."""
-        was_idle = not self.claims
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
-        if was_idle:
-            for call in self.when_busy:
-                call()
         with self._counting:
             self.claimed += len(claims)
 
@@ -259,15 +253,13 @@ def resident_memory() -> int:
 class Progress:
     """Writes the newest progress of each task in flight.
 
-    The service for running tasks writes it from time to time, and the settler once more before the end of the task.
-    They use their own sessions. In the session of an atomic task, the progress would be visible only after the commit.
+    The settler writes it from time to time, and once more before the end of the task. In the session of an atomic task,
+    the progress would be visible only after the commit.
     """
 
     def __init__(self, in_flight: InFlight, using: str) -> None:
         self.in_flight = in_flight
         self.using = using
-        # A lock, so that the newest value is written last, whichever of the two writes it.
-        self._writing = threading.Lock()
 
     @property
     def is_new(self) -> bool:
@@ -279,6 +271,5 @@ class Progress:
         claims = list(self.in_flight.claims.values()) if claims is None else claims
         changed = [claim for claim in claims if claim.progress is not claim.written_progress]
         if changed:
-            with self._writing:
-                write_progress(self.using, changed)
+            write_progress(self.using, changed)
         return [claim for claim in changed if claim.progress is not claim.written_progress]

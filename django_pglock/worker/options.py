@@ -99,6 +99,7 @@ def probe_port(text: str) -> str:
 
 #: The function that reads each number, by the name of its argument.
 NUMBERS: dict[str, Callable[[str], float]] = {
+    "processes": up_to(64),
     "threads": up_to(1000),
     "grace": seconds,
     "max_tasks": up_to(10**9),

@@ -4,8 +4,7 @@ Such a thread calls ``run_once()`` in a loop. One call is a pass. If a pass lose
 logs this once, closes the connection, backs off with jitter, and continues. A service sleeps only by waiting for an
 event, so that a stop ends the sleep at once.
 
-A service reports that it is alive, and when it will report next, so that ``probes/health.py`` can find out whether it
-hangs.
+A service reports that it is alive, and when it will report next, so that others can find out whether it hangs.
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db import InterfaceError, OperationalError, connections
-from psycopg.pq import TransactionStatus
 
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
     CONNECTION_ERRORS,
-    has_session_ended,
     has_statement_in_progress,
     is_forbidden,
+    shut_down_socket,
     sqlstates_of,
-    transaction_status,
 )
 from django_pglock.postgres.forking import ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
+from django_pglock.store.statements import keep_plans
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -41,8 +39,9 @@ logger = get_logger(WORKER)
 
 #: Seconds before the first retry after a failed pass. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: The time limit for one statement of a service in seconds, unless the service sets another limit.
-STATEMENT_TIMEOUT = 30.0
+#: The time limit for one statement of a service in seconds, unless the service sets another limit. And the seconds after
+#: it within which the server's answer must come.
+STATEMENT_TIMEOUT, LATE_ANSWER = 30.0, 5.0
 
 #: The first letters of SQLSTATEs by which the server refuses or ends a connection: errors of the connection, too few
 #: resources, and an operator's intervention. Not 57014, the cancel of a statement.
@@ -111,9 +110,10 @@ class Service:
         """Report that the service is alive. It may sleep or wait for ``sleep`` seconds before it reports again."""
         self.next_report_by = time.monotonic() + sleep
 
-    def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return the session and the number of the statement that waits for its answer now. For other threads."""
-        return None
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether the service waits for the server."""
+        return False
 
     def wake(self) -> None:
         """End the sleep of the present pass. Override it if the service does not only wait for ``stopping``."""
@@ -197,29 +197,25 @@ class ConnectedService(Service):
 
     The session is the thread's Django connection, so each query of this thread runs in it. Time limits that a database
     administrator has set for the role are switched off, because here an idle session is normal. The server cancels a
-    statement that takes longer than ``statement_timeout`` seconds. If the server cannot be reached, ``Deadlines``
+    statement that takes longer than ``statement_timeout`` seconds. If the server cannot be reached, ``end_late()``
     closes the connection.
-
-    Without ``sessions`` the service has its own session. Otherwise it takes one of ``sessions`` for each pass, and
-    other services may use that session while this service waits.
     """
 
-    #: If all sessions are in use, the service waits for this number of seconds before it opens another one.
-    waits_for_session = 0.0
+    #: Whether the session keeps the plans of prepared statements.
+    keeps_plans = False
 
-    def __init__(self, using: str, sessions: SharedSessions | None = None) -> None:
+    def __init__(self, using: str) -> None:
         super().__init__()
         self.using = using
-        self.sessions = sessions
         self._connection: DatabaseWrapper | None = None
         # The same connection, but set already while the connection is being opened, because that also sends statements.
         self._awaited: DatabaseWrapper | None = None
-        self._statements = 0
         # Whether the session was lost, or there was none yet. Then ``connected`` has to be called.
         self._is_cut_off = True
         self._connects = 0
-        # Whether the service has released its session in the present pass.
-        self._has_released = False
+        # The number of statements, and since when the present one was found to wait, by time.monotonic().
+        self._statements = 0
+        self._late: tuple[int, float] = (0, math.inf)
 
     @property
     def statement_timeout(self) -> float:
@@ -241,29 +237,16 @@ class ConnectedService(Service):
         return max(0, self._connects - 1)
 
     def open(self) -> None:
-        self._has_released = False
         if self._connection is None:
-            connection = self._take()
-            if connection.connection is None:
-                self._prepare(connection)
+            connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
+            self._awaited = connection
+            connection.execute_wrappers.append(self._count)
+            self._prepare(connection)
             self._connection = connections[self.using] = connection
             if self._is_cut_off:
                 self._connects += 1
                 self.connected()
                 self._is_cut_off = False
-
-    def _take(self) -> DatabaseWrapper:
-        """Return a living session, or a session that is not open yet."""
-        if self.sessions is None:
-            connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
-        else:
-            connection = self.sessions.take(self.waits_for_session)
-            if has_session_ended(connection):
-                self._lose(connection)
-                connection = self.sessions.take()
-        self._awaited = connection
-        connection.execute_wrappers.append(self._count)
-        return connection
 
     def _prepare(self, connection: DatabaseWrapper) -> None:
         # No limit here: the client's settings limit how long to wait for a server that does not answer.
@@ -272,22 +255,8 @@ class ConnectedService(Service):
         self.report_alive()
         limit = f"{self.statement_timeout * 1000:.0f}ms"
         set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, limit)})
-        if self.sessions is not None:
-            self.sessions.prepare(connection)
-
-    def release_session(self) -> None:
-        """Let other services use a shared session. Call it before a wait. The next pass takes a session again."""
-        if self.sessions is not None and self._connection is not None:
-            connection, self._connection, self._awaited = self._connection, None, None
-            connection.execute_wrappers.remove(self._count)
-            del connections[self.using]
-            self._has_released = True
-            self.sessions.give_back(connection)
-
-    def retake_session(self) -> None:
-        """Take a session again in the same pass, if the service has released its session."""
-        if self._has_released:
-            self.open()
+        if self.keeps_plans:
+            keep_plans(connection)
 
     def close_session(self) -> None:
         """Close a session that is not needed for some time. This is no loss. The next ``open()`` opens another one."""
@@ -296,16 +265,31 @@ class ConnectedService(Service):
             connection.close()
             del connections[self.using]
 
-    def close_at_end(self) -> None:
-        self.release_session()
-        self.close()
-
     def connected(self) -> None:
         """Prepare the work in a new session: the first session, or the next one after a loss."""
 
-    def statement_in_progress(self) -> tuple[DatabaseWrapper, int] | None:
-        connection, number = self._awaited, self._statements
-        return (connection, number) if connection is not None and has_statement_in_progress(connection) else None
+    def end_late(self) -> None:
+        """End the session if the answer to a statement is late: the connection is half open. Call it once a second.
+
+        For other threads. The server itself ends a statement after ``statement_timeout``.
+        """
+        connection, number, now = self._awaited, self._statements, time.monotonic()
+        if connection is None or not has_statement_in_progress(connection):
+            self._late = (0, math.inf)
+        elif number != self._late[0]:
+            self._late = (number, now)
+        elif now - self._late[1] > self.statement_timeout + LATE_ANSWER:
+            logger.warning(
+                "The %s has had no answer for %.0f s. Its connection is closed.", self.name, now - self._late[1]
+            )
+            self._late = (0, math.inf)
+            shut_down_socket(connection)
+
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether the service waits for the server."""
+        connection = self._awaited
+        return connection is not None and has_statement_in_progress(connection)
 
     def _count(self, execute: Callable[..., Any], *statement: Any) -> Any:
         self._statements += 1
@@ -314,80 +298,5 @@ class ConnectedService(Service):
     def close(self) -> None:
         connection, self._connection, self._awaited = self._awaited, None, None
         if connection is not None:
-            self._lose(connection)
-
-    def _lose(self, connection: DatabaseWrapper) -> None:
-        self._is_cut_off = True
-        connection.close()
-        if self.sessions is not None:
-            self.sessions.close_idle()
-
-
-# The database sessions that the services of a worker share: one for an idle worker, one for each service under load.
-#
-# A service takes a session while it works, and gives it back before it waits. It gets the session that was given back
-# last. So surplus sessions are not used, and after some seconds all of them but one are closed.
-
-
-#: Seconds without use after which a session is closed if there is another one.
-IDLE_TIMEOUT = 10.0
-
-
-class SharedSessions:
-    """The sessions of one database alias that several threads share. One thread at a time uses a session.
-
-    ``prepare`` is called with each session right after it was opened, in the thread that has opened it.
-    """
-
-    def __init__(self, using: str, *, prepare: Callable[[DatabaseWrapper], None] = lambda _: None) -> None:
-        self.using = using
-        self.prepare = prepare
-        # The unused sessions, and since when they are unused, in the order in which they were given back.
-        self._idle: list[tuple[float, DatabaseWrapper]] = []
-        self._changing = threading.Condition()
-        self._is_closed = False
-
-    def take(self, within: float = 0.0) -> DatabaseWrapper:
-        """Return the session that was given back last or, if all are in use, a new one that is not open yet.
-
-        ``within``: if all are in use, first wait up to this number of seconds for a session that is given back.
-        """
-        with self._changing:
-            if self._idle or (within and self._changing.wait_for(lambda: self._idle, within)):
-                return self._idle.pop()[1]
-        return dedicated_connection(self.using, application_name="lockworker work")
-
-    def give_back(self, session: DatabaseWrapper) -> None:
-        """Let other threads use a session, and close the sessions that have not been used for long."""
-        if transaction_status(session) != TransactionStatus.IDLE:
-            session.close()
-            return
-        with self._changing:
-            self._idle.append((time.monotonic(), session))
-            self._changing.notify()
-        if self._is_closed:
-            self.close_idle()
-        else:
-            self.close_surplus()
-
-    def close_surplus(self) -> None:
-        """Close the sessions that have not been used for long, except for the last one."""
-        with self._changing:
-            last = time.monotonic() - IDLE_TIMEOUT
-            # The list is in the order of the times.
-            old = [each for each in self._idle[:-1] if each[0] <= last]
-            self._idle = self._idle[len(old) :]
-        for _, surplus in old:
-            surplus.close()
-
-    def close_idle(self) -> None:
-        """Close the unused sessions: after the loss of one session, the others are probably lost as well."""
-        with self._changing:
-            idle, self._idle = self._idle, []
-        for _, session in idle:
-            session.close()
-
-    def close(self) -> None:
-        """Close the unused sessions now, and the others as soon as they are given back."""
-        self._is_closed = True
-        self.close_idle()
+            self._is_cut_off = True
+            connection.close()

@@ -1,40 +1,38 @@
-"""``manage.py runlockworker``: check the arguments and run a worker, a reloading worker, or a supervisor."""
+"""``manage.py runlockworker``: check the arguments and run the parent of a worker."""
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
-from django_pglock.management.worker_process import own_command_line, run_until_signal, show_log
-from django_pglock.management.worker_reload import run_reloading
+from django_pglock.management.worker_process import LAST_RESORT, banner, end_within, own_command_line, show_log
 from django_pglock.tasks.backends import our_backends
+from django_pglock.worker import Worker
+from django_pglock.worker.child import run_child
 from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.options import LAST_PORT, check_options, database_to_serve, probe_address
-from django_pglock.worker.supervising.channel import to_supervisor
-from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
-from django_pglock.worker.supervising.supervisor import Supervisor
+from django_pglock.worker.logs import silence_unhandled_loggers
+from django_pglock.worker.options import database_to_serve
+from django_pglock.worker.parent.children import LEFT_BEHIND
+from django_pglock.worker.parent.starter import channel_of_spawned
+
+logger = get_logger(WORKER)
 
 #: Options that are passed to ``Worker`` by the same names.
 PASSED_ON = (
-    "backend",
-    "queues",
-    "exclude",
-    "threads",
-    "grace",
-    "drain",
+    *("backend", "queues", "exclude", "processes", "threads", "grace", "drain", "max_tasks", "max_memory"),
     "probe_port",
 )
-#: Options of ``Worker``, too. Each makes a supervisor replace the process.
-RECYCLING = ("max_tasks", "max_memory")
 
 
 class Command(TerminalCommand):
@@ -52,42 +50,37 @@ class Command(TerminalCommand):
         add_worker_arguments(parser)
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
-        """Build the worker and run it."""
-        supervisor = to_supervisor()
-        show_log(verbosity, supervisor)
-        build = {name: options[name] for name in PASSED_ON + RECYCLING}
+        """Check the arguments, and run a parent or, in a new interpreter of one, a child."""
+        processes = options["processes"]
         try:
             databases = chosen_databases(options["database"], options["backend"])
-            queues = Queues(options["queues"], exclude=options["exclude"])
-            for database in databases:
-                check_options(using=database, **build)
+            worker = Worker(
+                using=databases,
+                command=own_command_line,
+                reloads=bool(reload or (reload is None and settings.DEBUG and not options["drain"])),
+                **{name: options[name] for name in PASSED_ON},
+            )
         except ConfigurationError as error:
             raise WrongArguments(str(error)) from None
         for database in databases:
-            refuse_unknown(queues, database, options["backend"])
-        processes = options["processes"] * len(databases)
-        refuse_ports(options["probe_port"], processes)
-        if supervisor is not None:
-            database = databases[(supervisor.number - 1) % len(databases)]
-            # The first process of each database shows the banner.
-            is_first = supervisor.number <= len(databases)
-            run_until_signal({**build, "using": database, "supervisor": supervisor}, shows_banner=is_first)
-            return
-        build["using"] = databases[0]
-        is_supervised = processes > 1 or any(options[name] for name in RECYCLING)
-        if reload and (is_supervised or options["drain"]):
-            raise WrongArguments(
-                _(
-                    "--reload runs one endless process, so it cannot be combined with --processes, several --database, "
-                    "--max-… or --drain."
-                )
-            )
-        if is_supervised:
-            sys.exit(supervise(databases, options))
-        elif reload or (reload is None and settings.DEBUG and not options["drain"]):
-            run_reloading(build)
-        else:
-            run_until_signal(build)
+            refuse_unknown(worker.queues, database, options["backend"])
+        if reload and options["drain"]:
+            raise WrongArguments(_("--reload runs without an end, so it cannot be combined with --drain."))
+        show_log(verbosity, is_one_of_several=processes * len(databases) > 1)
+        silence_unhandled_loggers()
+        if (channel := channel_of_spawned()) is not None:
+            sys.exit(run_child(channel))
+        logger.info("%s", banner(worker.queues, databases, processes=processes, threads=options["threads"]))
+        try:
+            has_ended_in_order = worker.run(ending=partial(end_within, options["grace"] + LAST_RESORT))
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from None
+        if worker.code_has_changed:
+            os.execv(sys.executable, own_command_line())
+        if worker.left_behind:
+            raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
+        if not has_ended_in_order:
+            sys.exit(1)
 
 
 def chosen_databases(databases: list[str] | str | None, backend: str | None) -> list[str]:
@@ -112,30 +105,3 @@ def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
                 )
         if not any(map(queues.serves, configured)):
             raise WrongArguments(_("All queues of QUEUES are excluded: %(known)s.") % {"known": known})
-
-
-def refuse_ports(given: str | None, processes: int) -> None:
-    """Raise ``WrongArguments`` if there are too few ports: a process without one would be restarted forever."""
-    first = 0 if given is None else probe_address(given)[1]
-    last = first + processes - 1
-    if last > LAST_PORT:
-        raise WrongArguments(
-            _("The processes would need the ports %(first)d to %(last)d for probes, but the highest port is %(most)d.")
-            % {"first": first, "last": last, "most": LAST_PORT}
-        )
-
-
-def supervise(databases: list[str], options: dict[str, Any]) -> int:
-    """Run this command line in a number of child processes for each database. Return the supervisor's exit code.
-
-    Several processes of one database share a heartbeat. With one process the supervisor has no database session.
-    """
-    is_shared = options["processes"] > 1
-    return Supervisor(
-        own_command_line(),
-        processes=options["processes"] * len(databases),
-        grace=options["grace"],
-        silence=get_settings().HEARTBEAT_LIMIT,
-        drain=options["drain"],
-        heartbeats=[SharedHeartbeat(each) for each in databases if is_shared],
-    ).run()

@@ -6,14 +6,14 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit, blocked_keys
-from django_pglock.store.liveness import try_upkeep_lock
+from django_pglock.store.liveness import LATE, silent_after, try_upkeep_lock
 from django_pglock.store.ready import next_due_in, promote, ready_paths
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.statements import keeps_plans
@@ -30,7 +30,6 @@ from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.service import SharedSessions
 
 #: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time. Without the
 #: wait, the task would begin only after the fetcher has prepared its next poll.
@@ -45,25 +44,29 @@ BUSY = 0.1
 CHECK_INTERVAL = 0.05
 #: While notifications are certain to arrive, a worker multiplies its poll interval by this factor.
 LISTENING_FACTOR = 6
-#: A resting worker multiplies its poll interval by this factor as well. The oldest worker searches for tasks with lost
-#: notifications for all workers.
-RESTING_FACTOR = 3
 
 
-class Liveness(Protocol):
-    """What the heartbeat knows about this worker."""
+class ParentsHeartbeat:
+    """What this child knows of the heartbeats that its parent writes for it. The main thread writes the attributes."""
 
-    def check_heartbeat(self) -> bool:
-        """Return whether others count this worker as alive, because its heartbeats reach the database.
+    def __init__(self) -> None:
+        #: When the last heartbeat was begun that was written, by time.monotonic(); None: there was none.
+        self.beat_at: float | None = None
+        #: Whether the parent has a session, and whether it receives notifications.
+        self.is_connected = self.is_listening = False
 
-        If this worker rests, end the rest, and return False until the next beat.
-        """
+    def is_alive(self) -> bool:
+        """Return whether others count this worker as alive, so that it may claim tasks."""
+        if self.beat_at is None:
+            return False
+        age = time.monotonic() - self.beat_at
+        return age <= silent_after() and (self.is_connected or age <= 2 * get_settings().HEARTBEAT_INTERVAL)
 
-    def is_listening(self) -> bool:
+    def is_notified(self) -> bool:
         """Return whether notifications are sure to reach this worker."""
-
-    def is_resting(self) -> bool:
-        """Return whether this worker rests: enough others are woken first."""
+        if self.beat_at is None or not self.is_listening:
+            return False
+        return time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
 
 
 class Fetcher(ConnectedService):
@@ -74,6 +77,7 @@ class Fetcher(ConnectedService):
     """
 
     name = "fetcher"
+    keeps_plans = True
 
     def __init__(
         self,
@@ -83,15 +87,14 @@ class Fetcher(ConnectedService):
         queues: Queues,
         *,
         sleep: Sleep,
-        liveness: Liveness,
+        heartbeat: ParentsHeartbeat,
         backend: str | None = None,
         drain: Drain | None = None,
         on_task_limit: Callable[[], None] = lambda: None,
-        sessions: SharedSessions | None = None,
     ) -> None:
-        super().__init__(using, sessions)
+        super().__init__(using)
         self.on_task_limit = on_task_limit
-        self.liveness = liveness
+        self.heartbeat = heartbeat
         self.drain = drain
         self.in_flight = in_flight
         self.worker = worker
@@ -111,6 +114,7 @@ class Fetcher(ConnectedService):
         # How many claims had ended, and when that number last changed.
         self._ended = -1
         self._progressed_at = 0.0
+        self.comparison = ClaimComparison(in_flight, using, worker)
         #: Whether the fetcher has polled for tasks in its present session.
         self.is_claiming = False
 
@@ -147,8 +151,9 @@ class Fetcher(ConnectedService):
     def run_once(self) -> None:
         # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.fetcher_wakeup.clear()
-        self.sleep.check_flag()
         self._give_back_late()
+        if self.comparison.is_due:
+            self.comparison.compare()
         if self._exclusive_run.advance():
             self._wait(CHECK_INTERVAL)
             return
@@ -186,7 +191,7 @@ class Fetcher(ConnectedService):
     def _may_claim(self) -> bool:
         """Return whether the worker may claim tasks now, regardless of free threads."""
         # Other workers would rescue tasks that a worker with a stale heartbeat claims, while the tasks run here.
-        return self.in_flight.may_claim() and self.liveness.check_heartbeat()
+        return self.in_flight.may_claim() and self.heartbeat.is_alive()
 
     def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
         """Note new functions and new tasks. Return the kinds of functions to claim, and how many tasks of each."""
@@ -239,7 +244,9 @@ class Fetcher(ConnectedService):
         if self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others()
             return True
-        # Another worker has claimed the task. If not, the other workers find it a moment later.
+        if self.claimer.was_ready:
+            # Perhaps this process does not know the functions, as during a deployment.
+            self.sleep.wake_others(has_claimed=False)
         self.sleep.note_all_claimed()
         return False
 
@@ -311,7 +318,7 @@ class Fetcher(ConnectedService):
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self.in_flight.waiting or not (self._are_others_empty and self.liveness.is_listening()):
+            if self.in_flight.waiting or not (self._are_others_empty and self.heartbeat.is_notified()):
                 self._pause(left)
                 return
             self._wait(left)
@@ -324,7 +331,6 @@ class Fetcher(ConnectedService):
     def _wait(self, seconds: float) -> None:
         """Sleep until ``fetcher_wakeup`` is set, for up to ``seconds``."""
         self.report_alive(seconds)
-        self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)
 
     # Sleep
@@ -360,14 +366,12 @@ class Fetcher(ConnectedService):
         The oldest worker searches for tasks with a lost notification (``upkeep.py``), so they do not wait longer.
         """
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
-        for number in range(1, LISTENING_FACTOR * RESTING_FACTOR + 1):
+        for _ in range(LISTENING_FACTOR):
             until = time.monotonic() + poll
             # If this pass did not import a function because the last check was less than a second ago, no second
             # notification comes for its task.
             self._pause_until_news(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
-            if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():
-                return
-            if number >= LISTENING_FACTOR and not self.liveness.is_resting():
+            if time.monotonic() < until or self.in_flight.claims or not self.heartbeat.is_notified():
                 return
 
     def _end_sleep_when_busy(self) -> None:
@@ -414,3 +418,55 @@ class Discovery:
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         found = [path for path in unknown if import_function(path)]
         return bool(found)
+
+
+# Compares this worker's tasks in the table with those in flight, and gives back claims whose answer was lost.
+#
+# A claim whose answer was lost may be committed after the fetcher, in its next session, has searched for such claims.
+# Some seconds later, the claim either is committed or will never be.
+
+
+#: After this multiple of HEARTBEAT_LIMIT, a claim whose answer was lost either is committed or will never be, and a
+#: comparison has run since then.
+CERTAIN_AFTER = 3.0
+
+
+class ClaimComparison:
+    """Compares once in ``HEARTBEAT_LIMIT``, as long as the worker has claims or may have claims."""
+
+    def __init__(self, in_flight: InFlight, using: str, worker: UUID) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        self.worker = worker
+        self._compared_at = time.monotonic()
+        # How many tasks had been claimed at the last comparison, and whether tasks were in flight then.
+        self._claimed = 0
+        self._had_claims = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to compare."""
+        limit, now = get_settings().HEARTBEAT_LIMIT, time.monotonic()
+        if now - self._compared_at < limit or self.in_flight.is_claiming:
+            return False
+        return (
+            self._had_claims
+            or bool(self.in_flight.claims)
+            or self.in_flight.claimed != self._claimed
+            or now - self.in_flight.answer_lost_at < CERTAIN_AFTER * limit
+        )
+
+    def compare(self) -> None:
+        """Give back old claims of this worker that are not in flight."""
+        # This process may freeze between the list and the statement, and claims that it makes meanwhile are not in the
+        # list. A claim of a group may wait for a lock for longer than the limit, and its date is that of its message.
+        # The order matters: claims that begin after the first line are excluded by their date.
+        before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        if self.in_flight.is_claiming:
+            return
+        self._compared_at = time.monotonic()
+        self._claimed, self._had_claims = self.in_flight.claimed, bool(self.in_flight.claims)
+        known, limit = self.in_flight.task_ids(), get_settings().HEARTBEAT_LIMIT
+        lost = give_back(self.using, self.worker, known, older_than=limit, before=before, except_keys=group_keys)
+        if lost:
+            logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)

@@ -9,11 +9,9 @@ of the batch. So the outcome of a locked row is set aside, and tried again from 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from operator import attrgetter
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -39,7 +37,6 @@ from django_pglock.worker.settling.history import History
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.service import SharedSessions
 
 logger = get_logger(WORKER)
 
@@ -53,6 +50,8 @@ LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
 #: If all ended claims have already been settled by their own transactions, the settler waits for this number of seconds
 #: for more of them, so that they share a statement.
 LINGER = 0.005
+#: Seconds between two writes of the progress of running tasks, and without outcomes before the session is closed.
+BETWEEN_PROGRESS, IDLE_TIMEOUT = 1.0, 30.0
 #: Seconds between two checks of rows that other transactions have locked.
 BETWEEN_LOCK_CHECKS = 0.1
 #: Classes of SQLSTATE that a single row does not cause: a table or column is missing, or has changed since the
@@ -102,11 +101,14 @@ class Settler(ConnectedService):
     """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
     It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
-    ``ready`` is called with the name of a queue in which tasks have become ready, and with whether this worker is the
-    first to poll. ``scheduled`` is called when a task will run again later.
+    ``ready`` is called with the name of a queue in which tasks have become ready, ``scheduled`` when a task will run again
+    later.
+
+    It opens its session when there is something to write, and closes it after some time without outcomes.
     """
 
     name = "settler"
+    keeps_plans = True
 
     def __init__(
         self,
@@ -115,11 +117,10 @@ class Settler(ConnectedService):
         worker: UUID,
         *,
         progress: Progress,
-        ready: Callable[[str, bool], None],
+        ready: Callable[[str], None],
         scheduled: Callable[[], None],
-        sessions: SharedSessions | None = None,
     ) -> None:
-        super().__init__(using, sessions)
+        super().__init__(using)
         self.in_flight = in_flight
         self.worker = worker
         self.progress = progress
@@ -129,7 +130,7 @@ class Settler(ConnectedService):
         self._written: list[EndedClaim] = []
         # Ended claims whose rows another transaction has locked, or whose outcomes are refused, and when to try again.
         self._locked: dict[Claim, EndedClaim] = {}
-        self._check_locked_at = 0.0
+        self._check_locked_at = self._write_progress_at = 0.0
         #: The number of ended claims by class of outcome; None: of lost claims.
         self.counts: Counter[type[Any] | None] = Counter()
         self.history = History(using)
@@ -139,6 +140,10 @@ class Settler(ConnectedService):
 
     def wake(self) -> None:
         self.in_flight.outbox.put(None)
+
+    def open(self) -> None:
+        if self._batch or self._written:
+            super().open()
 
     def wait_until_settled(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until each claim in flight is settled. Return whether this is the case."""
@@ -152,7 +157,7 @@ class Settler(ConnectedService):
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
             # After the batch is stored, so that no outcome is lost if this fails.
-            self.retake_session()
+            self.open()
         if self._batch:
             self._written, self._batch = self._write(self._batch), []
         if self._written:
@@ -164,11 +169,17 @@ class Settler(ConnectedService):
             self.in_flight.remove(self._written)
             self._written = []
         self.in_flight.settling = len(self._locked)
+        if self.progress.is_new and time.monotonic() >= self._write_progress_at:
+            super().open()
+            self._write_progress_at = time.monotonic() + BETWEEN_PROGRESS
+            self.progress.write()
         if self.history.due_in() == 0:
+            super().open()
             self.history.write()
 
     def flush(self) -> None:
-        if self.is_connected:
+        if self.history.due_in() is not None:
+            super().open()
             self.history.write()
 
     def finish(self) -> None:
@@ -181,11 +192,12 @@ class Settler(ConnectedService):
         # Under load the outbox is not empty. Then the session is kept, because to take one again has a cost.
         self._take_more(batch)
         if not batch:
-            timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
-            self.report_alive(math.inf)
-            self.release_session()
-            with suppress(Empty):
+            timeout = self._longest_wait()
+            self.report_alive(timeout)
+            try:
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
+            except Empty:
+                self._close_if_idle()
             self.report_alive()
             self._take_more(batch)
         if all(ended is not None and ended.is_settled and ended.claim.lock_key is None for ended in batch):
@@ -195,10 +207,24 @@ class Settler(ConnectedService):
         # An abandoned claim may already have ended, with its outcome set aside.
         return self._without_locked([ended for ended in batch if ended is not None])
 
+    def _longest_wait(self) -> float:
+        """Return for how many seconds to wait for the next outcome."""
+        if self._locked:
+            return BETWEEN_LOCK_CHECKS
+        history = self.history.due_in()
+        return min(
+            BETWEEN_PROGRESS if self.in_flight.claims else IDLE_TIMEOUT, IDLE_TIMEOUT if history is None else history
+        )
+
+    def _close_if_idle(self) -> None:
+        if not self._locked and not self.in_flight.claims:
+            self.close_session()
+
     def _unlocked(self) -> list[EndedClaim]:
         """Return the ended claims whose rows are no longer locked."""
         if not self._locked or time.monotonic() < self._check_locked_at:
             return []
+        super().open()
         set_aside, self._locked = self._locked, {}
         try:
             return self._set_locked_aside(list(set_aside.values()))
@@ -325,7 +351,7 @@ class Settler(ConnectedService):
         if keys != {None} and (queues := set(admit_without_wake(self.using, keys))):
             # This worker has just ended a task of the key. Its fetcher is the first to be woken, without a NOTIFY.
             for queue in queues:
-                self.ready(queue, True)
+                self.ready(queue)
             wake_except(self.using, queues, self.worker)
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:

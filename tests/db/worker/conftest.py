@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.worker import Worker
-from tests.conftest import postpone_heartbeat_process
+from tests.in_process import InProcessWorker
 from tests.sample.models import Effect
 
 
@@ -69,16 +67,11 @@ def refusing(transactional_db: None) -> Iterator[Refusing]:
     refusing.stop()
 
 
-def run_to_its_end(**options: Any) -> Worker:
+def run_to_its_end(**options: Any) -> InProcessWorker:
     """Run a worker that ends by itself."""
-    worker = Worker(threads=2, grace=5, **options)
-    postpone_heartbeat_process(worker)
-    ended = threading.Thread(target=worker.run, daemon=True)
-    ended.start()
-    ended.join(60)
-    is_over = not ended.is_alive()
-    worker.shutdown()
-    assert is_over, "it did not end"
+    worker = InProcessWorker(**{"threads": 2, "grace": 5, **options})
+    worker.run_here()
+    assert not worker.is_running, "it did not end"
     return worker
 
 

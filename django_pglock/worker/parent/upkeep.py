@@ -1,13 +1,13 @@
 """The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, and prune.
 
-Each worker runs this service, but only one worker at a time does a round. A round is a transaction that begins with an
-attempt to take an advisory lock. The lock only saves work. Correctness does not depend on it. A worker that freezes in
-the middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
+Each parent runs this service, but only one at a time does a round. A round is a transaction that begins with an attempt
+to take an advisory lock. The lock only saves work. Correctness does not depend on it. A parent that freezes in the middle
+of its round would block the rounds of the others. So the server ends a session that is idle in a round.
 
-The oldest workers are the upkeep workers: they do a round nearly every heartbeat interval. All other workers are on
-standby: they rarely do a round, in case the upkeep workers do not. By the answer to each heartbeat, a worker knows
-whether it is an upkeep worker. If it becomes one, it begins at once. The oldest worker also searches for ready tasks of
-which no sleeping worker was notified, so that the other workers need not.
+The oldest parents do a round nearly every heartbeat interval. All other parents are on standby: they rarely do a round,
+in case the oldest do not. By the answer to each heartbeat, a parent knows which it is. If it becomes one of the oldest,
+it begins at once. The oldest one also searches for ready tasks of which no sleeping worker was notified, so that the
+other workers need not.
 
 Schedules are not part of a round. Each worker serves the schedules of the functions that it knows. Due ticks are
 enqueued together, and a tick that fails is tried alone, so it does not affect the others.
@@ -21,16 +21,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db import transaction
 
 from django_pglock.conf import get_settings
+from django_pglock.errors import TaskTimeout
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import KEYS_AT_ONCE, admit, blocked_keys
+from django_pglock.store.claim import running_claims
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead, is_oldest, try_upkeep_lock
+from django_pglock.store.liveness import UPKEEP_PARENTS, delete_dead, deregister, try_upkeep_lock
 from django_pglock.store.numbers import (
     BETWEEN_DEPTHS,
     MAX_AGE,
@@ -43,6 +46,7 @@ from django_pglock.store.numbers import (
     depths,
     prune_numbers,
 )
+from django_pglock.store.outcome import Failed, Failure, Retried
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import (
@@ -57,11 +61,13 @@ from django_pglock.store.ready import (
 from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
+from django_pglock.store.settle import settle
 from django_pglock.store.wake import wake
+from django_pglock.tasks import registry
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
+from django_pglock.worker.in_flight import EndedClaim
+from django_pglock.worker.logs import report
 from django_pglock.worker.service import ConnectedService, logger
-
-if TYPE_CHECKING:
-    from django_pglock.worker.service import SharedSessions
 
 T = TypeVar("T")
 
@@ -70,8 +76,6 @@ T = TypeVar("T")
 ROUND_FACTOR = 0.9
 #: A standby worker multiplies the time between two rounds, and between two prunings, by this factor.
 STANDBY_FACTOR = 10
-#: A resting worker multiplies them by this factor as well, because at least eight workers do rounds more often.
-RESTING_FACTOR = 3
 #: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The first round
 #: after this time searches.
 UNNOTICED_FACTOR = 0.8
@@ -84,22 +88,17 @@ PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
 TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
 #: A step of the server's clock in seconds that has to be noticed.
 LEAST_STEP = 1.0
+#: Seconds before the next attempt at a round that has to rescue the tasks of an own child, if another parent is in one.
+BEFORE_URGENT_ROUND = 0.05
 #: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
 FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
-
-
-class Rest(Protocol):
-    """The rest of an idle worker."""
-
-    @property
-    def is_allowed(self) -> bool:
-        """Whether enough older workers beat often, so that this one does not."""
 
 
 class Upkeep(ConnectedService):
     """Rounds of upkeep.
 
-    ``promoted`` is called when tasks have become ready. ``rest`` says whether this worker works more rarely.
+    ``promoted`` is called when tasks have become ready. ``unbroken_for`` returns for how many seconds the heartbeats of
+    this parent have come without interruption.
     """
 
     name = "upkeep"
@@ -107,29 +106,26 @@ class Upkeep(ConnectedService):
     def __init__(
         self,
         using: str,
-        worker: UUID,
         *,
         promoted: Callable[[], None],
-        rest: Rest,
-        sessions: SharedSessions | None = None,
+        unbroken_for: Callable[[], float],
     ) -> None:
-        super().__init__(using, sessions)
+        super().__init__(using)
         self.promoted = promoted
-        self.rest = rest
-        # The number of older workers that do the upkeep.
-        self._older_workers = 0
+        self.unbroken_for = unbroken_for
+        # The number of older parents that do the upkeep.
+        self._older_parents = 0
         self._searched_unnoticed_at = time.monotonic()
         self._wakeup = threading.Event()
-        self.unknown = UnknownReport(using, worker)
+        self.unknown = UnknownReport(using)
         self.readings = Readings(using)
         self._count_depths_at = 0.0
         self.schedules = ScheduleKeeper(using)
-        self._rescued_at = self._rescue_from = 0.0
+        self._rescued_at = 0.0
+        # The workers that have ended, with the attempts because of which they were killed.
+        self._ended: SimpleQueue[tuple[UUID, Sequence[tuple[int, int]]]] = SimpleQueue()
         # How far the server's clock is ahead of time.monotonic(), at least.
         self._clock_ahead = -math.inf
-        # When this pass began. If another worker holds the lock of the rounds, also when the first of these passes
-        # began.
-        self._began_at = self._excluded_since = 0.0
         # Where the last queries for orphaned keys, for orphaned waiters and for unused buckets ended.
         self._key, self._waiter, self._rate_key = "", 0, ""
         # The task id up to which pruning has come, and when pruning continues.
@@ -145,44 +141,35 @@ class Upkeep(ConnectedService):
         # Seconds until due tasks whose rows are locked are tried again.
         self._locked_retry = 0.0
 
-    def _check_for_delay(self) -> None:
-        """Postpone the rescue if this pass was delayed, for example by a lock on the table of tasks.
-
-        Such a lock delays all workers that have tasks, so their heartbeats may be missing. But it does not delay a
-        worker without tasks, which may then be the witness by which the others count as dead. A delay shorter than the
-        limit here is not long enough for that.
-        """
-        if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
-            self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * WITNESS_AFTER
-
     def wake(self) -> None:
         """Do a pass now, because a task may be due before the present sleep ends."""
         self._wakeup.set()
 
-    def set_older_workers(self, older_workers: int) -> None:
-        """Note how many older workers do the upkeep. If this worker becomes an upkeep worker, it begins at once."""
-        before, self._older_workers = self._older_workers, older_workers
-        if older_workers < UPKEEP_WORKERS <= before:
+    def set_older_parents(self, older_parents: int) -> None:
+        """Note how many older parents do the upkeep. If this one becomes one of the oldest, it begins at once."""
+        before, self._older_parents = self._older_parents, older_parents
+        if older_parents < UPKEEP_PARENTS <= before:
             self.wake()
+
+    def end_worker(self, worker: UUID, overruns: Sequence[tuple[int, int]]) -> None:
+        """Delete the row of a worker that has ended, and rescue its tasks now. For the loop's thread.
+
+        ``overruns``: the attempts, by task and number, that did not end after their timeouts, so it was killed.
+        """
+        self._ended.put((worker, overruns))
+        self.wake()
 
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. On standby, with jitter to spread the rounds."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        if self._older_workers < UPKEEP_WORKERS or self.readings.is_requested:
+        if self._older_parents < UPKEEP_PARENTS or self.readings.is_requested:
             return often
-        return often * self._interval_factor * random.uniform(0.8, 1.2)  # noqa: S311
-
-    @property
-    def _interval_factor(self) -> int:
-        """The factor by which the intervals of this worker are longer than those of an upkeep worker."""
-        if self._older_workers < UPKEEP_WORKERS:
-            return 1
-        return STANDBY_FACTOR * RESTING_FACTOR if self.rest.is_allowed else STANDBY_FACTOR
+        return often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
 
     def run_once(self) -> None:
         self._wakeup.clear()
-        self._began_at = time.monotonic()
+        self._end_workers()
         waits = (
             self._between_rounds,
             self._attempt(self._round),
@@ -191,31 +178,43 @@ class Upkeep(ConnectedService):
         )
         self._attempt(self._count_depths)
         self._attempt(self.readings.run_if_due)
-        self._check_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.report_alive(sleep)
-        self.release_session()
         self._wakeup.wait(sleep)
+
+    def flush(self) -> None:
+        # The last children have ended. If they did so in order, nothing is left to rescue.
+        if self._end_workers():
+            self._attempt(self._round)
+
+    def _end_workers(self) -> bool:
+        """Delete the rows of workers that have ended. A worker without a row is dead: the next round rescues its tasks."""
+        has_ended = False
+        while not self._ended.empty():
+            worker, overruns = self._ended.get()
+            try:
+                super().open()
+                for task, attempt in overruns:
+                    self._attempt(end_overrun, self.using, task, attempt, worker)
+                deregister(self.using, worker)
+            except BaseException:
+                self._ended.put((worker, overruns))
+                raise
+            has_ended, self._rescued_at = True, -math.inf
+        return has_ended
 
     def _round(self) -> float | None:
         """Do one round. Return the seconds until the next task is due, None if that is not known."""
         self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
             if not try_upkeep_lock(self.using):
-                self._excluded_since = self._excluded_since or self._began_at
-                return None
-            # If another worker held the lock for long, that worker was delayed, and all other workers may have been
-            # delayed, too.
-            self._began_at, self._excluded_since = self._excluded_since or self._began_at, 0.0
+                return BEFORE_URGENT_ROUND if self._rescued_at < 0 else None
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR:
                 self._rescued_at = time.monotonic()
-                # From here on this transaction has a lock on the table of tasks, so no other lock can delay it.
-                self._check_for_delay()
-                if time.monotonic() >= self._rescue_from:
-                    self._attempt(self._rescue)
+                self._attempt(self._rescue)
                 self._attempt(self._notice_step_of_clock)
                 keys += self._attempt(self._orphaned_keys) or []
                 awaited = self._attempt(self._orphaned_waiters) or []
@@ -230,7 +229,7 @@ class Upkeep(ConnectedService):
             due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
-        if not self._older_workers:
+        if not self._older_parents:
             self._attempt(self.unknown.run_if_due)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
@@ -256,7 +255,7 @@ class Upkeep(ConnectedService):
         Only the oldest worker does this. Workers that cannot run these tasks are woken as well.
         """
         now = time.monotonic()
-        if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED_FACTOR:
+        if self._older_parents or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED_FACTOR:
             return
         self._searched_unnoticed_at = now
         wake(self.using, ready_queues(self.using))
@@ -293,7 +292,7 @@ class Upkeep(ConnectedService):
     def _count_depths(self) -> None:
         """Count how many tasks each queue has. Only upkeep workers do this, and only one of them at a time."""
         now = time.monotonic()
-        if self._older_workers < UPKEEP_WORKERS and now >= self._count_depths_at:
+        if self._older_parents < UPKEEP_PARENTS and now >= self._count_depths_at:
             took = count_depths(self.using)
             self._count_depths_at = now + max(BETWEEN_DEPTHS, PAUSE_FACTOR * took)
 
@@ -318,7 +317,8 @@ class Upkeep(ConnectedService):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction, because two workers may do this at once."""
-        pause, self._prunes_on = PRUNING_PAUSE * self._interval_factor, False
+        factor = 1 if self._older_parents < UPKEEP_PARENTS else STANDBY_FACTOR
+        pause, self._prunes_on = PRUNING_PAUSE * factor, False
         if not self._pruned_to:
             warn_of_references(self.using, self._referring)
         end = time.monotonic() + TIME_TO_PRUNE
@@ -336,7 +336,7 @@ class Upkeep(ConnectedService):
     def _rescue(self) -> None:
         found: list[Rescued] = []
         for _ in range(RESCUES):
-            rescued = rescue(self.using)
+            rescued = rescue(self.using, unbroken=self.unbroken_for())
             found += rescued
             for task in rescued:
                 logger.warning(
@@ -348,8 +348,29 @@ class Upkeep(ConnectedService):
                 )
             if len(rescued) < RESCUED_AT_ONCE:
                 break
-        delete_dead(self.using)
+        delete_dead(self.using, unbroken=self.unbroken_for())
         self._rescued = [(task.queue, task.task_path, task.status) for task in found]
+
+
+def end_overrun(using: str, task: int, attempt: int, worker: UUID) -> None:
+    """End an attempt by its timeout: its function kept the child from running, so the child was killed.
+
+    The retry policy of the function applies. But no code of the project runs here: instead of a backoff that is a
+    function, the default one is used.
+    """
+    for claim in running_claims(using, task, attempt, worker):
+        error = TaskTimeout("The attempt took longer than its timeout, and kept its process from running.")
+        failure = Failure.of(error)
+        definition = registry.find(claim.task_path)
+        outcome: Failed | Retried = Failed(failure)
+        if definition is not None and claim.retries < claim.max_retries and definition.can_retry(error):
+            backoff = DEFAULT_BACKOFF if callable(definition.backoff) else definition.backoff
+            failures = claim.retries + 1
+            outcome = Retried(failure, delay_after(backoff, failures=failures, exception=error, result=lambda: None))
+        if settle(using, [(claim, outcome)], worker):
+            report(EndedClaim(claim, outcome))
+        release(using, [claim.id] if isinstance(outcome, Failed) else [])
+        admit(using, [] if claim.lock_key is None else [claim.lock_key])
 
 
 #: Seconds between two readings, and for which the upkeep reads after the last call of ``request()``.
@@ -395,11 +416,10 @@ CHECK_INTERVAL = 30.0
 
 
 class UnknownReport:
-    """Warns once about each function and queue, and again after its tasks were gone. Only the oldest worker checks."""
+    """Warns once about each function and queue, and again after its tasks were gone. Only the oldest parent checks."""
 
-    def __init__(self, using: str, worker: UUID) -> None:
+    def __init__(self, using: str) -> None:
         self.using = using
-        self.worker = worker
         self._checked_at = time.monotonic()
         self._reported: set[str] = set()
         self._reported_queues: set[str] = set()
@@ -409,9 +429,8 @@ class UnknownReport:
         if time.monotonic() - self._checked_at < CHECK_INTERVAL:
             return
         self._checked_at = time.monotonic()
-        if is_oldest(self.using, self.worker):
-            self._report(unknown(self.using))
-            self._report_queues(set(unserved_queues(self.using)))
+        self._report(unknown(self.using))
+        self._report_queues(set(unserved_queues(self.using)))
 
     def _report(self, found: list[UnknownTasks]) -> None:
         for each in found:

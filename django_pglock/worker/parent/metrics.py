@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.numbers import BOUNDS, Counts, Total
+from django_pglock.store.numbers import BOUNDS, Counts
 from django_pglock.store.numbers import OUTCOMES as ENDS
 from django_pglock.store.outcome import (
     Abandoned,
@@ -23,9 +22,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.probes.health import Health
-from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.parent.health import Health
 
 PREFIX = "django_pglock_"
 #: The characters that Prometheus requires to be escaped in the value of a label.
@@ -54,51 +51,34 @@ Labelled = Sequence[tuple[Labels, Counts]]
 #: The name, the help text and the samples of metrics and, if there is one, the label by which the samples are split.
 Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 
-
-#: The number of ended claims, by the class of the outcome; None: the claim was lost.
-Outcomes = Counter[type[Any] | None]
-
-
-class Readings(Protocol):
-    """The numbers that were read from the database."""
-
-    def request(self) -> tuple[Sequence[QueueCounts], Sequence[Total]]:
-        """Return the depths of the queues, and the attempts of all time by queue and function."""
+#: The parts of a worker that have a database session.
+PARTS = ("heartbeat", "upkeep", "fetcher", "settler")
 
 
 class Metrics:
-    """What the parts of a worker have counted."""
+    """What the children of a parent have counted, and what the upkeep has read. ``health`` is that of the parent."""
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        *,
-        outcomes: Outcomes,
-        readings: Readings,
-        health: Health,
-    ) -> None:
-        self.in_flight = in_flight
-        self.outcomes = outcomes
-        self.readings = readings
+    def __init__(self, health: Health) -> None:
         self.health = health
 
     def exposition(self) -> str:
         """Return all metrics as text. Waits for nothing."""
-        queues, totals = self.readings.request()
+        queues, totals = self.health.readings()
         ended: Labelled = [((("queue", each.queue), ("function", each.task_path)), each.counts) for each in totals]
         simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges(), *depth_families(queues)))
         histograms = (_histogram_lines(*each) for each in self._histograms(ended))
         return "".join(line for lines in (*simple, *histograms) for line in lines)
 
     def _counters(self, ended: Labelled) -> Iterator[Family]:
-        yield "claims_total", "Tasks claimed.", [((), self.in_flight.claimed)]
-        outcomes = [((), tuple(self.outcomes[kind] for kind in OUTCOMES))]
+        counted = self.health.counted
+        yield "claims_total", "Tasks claimed.", [((), counted["claimed"])]
+        outcomes = [((), tuple(counted[kind.__name__] for kind in OUTCOMES))]
         names = tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in OUTCOMES)
         yield "outcomes_total", "Claims that ended, by outcome.", outcomes, ("outcome", names)
         yield (
             "claims_lost_total",
             "Claims whose outcome was dropped, because another worker had claimed the task.",
-            [((), self.outcomes[None])],
+            [((), counted["lost"])],
         )
         attempts = [(labels, _ends_of(counts)) for labels, counts in ended]
         yield (
@@ -107,17 +87,17 @@ class Metrics:
             attempts,
             ("outcome", ENDS),
         )
-        connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
-        reconnects = [((("part", service.name),), service.reconnects) for service in connected]
+        reconnects = [((("part", part),), counted[part]) for part in PARTS]
         yield "reconnects_total", "Database sessions opened after one was lost, by part of the worker.", reconnects
 
     def _gauges(self) -> Iterator[Family]:
-        in_flight = self.in_flight
+        now = self.health.now
         yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
-        yield "threads", "Number of threads that run tasks.", [((), len(in_flight.threads.slots))]
-        yield "tasks_in_flight", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
-        yield "tasks_running", "Tasks that run now.", [((), in_flight.running)]
-        yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
+        yield "processes", "Number of processes that run tasks.", [((), now["processes"])]
+        yield "threads", "Number of threads that run tasks.", [((), now["threads"])]
+        yield "tasks_in_flight", "Tasks claimed and not settled yet.", [((), now["in_flight"])]
+        yield "tasks_running", "Tasks that run now.", [((), now["running"])]
+        yield "outcomes_waiting", "Outcomes that wait for the database.", [((), now["unsettled"])]
         if (age := self.health.beat_age()) is not None:
             yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
 

@@ -16,9 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.postgres.forking import keep_from_children
-from django_pglock.worker.probes.health import Health
-from django_pglock.worker.probes.metrics import CONTENT_TYPE, Metrics
+from django_pglock.worker.parent.health import Health
+from django_pglock.worker.parent.metrics import CONTENT_TYPE, Metrics
 
 logger = get_logger(WORKER)
 
@@ -42,7 +41,6 @@ class ProbeHTTPServer(ThreadingTCPServer):
         # When each request began.
         self._requests: dict[Any, float] = {}
         super().__init__((host, port), Handler)
-        keep_from_children(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Close the oldest request if there are too many. It waits for its client, because an answer takes no time.

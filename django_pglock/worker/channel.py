@@ -1,0 +1,83 @@
+"""The channel between the parent and one child: a pair of sockets, and messages in JSON, one a line.
+
+Each side notices the death of the other, because the kernel closes the sockets of a dead process. To send never waits:
+what the other side does not read is kept, and sent later.
+
+Messages of the parent: ``start`` (the child's options), ``beat`` (when the last heartbeat was begun), ``wake`` (a queue
+has ready tasks), ``poll`` (notifications may be missing), ``cancel`` and ``stack`` (tasks by id and attempt), ``drain``
+(finish the running tasks), ``end`` (give all tasks back now).
+
+Messages of the child: ``ready`` (the functions that it knows), ``began`` and ``ended`` (an attempt with a timeout),
+``stack`` (an answer), ``report`` (its health and its numbers), ``replace`` (it will end, and why), ``debugger`` (a person debugs
+it), ``left_behind`` (what a draining child could not run).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+#: Bytes that are kept for a side that does not read. Beyond that, messages are dropped: the other side is frozen, and
+#: is replaced, or is dead.
+MOST_KEPT = 4 * 2**20
+_READ_AT_ONCE = 65_536
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of the pair. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        end.setblocking(False)
+        self._sending = threading.Lock()
+        self._unsent = b""
+        self._received = b""
+        #: The other side has ended, or has closed its end.
+        self.is_over = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Send a message, and what could not be sent before. Does not wait."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._sending:
+            if len(self._unsent) < MOST_KEPT:
+                self._unsent += line
+            self._flush()
+
+    def flush(self) -> None:
+        """Send what could not be sent before."""
+        if self._unsent:
+            with self._sending:
+                self._flush()
+
+    def _flush(self) -> None:
+        # An error other than a full buffer means that the other side has ended. ``receive()`` notices it.
+        with suppress(OSError):
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have come. Does not wait."""
+        try:
+            while data := self._socket.recv(_READ_AT_ONCE):
+                self._received += data
+            self.is_over = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_over = True
+        *lines, self._received = self._received.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Close this end."""
+        self.is_over = True
+        self._socket.close()

@@ -1,0 +1,391 @@
+"""A child: the process that runs tasks. Its main thread hears the parent, stops functions, and ends the process.
+
+Its other threads are the fetcher, which claims, the settler, which writes outcomes, and those that run tasks. It beats
+and listens for nothing itself: the parent does. If the parent ends, so does the child, at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+from uuid import UUID
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import model_of
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.liveness import silent_after
+from django_pglock.tasks import registry
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.claiming.drain import Drain
+from django_pglock.worker.claiming.fetcher import Fetcher, ParentsHeartbeat
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.claiming.sleep import Sleep
+from django_pglock.worker.in_flight import InFlight, Limits, Progress
+from django_pglock.worker.loop import READ, Loop
+from django_pglock.worker.running.executor import Executor
+from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.running.watchdog import Watchdog
+from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.settling.settler import Settler
+
+logger = get_logger(WORKER)
+
+#: Seconds for the last writes of outcomes when the child must end.
+LAST_WRITES = 10.0
+#: The least seconds that a function gets to end after its timeout. If the grace period is longer, it is used.
+LEAST_GRACE_PERIOD = 1.0
+#: Seconds between two checks of the limits and of the parts, and between two while running tasks get time to finish.
+CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.05
+#: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
+HANDOVER_DELAY = 3.0
+#: A part counts as hung after this multiple of HEARTBEAT_LIMIT without progress. A multiple of one would be too strict:
+#: the part may wait for a lock on a table that is being changed.
+HUNG_AFTER = 2
+#: The number of new objects after which Python's garbage collector runs.
+GARBAGE = 10_000
+#: The exit code of a child with ``drain`` that leaves tasks behind.
+LEFT_BEHIND = 75
+CANNOT_BEGIN = (
+    "No task could begin in this process, although it tried: it has no memory, threads, file descriptors or sessions "
+    "left for them."
+)
+
+
+class Child:
+    """Runs tasks for a parent, which is at the other end of ``channel``, until the parent ends it.
+
+    ``options`` come from the parent: ``id`` and ``number`` of the child, ``using``, ``backend``, ``queues``,
+    ``exclude``, ``threads``, ``grace``, ``drain``, ``max_tasks`` and ``max_memory``, as ``runlockworker`` has them.
+    """
+
+    def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
+        self.channel = channel
+        self.options = options
+        self.id = UUID(options["id"])
+        using = options["using"]
+        backend = options["backend"]
+        self.queues = Queues(options["queues"], exclude=options["exclude"])
+        self.grace = float(options["grace"])
+        self.loop = Loop()
+        model_of("Task")  # raises where the app is not installed
+        self.in_flight = InFlight(options["threads"], most=options["max_tasks"])
+        self.limits = Limits(self.in_flight, max_memory=options["max_memory"])
+        self.heartbeat = ParentsHeartbeat()
+        self.watchdog = Watchdog(
+            grace_period=max(self.grace, LEAST_GRACE_PERIOD),
+            long_overdue=self._end_for_overrun,
+            changed=lambda: self.loop.call_soon(self._watch),
+            began=lambda each: self.channel.send(began=[each.claim.id, each.claim.attempt, each.deadline]),
+            ended=lambda each: self.channel.send(ended=[each.claim.id, each.claim.attempt]),
+        )
+        self.executor = Executor(self.in_flight, using, self.watchdog)
+        self.drain_state = None
+        if options["drain"]:
+            self.drain_state = Drain(using, self.queues, self.id, end=self.stop, backend=backend)
+        self.sleep = Sleep(self.in_flight, using, self.id, self.queues)
+        self.settler = Settler(
+            self.in_flight,
+            using,
+            self.id,
+            progress=Progress(self.in_flight, using),
+            ready=self.sleep.note_ready,
+            scheduled=lambda: self.channel.send(scheduled=True),
+        )
+        self.fetcher = Fetcher(
+            self.in_flight,
+            using,
+            self.id,
+            self.queues,
+            sleep=self.sleep,
+            heartbeat=self.heartbeat,
+            backend=backend,
+            drain=self.drain_state,
+            on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
+        )
+        #: How often each part was found silent in a row, and until when it was to report.
+        self._silent: dict[ConnectedService, tuple[float, int]] = {}
+        self._functions = registry.known_versions()
+        self._is_started = self.is_stopping = self._gives_up_grace = False
+        self.has_overrun = False
+        self._ends_at = 0.0
+        #: Whether each running task has finished.
+        self.have_all_finished = True
+
+    @property
+    def services(self) -> list[ConnectedService]:
+        """The parts with a thread and a database session of their own."""
+        return [self.fetcher, self.settler]
+
+    def run(self) -> int:
+        """Run until the parent ends this child, or until it has to be replaced. Return the exit code."""
+        self.loop.watch(self.channel, READ, self.receive)
+        self.channel.send(ready=self._functions)
+        self.settler.start()
+        self.executor.start()
+        self.loop.call_later(0.0, self._check)
+        self.loop.run()
+        self.loop.close()
+        if self.drain_state is not None and self.drain_state.left_behind:
+            self.channel.send(left_behind=self.drain_state.left_behind)
+            return LEFT_BEHIND
+        return 0
+
+    # Messages of the parent
+
+    def receive(self) -> None:
+        """Do what the parent asks for. If it has ended, end at once: other workers rescue the tasks of this one."""
+        for message in self.channel.receive():
+            for kind, value in message.items():
+                self._obey(kind, value)
+        if self.channel.is_over:
+            self.leave()
+
+    def leave(self) -> None:
+        """End the process now."""
+        os._exit(1)
+
+    def _obey(self, kind: str, value: Any) -> None:
+        match kind:
+            case "beat":
+                self._note_beat(*value)
+            case "cut":
+                self.heartbeat.is_connected = self.heartbeat.is_listening = False
+            case "wake":
+                self.sleep.note_ready(*value)
+            case "poll":
+                self.sleep.note_missed()
+            case "cancel":
+                self.executor.cancel([(task, attempt) for task, attempt in value])
+            case "stack":
+                task, attempt = value
+                self.channel.send(stack=[task, attempt, self.executor.stack_of((task, attempt))])
+            case "drain":
+                self.stop()
+            case "end":
+                self._gives_up_grace = True
+                self.stop()
+
+    def _note_beat(self, beat_at: float, is_listening: bool) -> None:
+        heartbeat = self.heartbeat
+        was_alive = heartbeat.is_alive()
+        heartbeat.beat_at, heartbeat.is_connected, heartbeat.is_listening = beat_at, True, is_listening
+        if not self._is_started:
+            self._is_started = True
+            self.fetcher.start()
+        elif not was_alive:
+            self.in_flight.notify_fetcher()
+
+    # Checks
+
+    def _watch(self) -> None:
+        """Stop functions whose time is over, and look again when the next time is over."""
+        due_in = self.watchdog.check()
+        if due_in < CHECK_INTERVAL:
+            self.loop.call_later(due_in, self._watch)
+
+    def _check(self) -> None:
+        self.loop.call_later(CHECK_INTERVAL, self._check)
+        self._watch()
+        for service in self.services:
+            service.end_late()
+        self._tell_new_functions()
+        self.channel.send(report=self.report())
+        if not self.is_stopping and (reason := self.limits.reached()):
+            self.channel.send(replace=reason)
+            self.stop()
+
+    def _tell_new_functions(self) -> None:
+        if registry.count() != len(self._functions):
+            self._functions = registry.known_versions()
+            self.channel.send(ready=self._functions)
+
+    def report(self) -> dict[str, Any]:
+        """Return the numbers and the health of this child, for probes and metrics."""
+        in_flight, counts = self.in_flight, self.settler.counts
+        return {
+            "claimed": in_flight.claimed,
+            "in_flight": len(in_flight.claims),
+            "running": in_flight.running,
+            "unsettled": in_flight.unsettled,
+            "outcomes": {("lost" if kind is None else kind.__name__): number for kind, number in counts.items()},
+            "reconnects": {service.name: service.reconnects for service in self.services},
+            "hung": self.hung(),
+            "unready": self.unready(),
+        }
+
+    def hung(self) -> str | None:
+        """Return which part has ended or hangs, in a sentence. It is called once a second.
+
+        It counts calls instead of seconds, because time also passes while the process is stopped.
+        """
+        for service in self.services:
+            if service.is_missing:
+                return f"The {service.name} has ended."
+            due, calls = self._silent.get(service, (0.0, 0))
+            is_silent = due == service.next_report_by < time.monotonic() and not service.waits_for_answer
+            calls = calls + 1 if is_silent and service.is_running else 0
+            self._silent[service] = service.next_report_by, calls
+            if calls > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
+                return f"The {service.name} has not responded for {calls} s."
+        if self.executor.is_missing:
+            return "A thread of the executor has ended."
+        return CANNOT_BEGIN if self.executor.is_unable else None
+
+    def unready(self) -> str | None:
+        """Return why the child claims no tasks, in a sentence."""
+        if self.is_stopping:
+            return "The worker is stopping."
+        if not self.heartbeat.is_alive():
+            return f"The last heartbeat was written more than {silent_after():.0f} s ago."
+        return None if self.fetcher.is_claiming else "The fetcher claims no tasks at the moment."
+
+    # The end
+
+    def stop(self) -> None:
+        """Claim nothing more, give back what has not begun, and end when the running tasks have finished. Thread-safe."""
+        self.loop.call_soon(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        self.channel.send(ending=True)
+        self.fetcher.stop()
+        self._ends_at = time.monotonic() + self.grace
+        self._told_at = time.monotonic() + 1.0
+        self._wait_for_fetcher(until=time.monotonic() + LAST_WRITES)
+
+    def _wait_for_fetcher(self, *, until: float) -> None:
+        if not self.fetcher.wait(0.0) and time.monotonic() < until:
+            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_fetcher(until=until))
+            return
+        self.in_flight.give_back_waiting()
+        self.executor.stop()
+        self._wait_for_tasks()
+
+    def _wait_for_tasks(self) -> None:
+        """Wait for the running tasks, up to the grace period. After a second, the log names them."""
+        if self.executor.wait(0.0):
+            self._end_tasks(have_ended=True)
+        elif time.monotonic() >= self._ends_at or self._gives_up_grace:
+            self._end_tasks(have_ended=False)
+        else:
+            if time.monotonic() > self._told_at:
+                self._told_at = float("inf")
+                running = ", ".join(map(str, self.in_flight.claims.values()))
+                logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
+            self.loop.call_later(ENDING_INTERVAL, self._wait_for_tasks)
+
+    def _end_tasks(self, *, have_ended: bool) -> None:
+        overdue = self.executor.end_overdue(HANDOVER_DELAY)
+        if not have_ended:
+            # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
+            self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
+        self.have_all_finished = have_ended and not overdue
+        self.executor.loop.stop()
+        self._wait_for_settler(until=time.monotonic() + LAST_WRITES)
+
+    def _wait_for_settler(self, *, until: float) -> None:
+        if self.in_flight.claims and time.monotonic() < until:
+            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_settler(until=until))
+            return
+        self.settler.stop()
+        self._wait_for_end(until=until)
+
+    def _wait_for_end(self, *, until: float) -> None:
+        if not self.settler.wait(0.0) and time.monotonic() < until:
+            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_end(until=until))
+            return
+        self.channel.send(report=self.report())
+        self.loop.stop()
+
+    def _end_for_overrun(self, attempt: StoppableAttempt) -> None:
+        """End the process in order, because a function does not end: nothing else can end it."""
+        if self.is_stopping:
+            return
+        self.has_overrun = True
+        claim = attempt.claim
+        # First, because the log may hang, too.
+        self.channel.send(replace=f"task {claim.id} does not end")
+        self.stop()
+        logger.error(
+            "%s does not end, although its timeout was over %.0f s ago. The process is replaced. Running tasks get "
+            "%.0f s to finish. Let the function call context.check(), or limit its calls by timeouts of their own. Its "
+            "code is at:\n%s",
+            claim,
+            self.watchdog.grace_period,
+            self.grace,
+            self.executor.stack_of((claim.id, claim.attempt)),
+            extra=claim.log_fields(),
+        )
+
+
+def run_child(end: socket.socket) -> int:
+    """Run a child in this process. ``end`` is its end of the channel. Return the exit code."""
+    channel = Channel(end)
+    options = _options_from(channel)
+    prepare_process(channel, options["number"])
+    child = Child(channel, options)
+    code = child.run()
+    channel.flush()
+    if child.have_all_finished:
+        # SDKs send what they have collected. Otherwise others will soon run the tasks that still run here.
+        atexit._run_exitfuncs()
+    return code
+
+
+def _options_from(channel: Channel) -> dict[str, Any]:
+    """Wait for the options, which are the first message."""
+    while not channel.is_over:
+        for message in channel.receive():
+            if "start" in message:
+                options: dict[str, Any] = message["start"]
+                return options
+        time.sleep(0.001)
+    os._exit(1)
+
+
+def prepare_process(channel: Channel, number: int) -> None:
+    """Prepare this process for tasks: its name, signals, garbage collection, and people who debug a task."""
+    multiprocessing.current_process().name = f"worker-{number}"
+    # Signals that reach all processes of a group, as Ctrl-C on a terminal does, are for the parent, which ends its
+    # children in order. Handlers, because a program that a task starts would inherit that signals are ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave_to_parent)
+    gc.collect()
+    gc.freeze()
+    often, *others = gc.get_threshold()
+    if often:  # zero: the collector is switched off
+        gc.set_threshold(max(often, GARBAGE), *others)
+    hook = sys.breakpointhook
+
+    def debug(*args: Any, **kwargs: Any) -> Any:
+        channel.send(debugger=True)
+        return hook(*args, **kwargs)
+
+    sys.breakpointhook = debug
+
+
+def _leave_to_parent(number: int, frame: Any) -> None:
+    """Do nothing."""
+
+
+def _reset_signals_after_fork() -> None:
+    """Let the signals end a process that a task has forked: multiprocessing's terminate(), for example, is for it.
+
+    A handler in Python would not do. In a process that another thread than the main thread has forked, Python 3.13.0
+    does not call handlers while Python code runs.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _leave_to_parent:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_reset_signals_after_fork)

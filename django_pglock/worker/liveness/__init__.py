@@ -1,1 +1,0 @@
-"""Liveness: the heartbeat of this worker, and deadlines for connections that no longer answer."""

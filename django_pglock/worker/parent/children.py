@@ -1,0 +1,352 @@
+"""The children of one parent: starts them, hears what they tell, and replaces them.
+
+A child is replaced at once if it asks for that. It is killed if it was stopped (SIGSTOP), if a part of it that is ours
+makes no progress, or if a function has not ended after its timeout and the grace period, and the child cannot end by
+itself, because the function keeps it from running.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.liveness import Beat
+from django_pglock.tasks import registry
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.loop import READ, Loop, Timer
+from django_pglock.worker.parent.starter import Starter
+
+logger = get_logger(WORKER)
+
+#: Seconds before a child that ended unexpectedly is started again. Doubled each time, up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+#: If a child has lived for this number of seconds, its end is not counted as one more failure in a row.
+STABLE_AFTER = 60.0
+#: Seconds beyond the grace period within which a child must write its last outcomes and end.
+MARGIN = 30.0
+#: Seconds beyond timeout and grace period within which a child must begin to end because of a function that does not.
+OVERRUN_MARGIN = 2.0
+#: The longest time in seconds for which code of a task may keep all threads of a child from running.
+LONGEST_SILENCE = 3600.0
+#: Seconds between two checks of the children.
+CHECK_INTERVAL = 1.0
+#: The exit code of a child with ``--drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
+LEFT_BEHIND = 75
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait after a number of unexpected ends in a row, with jitter."""
+    bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+    return random.uniform(bound / 2, bound)  # noqa: S311
+
+
+class Child:
+    """One child: a worker, with its row in the table of workers."""
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.number = number
+        self.id = uuid4()
+        self.channel = channel
+        self.pid = 0
+        self.started_at = time.monotonic()
+        self.heard_at = self.started_at
+        #: The functions that it knows.
+        self.functions: list[str] = registry.known_versions()
+        #: Its last report: numbers, and sentences about its health.
+        self.report: dict[str, Any] = {}
+        #: The timers of the attempts with a timeout, by task and attempt.
+        self.deadlines: dict[tuple[int, int], Timer] = {}
+        #: The attempts that did not end after their timeouts, so that the child was killed.
+        self.overruns: list[tuple[int, int]] = []
+        self.is_ready = self.is_ending = self.is_replaced = self.is_debugged = self.is_killed = False
+        self.kill_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name for the table of workers and for people: host, process, and the start of the id."""
+        return f"{socket.gethostname()[:80]}:{self.pid}:{self.id.hex[:8]}"
+
+    def __repr__(self) -> str:
+        return f"worker-{self.number}[{self.pid}]"
+
+
+class Children:
+    """Keeps ``count`` children of one database running until ``drain()`` or ``end()``.
+
+    ``options`` are those of a child (``worker/child.py``). Callbacks, all in the loop's thread: ``on_start``,
+    ``on_message`` for messages that are not about the child's life, and ``on_end`` with the child and its exit code.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        starter: Callable[[], Starter],
+        count: int,
+        *,
+        first: int,
+        options: dict[str, Any],
+        on_start: Callable[[Child], None],
+        on_message: Callable[[Child, str, Any], None],
+        on_end: Callable[[Child, int], None],
+    ) -> None:
+        self.loop = loop
+        self._starter = starter
+        self.options = options
+        self.on_start = on_start
+        self.on_message = on_message
+        self.on_end = on_end
+        self.all: list[Child] = []
+        self.is_stopping = False
+        #: Whether a child ended because of an error.
+        self.have_failed = False
+        #: What draining children could not run.
+        self.left_behind: list[str] = []
+        self._failures: Counter[int] = Counter()
+        # The numbers of the children that have to be started later.
+        self._later: dict[int, Timer] = {}
+        self._numbers = range(first, first + count)
+
+    @property
+    def grace(self) -> float:
+        """The seconds that running tasks get to finish."""
+        return float(self.options["grace"])
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether no child runs, and none will be started."""
+        return not self.all and not self._later
+
+    def start(self) -> None:
+        """Start all children, and check them from now on."""
+        for number in self._numbers:
+            self._start(number)
+        self._check()
+
+    def beats(self) -> Sequence[Beat]:
+        """Return the heartbeats of the children that are not frozen, with the functions that they know."""
+        return [self._beat_of(child) for child in self.all if not child.is_killed and child.pid]
+
+    def busy(self) -> Sequence[UUID]:
+        """Return the ids of the children that may run tasks."""
+        return [child.id for child in self.all if child.is_ready]
+
+    def find(self, worker: str) -> Child | None:
+        """Return the child with this id."""
+        return next((child for child in self.all if str(child.id) == worker), None)
+
+    def tell(self, **message: Any) -> None:
+        """Send a message to each child."""
+        for child in self.all:
+            child.channel.send(**message)
+
+    def drain(self) -> None:
+        """Have all children finish their running tasks and end. Start none any more."""
+        self._stop()
+        for child in self.all:
+            self._drain(child)
+
+    def end(self) -> None:
+        """Have all children give their tasks back and end."""
+        self._stop()
+        for child in self.all:
+            child.channel.send(end=True)
+            child.kill_at = time.monotonic() + MARGIN
+
+    def kill(self, child: Child, why: str) -> None:
+        """Kill a child, and say why."""
+        logger.error("%r %s. It is killed.", child, why)
+        child.is_killed = True
+        self._starter().signal(child.pid, signal.SIGKILL)
+
+    def note_end(self, pid: int, code: int) -> bool:
+        """Note that a process has ended. Return whether it was one of these children."""
+        child = next((each for each in self.all if each.pid == pid), None)
+        if child is None:
+            return False
+        self._receive(child)
+        self._forget(child)
+        self._replace_after_end(child, code)
+        self.on_end(child, code)
+        return True
+
+    def _beat_of(self, child: Child) -> Beat:
+        return Beat(
+            child.id,
+            parent=UUID(self.options["parent"]),
+            name=child.name,
+            hostname=socket.gethostname()[:255],
+            pid=child.pid,
+            queues=self.options["queues_given"],
+            threads=self.options["threads"],
+            is_stopping=child.is_ending,
+            task_paths=child.functions,
+        )
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        for timer in self._later.values():
+            timer.cancel()
+        self._later.clear()
+
+    def _drain(self, child: Child) -> None:
+        child.channel.send(drain=True)
+        child.is_ending = True
+        child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+
+    def _start(self, number: int) -> None:
+        self._later.pop(number, None)
+        ours, theirs = socket.socketpair()
+        child = Child(number, Channel(ours))
+        child.channel.send(start={**self.options, "id": str(child.id), "number": number})
+        self.all.append(child)
+        with theirs:
+            self._starter().start(theirs, lambda pid, error: self._note_start(child, pid, error))
+
+    def _note_start(self, child: Child, pid: int, error: str) -> None:
+        if error:
+            self._forget(child)
+            self._start_later(child.number, f"worker-{child.number} cannot be started ({error})")
+            return
+        child.pid = pid
+        self.loop.watch(child.channel, READ, lambda: self._receive(child))
+        logger.info("Started %r.", child)
+        self.on_start(child)
+
+    def _start_later(self, number: int, why: str) -> None:
+        self._failures[number] += 1
+        pause = pause_after(self._failures[number])
+        logger.warning("%s. It is started again in %.1f s.", why, pause)
+        self._later[number] = self.loop.call_later(pause, lambda: self._start(number))
+
+    def _receive(self, child: Child) -> None:
+        for message in child.channel.receive():
+            child.heard_at = time.monotonic()
+            for kind, value in message.items():
+                self._hear(child, kind, value)
+        if child.channel.is_over:
+            # It sends nothing more, and ends. If it does not, only this time ends it.
+            self.loop.unwatch(child.channel)
+            child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+
+    def _hear(self, child: Child, kind: str, value: Any) -> None:
+        match kind:
+            case "ready":
+                child.is_ready, child.functions = True, value
+                self.on_message(child, kind, value)
+            case "report":
+                child.report = value
+                self._judge(child)
+            case "began":
+                self._begin(child, (value[0], value[1]), value[2])
+            case "ended":
+                self._cancel_deadline(child, (value[0], value[1]))
+            case "ending":
+                child.is_ending = True
+                child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+            case "replace":
+                self._replace(child, value)
+            case "debugger":
+                child.is_debugged = True
+            case "left_behind":
+                self.left_behind += value
+            case _:
+                self.on_message(child, kind, value)
+
+    # Timeouts
+
+    def _begin(self, child: Child, key: tuple[int, int], deadline: float) -> None:
+        """Watch an attempt with a timeout: the child itself ends it, unless its code keeps the child from running."""
+        seconds = deadline - time.monotonic() + max(self.grace, 1.0) + OVERRUN_MARGIN
+        child.deadlines[key] = self.loop.call_later(max(0.0, seconds), lambda: self._end_overrun(child, key))
+
+    def _cancel_deadline(self, child: Child, key: tuple[int, int]) -> None:
+        if timer := child.deadlines.pop(key, None):
+            timer.cancel()
+
+    def _end_overrun(self, child: Child, key: tuple[int, int]) -> None:
+        child.deadlines.pop(key, None)
+        if child.is_ending or child.is_debugged or child.is_killed:
+            return
+        child.overruns.append(key)
+        self.kill(child, f"runs task {key[0]} long after its timeout, and does not react")
+
+    # Replacement
+
+    def _replace(self, child: Child, why: str) -> None:
+        """Start another child at once, because this one will end."""
+        child.is_ending = True
+        child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+        if not child.is_replaced and not self.is_stopping:
+            logger.info("Replacing %r: %s.", child, why)
+            child.is_replaced = True
+            self._failures[child.number] = 0
+            self._start(child.number)
+
+    def _judge(self, child: Child) -> None:
+        """Replace a child that reports that a part of it hangs, or that it can begin no tasks."""
+        if (trouble := child.report.get("hung")) and not child.is_ending and not child.is_debugged:
+            logger.error("%s %r is replaced.", trouble, child)
+            self._replace(child, trouble)
+            self._drain(child)
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        for child in list(self.all):
+            child.channel.flush()
+            if child.is_killed or child.is_debugged:
+                continue
+            if child.kill_at is not None and now >= child.kill_at:
+                self.kill(child, "has not ended in time")
+            elif child.is_ready and now - child.heard_at > get_settings().HEARTBEAT_LIMIT:
+                silence = now - child.heard_at
+                if silence > LONGEST_SILENCE or not is_running(child.pid):
+                    self.kill(child, f"has been frozen for {silence:.0f} s")
+        self.loop.call_later(CHECK_INTERVAL, self._check)
+
+    def _forget(self, child: Child) -> None:
+        self.all.remove(child)
+        self.loop.unwatch(child.channel)
+        child.channel.close()
+        for key in list(child.deadlines):
+            self._cancel_deadline(child, key)
+
+    def _replace_after_end(self, child: Child, code: int) -> None:
+        is_in_order = code == 0
+        is_drained = self.options["drain"] and code in (0, LEFT_BEHIND)
+        if child.is_replaced or self.is_stopping or is_drained:
+            logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, in_words(code))
+            self.have_failed = self.have_failed or not (is_in_order or child.is_replaced)
+            return
+        if time.monotonic() - child.started_at >= STABLE_AFTER:
+            self._failures[child.number] = 0
+        self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
+
+
+def in_words(code: int) -> str:
+    """Return an exit code in words, for messages."""
+    if code >= 0:
+        return f"with exit code {code}"
+    with suppress(ValueError):
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is not stopped, as far as the system tells: by SIGSTOP, or by a debugger."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return os.name == "posix" and not Path("/proc/self").exists()
+    return state not in "Tt"

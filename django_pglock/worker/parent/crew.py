@@ -1,0 +1,117 @@
+"""The children of one database, with the heartbeat and the upkeep for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.worker.loop import Loop
+from django_pglock.worker.parent.children import Child, Children
+from django_pglock.worker.parent.heartbeat import Heartbeat
+from django_pglock.worker.parent.starter import Starter
+from django_pglock.worker.parent.upkeep import Upkeep
+
+logger = get_logger(WORKER)
+
+
+class Crew:
+    """The children of one database, with the heartbeat and the upkeep for them."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        starter: Callable[[], Starter],
+        options: dict[str, Any],
+        *,
+        first: int,
+        count: int,
+        on_end: Callable[[Child], None],
+    ) -> None:
+        self.loop = loop
+        self.using: str = options["using"]
+        self.id = uuid4()
+        self.on_end = on_end
+        self.children = Children(
+            loop,
+            starter,
+            count,
+            first=first,
+            options={**options, "parent": str(self.id)},
+            on_start=lambda child: self.heartbeat.beat_soon(),
+            on_message=self._on_message,
+            on_end=self._on_end,
+        )
+        self.heartbeat = Heartbeat(
+            loop,
+            self.using,
+            self.id,
+            beats=self.children.beats,
+            busy=self.children.busy,
+            on_beat=self._on_beat,
+            on_lost=self._on_lost,
+            on_wake=self._on_wake,
+            on_missed=lambda: self.children.tell(poll=True),
+            on_scheduled=self._on_scheduled,
+            on_request=self._on_request,
+        )
+        self.upkeep = Upkeep(
+            self.using,
+            promoted=lambda: loop.call_soon(lambda: self.children.tell(poll=True)),
+            unbroken_for=self.heartbeat.unbroken_for,
+        )
+        self._ready: set[UUID] = set()
+
+    def start(self) -> None:
+        """Start the children, and open the session."""
+        self.heartbeat.start()
+        self.children.start()
+
+    def _on_beat(self, written: set[UUID], began: float) -> None:
+        self.upkeep.set_older_parents(self.heartbeat.older_parents or 0)
+        if written and not self.upkeep.is_running and not self.upkeep.stopping.is_set():
+            self.upkeep.start()
+        for child in self.children.all:
+            if child.id in written:
+                child.channel.send(beat=[began, self.heartbeat.is_listening])
+                self._note_ready(child)
+
+    def _note_ready(self, child: Child) -> None:
+        if child.is_ready and child.id not in self._ready:
+            self._ready.add(child.id)
+            queues = ", ".join(map(repr, self.children.options["queues_given"])) or "all queues"
+            logger.info("Worker %s is ready: %s.", child.name, queues)
+
+    def _on_lost(self, error: BaseException) -> None:
+        self.children.tell(cut=True)
+
+    def _on_wake(self, worker: str, queue: str, hops: int) -> None:
+        if child := self.children.find(worker):
+            child.channel.send(wake=[queue, hops])
+
+    def _on_scheduled(self) -> None:
+        self.upkeep.wake()
+
+    def _on_request(self, worker: str, task: int, attempt: int, is_cancel: bool) -> None:
+        if child := self.children.find(worker):
+            if is_cancel:
+                child.channel.send(cancel=[[task, attempt]])
+            else:
+                child.channel.send(stack=[task, attempt])
+
+    def _on_message(self, child: Child, kind: str, value: Any) -> None:
+        match kind:
+            case "ready":
+                self.heartbeat.beat_soon()
+            case "scheduled":
+                self.upkeep.wake()
+            case "stack":
+                task, attempt, text = value
+                self.heartbeat.answer_stack(child.id, task, attempt, text)
+
+    def _on_end(self, child: Child, code: int) -> None:
+        """A worker without a row is dead: its tasks are rescued at once."""
+        self._ready.discard(child.id)
+        self.upkeep.end_worker(child.id, child.overruns)
+        self.on_end(child)

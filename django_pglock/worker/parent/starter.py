@@ -1,0 +1,318 @@
+"""Starts the children of a parent: by a fork or, where a fork is not safe, as new interpreters.
+
+The forks are made by a process of their own, the starter. It is forked by the parent before the parent opens a session
+or starts a thread, and it never does either. So each child begins as the parent was after it had loaded the project:
+with no lock held by a thread that the child does not have, no session that the child must not use, and no background
+thread of an SDK that the child would believe to run. Most of the memory is shared (``gc.freeze``).
+
+The kernel ends the starter if the parent dies, and the children if the starter dies. Where there is no such signal, and
+while C code keeps a child from seeing the closed channel, the child ends a moment later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from django.db import connections
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.worker.loop import READ, Loop
+
+#: The environment variable with the descriptor of the channel, in a child that is a new interpreter.
+CHANNEL_FD = "DJANGO_PGLOCK_CHANNEL"
+#: prctl(2): the signal that the kernel sends to this process when its parent dies.
+PR_SET_PDEATHSIG = 1
+#: The exit code of a child whose code raised an error.
+FAILED = 1
+_LONGEST_MESSAGE = 65_536
+
+#: What a child does with its end of the channel. It returns the exit code.
+RunChild = Callable[[socket.socket], int]
+#: Called with the process id of a child that has ended, and its exit code, negative for a signal.
+OnEnd = Callable[[int, int], None]
+#: Called with the process id of a child that was started, or with the error.
+Started = Callable[[int, str], None]
+
+
+class Starter(Protocol):
+    """What starts and signals the children of a parent. Callbacks are called in the loop's thread."""
+
+    def start(self, channel: socket.socket, started: Started) -> None:
+        """Start a child with its end of the channel, which the caller closes. Then call ``started``.
+
+        It gets the process id and an empty text, or 0 and why the child cannot be started.
+        """
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a child, if it has not ended."""
+
+    def close(self) -> None:
+        """Start nothing more. All children have ended, or are killed."""
+
+
+def make_starter(
+    loop: Loop,
+    run_child: RunChild,
+    command: Callable[[], Sequence[str]],
+    *,
+    on_end: OnEnd,
+    on_lost: Callable[[], None],
+) -> Starter:
+    """Return the starter for this system: call it before the process opens sessions and starts threads.
+
+    ``on_lost`` is called if the starter has ended, and all children with it.
+    """
+    if may_fork():
+        return ForkStarter(loop, run_child, on_end=on_end, on_lost=on_lost)
+    return SpawnStarter(loop, command(), on_end)
+
+
+def may_fork() -> bool:
+    """Return whether children may be forks. ``multiprocessing.set_start_method("spawn")`` says that they may not."""
+    asked = multiprocessing.get_start_method(allow_none=True)
+    return hasattr(os, "fork") and sys.platform != "darwin" and asked != "spawn"
+
+
+class ForkStarter:
+    """The parent's side of the process that forks the children."""
+
+    def __init__(self, loop: Loop, run_child: RunChild, *, on_end: OnEnd, on_lost: Callable[[], None]) -> None:
+        self.loop = loop
+        self.on_end = on_end
+        self.on_lost = on_lost
+        self._starting: deque[Started] = deque()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connections.close_all()
+        gc.collect()
+        gc.freeze()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._control.close()
+            _run_to_end(lambda: ForkServer(theirs, run_child).serve(parent))
+        theirs.close()
+        self._control.setblocking(False)
+        loop.watch(self._control, READ, self._receive)
+
+    def start(self, channel: socket.socket, started: Started) -> None:
+        self._starting.append(started)
+        try:
+            socket.send_fds(self._control, [b"{}"], [channel.fileno()])
+        except OSError as error:
+            self._starting.pop()
+            started(0, str(error))
+
+    def signal(self, pid: int, number: int) -> None:
+        with suppress(OSError):
+            self._control.send(json.dumps({"signal": [pid, number]}).encode())
+
+    def close(self) -> None:
+        self.loop.unwatch(self._control)
+        self._control.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def _receive(self) -> None:
+        with suppress(BlockingIOError):
+            while data := self._control.recv(_LONGEST_MESSAGE):
+                message = json.loads(data)
+                if "ended" in message:
+                    self.on_end(message["ended"], message["code"])
+                else:
+                    self._starting.popleft()(message["pid"], message["error"])
+            self.loop.unwatch(self._control)
+            self.on_lost()
+
+
+class ForkServer:
+    """The starter itself: forks children, signals them, and tells their ends. One thread, no session, no log."""
+
+    def __init__(self, control: socket.socket, run_child: RunChild) -> None:
+        self._control = control
+        self._run_child = run_child
+        self._children: set[int] = set()
+        self._untold: deque[bytes] = deque()
+        control.setblocking(False)
+        self._ours, self._wakeup = socket.socketpair()
+        for end in (self._ours, self._wakeup):
+            end.setblocking(False)
+
+    def serve(self, parent: int) -> int:
+        """Serve until the parent has ended or has closed its end."""
+        die_with_parent(parent)
+        # The parent ends the children: signals that reach all processes of a group are for the parent.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, READ)
+        selector.register(self._ours, READ)
+        while True:
+            selector.select(1.0)
+            with suppress(BlockingIOError):
+                self._ours.recv(4096)
+            self._reap()
+            self._tell_all()
+            if not self._serve_requests():
+                self._end_children()
+                return 0
+
+    def _serve_requests(self) -> bool:
+        """Serve what the parent has asked for. Return whether the parent still has its end open."""
+        with suppress(BlockingIOError):
+            while True:
+                data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
+                if not data:
+                    return False
+                request = json.loads(data)
+                if descriptors:
+                    self._start(socket.socket(fileno=descriptors[0]))
+                else:
+                    self._signal(*request["signal"])
+        return True
+
+    def _start(self, channel: socket.socket) -> None:
+        starter = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(pid=0, error=str(error))
+            channel.close()
+            return
+        if pid == 0:
+            self._become_child(starter)
+            _run_to_end(lambda: self._run_child(channel))
+        channel.close()
+        self._children.add(pid)
+        self._tell(pid=pid, error="")
+
+    def _become_child(self, starter: int) -> None:
+        die_with_parent(starter)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._control, self._ours, self._wakeup):
+            end.close()
+
+    def _signal(self, pid: int, number: int) -> None:
+        # A process that has ended keeps its number until it is reaped, which only this thread does.
+        if pid in self._children:
+            with suppress(OSError):
+                os.kill(pid, number)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._children.remove(pid)
+                self._tell(ended=pid, code=os.waitstatus_to_exitcode(status))
+
+    def _tell(self, **message: Any) -> None:
+        self._untold.append(json.dumps(message).encode())
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        # An error means that the parent does not read at the moment, or is gone. Its end is closed then.
+        with suppress(OSError):
+            while self._untold:
+                self._control.send(self._untold[0])
+                self._untold.popleft()
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class SpawnStarter:
+    """Starts children as new interpreters with the parent's command line."""
+
+    def __init__(self, loop: Loop, command: Sequence[str], on_end: OnEnd) -> None:
+        self.loop = loop
+        self.command = command
+        self.on_end = on_end
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._check()
+
+    def start(self, channel: socket.socket, started: Started) -> None:
+        environment = {**os.environ, CHANNEL_FD: str(channel.fileno())}
+        try:
+            process = subprocess.Popen(self.command, env=environment, pass_fds=[channel.fileno()])  # noqa: S603
+        except OSError as error:
+            started(0, str(error))
+            return
+        self._children[process.pid] = process
+        started(process.pid, "")
+
+    def signal(self, pid: int, number: int) -> None:
+        # Popen compares the exit status first, so the number does not belong to another process by now.
+        if pid in self._children:
+            self._children[pid].send_signal(number)
+
+    def close(self) -> None:
+        for process in self._children.values():
+            process.kill()
+            process.wait()
+
+    def _check(self) -> None:
+        """Tell the ends of children. SIGCHLD wakes the loop, and the loop never sleeps for longer than a second."""
+        for pid, process in list(self._children.items()):
+            if (code := process.poll()) is not None:
+                del self._children[pid]
+                self.on_end(pid, code)
+        self.loop.call_later(0.1, self._check)
+
+
+def channel_of_spawned() -> socket.socket | None:
+    """Return the channel of a child that is a new interpreter; None: this process is no such child."""
+    descriptor = os.environ.pop(CHANNEL_FD, None)
+    if descriptor is None:
+        return None
+    # A copy, because processes that tasks start do not inherit it.
+    channel = socket.socket(fileno=os.dup(int(descriptor)))
+    os.close(int(descriptor))
+    return channel
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends, or end now if it has ended already.
+
+    Only Linux has this signal: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(FAILED)
+
+
+def _run_to_end(main: Callable[[], int]) -> None:
+    """Run the main function of a forked process, and end the process. Nothing of the parent's code runs after it."""
+    code = FAILED
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else FAILED
+    except BaseException:  # noqa: BLE001 - it would reach the code that has forked
+        with suppress(Exception):
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        os._exit(code)
+
+
+def refuse_platform() -> None:
+    """Raise ``ConfigurationError`` on a system without what a parent needs."""
+    if not hasattr(socket, "AF_UNIX") or os.name != "posix":
+        raise ConfigurationError("A worker needs Unix sockets and signals, which this system does not have.")

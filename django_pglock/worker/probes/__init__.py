@@ -1,1 +1,0 @@
-"""Probes: tell people, orchestrators and service managers whether a worker lives and works."""

@@ -1,1 +1,0 @@
-"""Supervising: one supervisor runs several worker processes, and replaces them."""

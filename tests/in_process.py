@@ -1,0 +1,130 @@
+"""A worker whose parent and child are threads of the process of the tests, which can look into both."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django_pglock.worker import Worker
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.child import Child
+from django_pglock.worker.loop import Loop
+
+NEVER = 60.0
+
+
+class InProcessChild(Child):
+    """A child that does not end the process."""
+
+    def leave(self) -> None:
+        self.have_all_finished = False
+        self.loop.unwatch(self.channel)
+        self._gives_up_grace = True
+        self.stop()
+
+
+class ThreadStarter:
+    """Starts each child as a thread."""
+
+    def __init__(self, loop: Loop, run_child: Any, command: Any, *, on_end: Any, on_lost: Any) -> None:
+        self.loop = loop
+        self.on_end = on_end
+        self.children: list[InProcessChild] = []
+        self._numbers = itertools.count(os.getpid() * 1000)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, channel: socket.socket, started: Callable[[int, str], None]) -> None:
+        end = Channel(channel.dup())
+        number = next(self._numbers)
+        [message] = end.receive()
+        child = InProcessChild(end, message["start"])
+        self.children.append(child)
+
+        def run() -> None:
+            code = child.run()
+            end.flush()
+            end.close()
+            self.loop.call_soon(lambda: self.on_end(number, code))
+
+        thread = threading.Thread(target=run, name="lockworker-child", daemon=True)
+        self._threads.append(thread)
+        self.loop.call_soon(lambda: started(number, ""))
+        thread.start()
+
+    def signal(self, pid: int, number: int) -> None:
+        """Kill nothing: the child would be this process."""
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join(5)
+
+
+class InProcessWorker(Worker):
+    """A worker in threads. ``start()`` returns when the child claims tasks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._make_parent = partial(self._make_parent, starter=self._make_starter)
+        self._thread = threading.Thread(target=self._run, name="lockworker-parent", daemon=True)
+        self._starter: ThreadStarter | None = None
+        self.is_ok = True
+
+    def _make_starter(self, *args: Any, **options: Any) -> ThreadStarter:
+        self._starter = ThreadStarter(*args, **options)
+        return self._starter
+
+    def _run(self) -> None:
+        self.is_ok = self.run()
+
+    @property
+    def crew(self) -> Any:
+        assert self._parent is not None
+        return self._parent.crews[0]
+
+    @property
+    def child(self) -> InProcessChild:
+        """The child that was started last."""
+        assert self._starter is not None
+        return self._starter.children[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        # The parts of the child and of the parent, by their names.
+        if name in ("upkeep", "heartbeat"):
+            return getattr(self.crew, name)
+        if name in ("in_flight", "executor", "fetcher", "settler", "sleep", "watchdog", "id", "services"):
+            return getattr(self.child, name)
+        raise AttributeError(name)
+
+    def start(self) -> None:
+        self._thread.start()
+        deadline = time.monotonic() + NEVER
+        while time.monotonic() < deadline and self._thread.is_alive():
+            if self._starter is not None and self._starter.children and self.child._is_started:
+                return
+            time.sleep(0.002)
+
+    def wait(self, timeout: float = NEVER) -> bool:
+        """Wait for the end, for example of a worker that drains."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def shutdown(self) -> bool:
+        self.stop()
+        self.wait()
+        return self.child.have_all_finished
+
+    def run_here(self) -> bool:
+        """Start, and wait until the worker has drained."""
+        self.start()
+        self.wait()
+        return self.child.have_all_finished
