@@ -13,7 +13,7 @@ from typing import Any
 
 from django_pglock.worker import Worker
 from django_pglock.worker.channel import Channel
-from django_pglock.worker.child import Child
+from django_pglock.worker.child.child import Child
 from django_pglock.worker.loop import Loop
 
 NEVER = 60.0
@@ -97,7 +97,7 @@ class InProcessWorker(Worker):
         # The parts of the child and of the parent, by their names.
         if name in ("upkeep", "heartbeat"):
             return getattr(self.crew, name)
-        if name in ("in_flight", "executor", "fetcher", "settler", "sleep", "watchdog", "id", "services"):
+        if name in ("in_flight", "executor", "fetcher", "settler", "sleep", "watchdog", "id", "services", "hung"):
             return getattr(self.child, name)
         raise AttributeError(name)
 

@@ -39,7 +39,7 @@ from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, Ru
 from django_pglock.tasks.redaction import is_redacted, shown
 from django_pglock.tasks.retry import Cancel, FlowWord, Retry
 from django_pglock.tasks.schedules import EVERY, is_scheduled, timing_of
-from django_pglock.worker.logs import NAMES
+from django_pglock.worker.child.logs import NAMES
 
 INSTRUMENT = "sentry"
 ORIGIN = "auto.queue.django_pglock"

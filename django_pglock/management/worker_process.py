@@ -24,8 +24,8 @@ from django_pglock.management.arguments import WrongArguments
 from django_pglock.store import bulk  # noqa: F401
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import timing_of
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.logs import keep_off_terminal
+from django_pglock.worker.child.logs import keep_off_terminal
+from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

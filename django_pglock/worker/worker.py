@@ -9,9 +9,9 @@ from typing import Any
 from django.db import connections
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.options import check_options, database_to_serve
 from django_pglock.worker.parent.parent import Parent
+from django_pglock.worker.queues import Queues
 
 
 def no_command() -> Sequence[str]:

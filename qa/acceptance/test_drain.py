@@ -11,8 +11,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
-from django_pglock.worker.claiming.drain import Drain
-from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.supervising.channel import LEFT_BEHIND
 from tests.conftest import NEVER, WorkerProcess, database_url, heartbeat_processes_of
 from tests.sample import running_tasks, tasks

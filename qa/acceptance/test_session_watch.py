@@ -8,7 +8,7 @@ from django.db import connection, connections
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import has_statement_in_progress
 from django_pglock.worker.liveness import session_watch
-from django_pglock.worker.running import task_thread
+from django_pglock.worker.child import task_thread
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
 from tests.proxy import Proxy

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_pglock.store import operate, schedules
-from django_pglock.worker.settling import settler
+from django_pglock.worker.child import settler
 from qa.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
 from qa.interleavings.cases import CaseRunner
 from qa.interleavings.worlds import World

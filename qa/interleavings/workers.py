@@ -33,8 +33,8 @@ from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle_and_commit
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import EndedClaim, InFlight, Progress
-from django_pglock.worker.settling import settler
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
+from django_pglock.worker.child import settler
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import VERBS, Results, Verb, verb
 from qa.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World

@@ -114,7 +114,7 @@ inline hear_of_claim(me) {
     does[me] = HAS
 }
 
-/* worker/running/run.py: run */
+/* worker/child/run.py: run */
 inline begin(me) {
     does[me] == HAS;
     does[me] = RUNS
@@ -138,7 +138,7 @@ inline execute_late(me) {
     fi
 }
 
-/* worker/running/run.py: run */
+/* worker/child/run.py: run */
 inline end(me) {
     does[me] == RUNS;
     effects = effects + !is_atomic;
@@ -215,7 +215,7 @@ inline settle_failure(me) {
     does[me] = IDLE
 }
 
-/* worker/settling/settler.py: Settler */
+/* worker/child/settler.py: Settler */
 inline hear_that_it_is_written(me) {
     does[me] == WROTE;
     does[me] = IDLE

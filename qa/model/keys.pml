@@ -153,7 +153,7 @@ inline claim(task) {
     sync()
 }
 
-/* store/settle.py: settle; worker/settling/settler.py: _release_and_admit */
+/* store/settle.py: settle; worker/child/settler.py: _release_and_admit */
 inline finish(task) {
     status[task] == RUNNING;
     status[task] = FINISHED;
@@ -161,7 +161,7 @@ inline finish(task) {
     sync()
 }
 
-/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: Retried; worker/settling/settler.py: _release_and_admit */
+/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: Retried; worker/child/settler.py: _release_and_admit */
 inline retry(task) {
     status[task] == RUNNING && faults < FAULTS;
     faults++;

@@ -84,7 +84,7 @@ bool before[4];
 #define all_have_forgotten(worker) !was_before(0, worker)
 #endif
 
-/* worker/claiming/fetcher.py: run_once `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
+/* worker/child/fetcher.py: run_once `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
 inline look(me) {
     does[me] == LOOKS;
     news[me] = (CLEAR_LATE -> news[me] : false);
@@ -98,7 +98,7 @@ inline look(me) {
     fi
 }
 
-/* worker/claiming/fetcher.py: _end_sleep_when_busy. After some uninterrupted work the worker asks for news no longer. */
+/* worker/child/fetcher.py: _end_sleep_when_busy. After some uninterrupted work the worker asks for news no longer. */
 inline end_sleep_when_busy(me) {
     does[me] == TOOK;
     if
@@ -110,7 +110,7 @@ inline end_sleep_when_busy(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
+/* worker/child/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
 inline ask_for_news(me) {
     does[me] == FOUND_NOTHING && !has_asked[me];
     is_sleeping[me] = row[me];
@@ -122,7 +122,7 @@ inline ask_for_news(me) {
     does[me] = ASKING
 }
 
-/* worker/claiming/sleep.py: begin `self.since = time.monotonic()` */
+/* worker/child/sleep.py: begin `self.since = time.monotonic()` */
 inline look_again(me) {
     does[me] == ASKING;
     has_asked[me] = true;
@@ -131,27 +131,27 @@ inline look_again(me) {
     does[me] = (LOOK_FIRST -> SLEEPS : LOOKS)
 }
 
-/* worker/claiming/fetcher.py: _sleep `self._polled_at < self._second_poll_at` */
+/* worker/child/fetcher.py: _sleep `self._polled_at < self._second_poll_at` */
 inline pause(me) {
     does[me] == FOUND_NOTHING && has_asked[me];
     news[me] = (CLEAR_LATE -> false : news[me]);
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
 
-/* worker/claiming/fetcher.py: _pause, _wait `self.in_flight.fetcher_wakeup.wait(seconds)`, _second_poll_at */
+/* worker/child/fetcher.py: _pause, _wait `self.in_flight.fetcher_wakeup.wait(seconds)`, _second_poll_at */
 inline end_pause(me) {
     does[me] == PAUSES && (news[me] || all_have_forgotten(me));
     has_rested[me] = has_rested[me] || all_have_forgotten(me);
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _pause; worker/claiming/sleep.py: note_ready */
+/* worker/child/fetcher.py: _pause; worker/child/sleep.py: note_ready */
 inline wake_up(me) {
     does[me] == SLEEPS && news[me];
     does[me] = LOOKS
 }
 
-/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/sleep.py: note_ready */
+/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/child/sleep.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -181,7 +181,7 @@ inline remove_row(me) {
     is_sleeping[me] = false
 }
 
-/* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/sleep.py: note_flag_unset */
+/* store/liveness.py: BEAT `worker.is_sleeping`; worker/child/sleep.py: note_flag_unset */
 inline beat(me) {
     if
     :: !row[me]

@@ -20,7 +20,7 @@ from django_pglock.models import Lease as LeaseRow
 from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
 from django_pglock.tasks.compat import InvalidTask
-from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.upkeep.upkeep import UnknownReport
 from tests.db.locks.sessions import Somebody
 from tests.sample import keyed_tasks as keyed

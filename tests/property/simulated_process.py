@@ -14,17 +14,17 @@ from uuid import uuid4
 
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker import capacity, in_flight
-from django_pglock.worker.claiming import claimer, exclusive_run, fetcher, queue_cursor, sleep
-from django_pglock.worker.claiming.claimer import ASYNC, EMPTY_PAUSE, SYNC
-from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.in_flight import EndedClaim, InFlight
-from django_pglock.worker.running import executor
-from django_pglock.worker.running.executor import Executor
-from django_pglock.worker.settling import settler
-from django_pglock.worker.settling.settler import Settler
+from django_pglock.worker.child import capacity, in_flight
+from django_pglock.worker.child import claimer, exclusive_run, fetcher, queue_cursor, sleep
+from django_pglock.worker.child.claimer import ASYNC, EMPTY_PAUSE, SYNC
+from django_pglock.worker.child.fetcher import Fetcher
+from django_pglock.worker.queues import Queues
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
+from django_pglock.worker.child import executor
+from django_pglock.worker.child.executor import Executor
+from django_pglock.worker.child import settler
+from django_pglock.worker.child.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule
 from tests.property.table import Call, Shape, Table
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from django_pglock.store.outcome import SUCCEEDED, Abandoned, GivenBack, Outcome, Succeeded
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker import in_flight
-from django_pglock.worker.claiming.claimer import ASYNC, SYNC
+from django_pglock.worker.child import in_flight
+from django_pglock.worker.child.claimer import ASYNC, SYNC
 from tests.property.interleaving import Schedule
 
 

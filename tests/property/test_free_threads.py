@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
-from django_pglock.worker.claiming import fetcher
-from django_pglock.worker.claiming.claimer import Claimer
-from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.settling.settler import Settler
+from django_pglock.worker.child.capacity import LoopCapacity, ThreadCapacity
+from django_pglock.worker.child import fetcher
+from django_pglock.worker.child.claimer import Claimer
+from django_pglock.worker.child.fetcher import Fetcher
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.settler import Settler
 from tests.property.interleaving import by_clock_of
 from tests.property.simulated_process import MAX_RESCUES, MODULES, SimulatedProcess, replacements
 from tests.property.simulation import LONG

@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import TaskContext, task
-from django_pglock.worker import capacity
+from django_pglock.worker.child import capacity
 from tests.sample.models import Run
 
 #: Seconds for which a function tries to write that it ends. Until it has, it has not ended.

@@ -19,7 +19,7 @@ from django.utils.autoreload import StatReloader
 
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.worker.child import run_child
+from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
 from django_pglock.worker.options import check_clock
 from django_pglock.worker.parent.children import Child

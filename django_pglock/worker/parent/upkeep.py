@@ -65,8 +65,8 @@ from django_pglock.store.settle import settle
 from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.logs import report
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.logs import report
 from django_pglock.worker.service import ConnectedService, logger
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db
 
 TRACE = """Traceback (most recent call last):
-  File "/venv/lib/python3.12/site-packages/django_pglock/worker/running/run.py", line 12, in run
+  File "/venv/lib/python3.12/site-packages/django_pglock/worker/child/run.py", line 12, in run
     return function()
   File "/srv/shop/bank.py", line 88, in charge
     connect(<bank>)

@@ -11,7 +11,7 @@ import pytest
 from django_pglock.contrib.logs import TaskFilter
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.claim import LOG_FIELDS
-from django_pglock.worker.running.run import prepare, run, run_async
+from django_pglock.worker.child.run import prepare, run, run_async
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -6,7 +6,7 @@ import time
 from uuid import uuid4
 
 from django_pglock.models import Task
-from django_pglock.worker.claiming.queue_cursor import QueueCursors
+from django_pglock.worker.child.queue_cursor import QueueCursors
 
 PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 

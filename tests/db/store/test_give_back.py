@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_pglock.models import Task
 from django_pglock.store.settle import give_back, server_time
 from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.liveness.running_tasks import ClaimComparison
 from tests import server_clock
 from tests.db.store.workers import register

@@ -16,7 +16,7 @@ from django_pglock.store.outcome import Failure, Retried
 from django_pglock.store.ready import next_due_in, promote, restart_delays
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming import fetcher
+from django_pglock.worker.child import fetcher
 from django_pglock.worker.upkeep import upkeep
 from tests import server_clock
 from tests.sample import keyed_tasks as keyed

@@ -21,9 +21,9 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rate import admit_own_at_rate, delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
-from django_pglock.worker.claiming.claimer import Claimer
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.claimer import Claimer
+from django_pglock.worker.queues import Queues
+from django_pglock.worker.child.in_flight import InFlight
 from tests import server_clock
 from tests.conftest import NEVER
 from tests.sample import keyed_tasks as keyed

@@ -19,7 +19,7 @@ from django_pglock.store.count import queue_counts
 from django_pglock.store.operate import has_taken_key, left_cancelled
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
-from django_pglock.worker.settling.history import waited
+from django_pglock.worker.child.history import waited
 from tests.concurrency.store.test_unique import WAITING
 from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one, statuses

@@ -17,7 +17,7 @@ from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
-from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.child.attempt import Attempt
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

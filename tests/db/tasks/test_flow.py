@@ -11,8 +11,8 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.store.outcome import Snoozed
 from django_pglock.tasks.compat import TaskResultStatus, task_finished
-from django_pglock.worker.running.attempt import LEAST_SNOOZE
-from django_pglock.worker.running.attempt import Attempt as RunningAttempt
+from django_pglock.worker.child.attempt import LEAST_SNOOZE
+from django_pglock.worker.child.attempt import Attempt as RunningAttempt
 from tests.sample import tasks
 from tests.sample.models import Effect
 

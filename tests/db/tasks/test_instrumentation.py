@@ -14,7 +14,7 @@ from django_pglock.store.outcome import Failed, Retried, Succeeded
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.instrumentation import UNOBSERVED, EnqueueObserver, RunObserver, headers_of
 from django_pglock.tasks.redaction import REDACTED, shown
-from django_pglock.worker.running.run import prepare, run, run_async
+from django_pglock.worker.child.run import prepare, run, run_async
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ import pytest
 from django_pglock.store.outcome import Failure, Snoozed
 
 #: A module of the worker that calls a function.
-WORKER = {"__name__": "django_pglock.worker.running.run"}
+WORKER = {"__name__": "django_pglock.worker.child.run"}
 exec("def run(function):\n    function()", WORKER)
 
 

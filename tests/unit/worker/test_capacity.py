@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker import capacity
-from django_pglock.worker import in_flight as module
-from django_pglock.worker.capacity import MOST_ASYNC, MOST_AT_ONCE, MOST_PREFETCHED, PREFETCH_TIME
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child import capacity
+from django_pglock.worker.child import in_flight as module
+from django_pglock.worker.child.capacity import MOST_ASYNC, MOST_AT_ONCE, MOST_PREFETCHED, PREFETCH_TIME
+from django_pglock.worker.child.in_flight import InFlight
 
 QUICK, SLOW = 1e-6, 1.0
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from django_pglock.worker import logs
+from django_pglock.worker.child import logs
 
 
 class Below:

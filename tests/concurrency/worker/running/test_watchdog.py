@@ -8,9 +8,9 @@ import time
 import pytest
 
 from django_pglock.errors import TaskStopped, TaskTimeout
-from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_thread import TaskThread
-from django_pglock.worker.running.watchdog import Watchdog
+from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.task_thread import TaskThread
+from django_pglock.worker.child.watchdog import Watchdog
 from tests.conftest import NEVER
 
 
@@ -101,7 +101,7 @@ def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_thre
 
 
 def test_an_attempt_that_does_not_leave_is_reported_once(watchdog, monkeypatch, eventually):
-    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STOPS", 0.02)
+    monkeypatch.setattr("django_pglock.worker.child.watchdog.BETWEEN_STOPS", 0.02)
     watchdog.grace_period, reported, stops = 0.1, [], []
     watchdog.long_overdue = reported.append
     call, thread = Call(0, timeout=0.05), watchdog.watch_this_thread()

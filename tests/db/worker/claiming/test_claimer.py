@@ -10,7 +10,7 @@ from django.db import connection
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
+from django_pglock.worker.child.queue_cursor import FEW_QUEUES
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -25,7 +25,7 @@ def fill(queue, count):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Let a worker with one thread claim one task at a time, so that each claim statement takes one task."""
-    monkeypatch.setattr("django_pglock.worker.capacity.PREFETCH_TIME", 0)
+    monkeypatch.setattr("django_pglock.worker.child.capacity.PREFETCH_TIME", 0)
 
 
 def in_order():
@@ -84,7 +84,7 @@ def claim(fetcher, count):
 def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     """The cache contains only one ready queue, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
-    monkeypatch.setattr("django_pglock.worker.claiming.queue_cursor.LIFETIME_FACTOR", 10**9)
+    monkeypatch.setattr("django_pglock.worker.child.queue_cursor.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
     fill("b", 1)

@@ -14,9 +14,9 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming import fetcher
-from django_pglock.worker.claiming.fetcher import Discovery
-from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.child import fetcher
+from django_pglock.worker.child.fetcher import Discovery
+from django_pglock.worker.queues import Queues
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.unit.tasks.test_registry import NEVER, PATH

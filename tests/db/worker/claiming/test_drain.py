@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.worker.settling.settler import Settler
+from django_pglock.worker.child.settler import Settler
 from tests.db.worker.conftest import run_to_its_end, statuses
 from tests.sample import tasks
 from tests.sample.models import Effect

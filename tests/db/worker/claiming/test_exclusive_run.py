@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.models import Task
-from django_pglock.worker.claiming import exclusive_run
+from django_pglock.worker.child import exclusive_run
 from tests.sample import chaos_tasks, running_tasks
 from tests.sample.models import Effect, Run
 

@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from django_pglock.conf import Settings
 from django_pglock.models import Task
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.liveness.running_tasks import CERTAIN_AFTER, ClaimComparison
 from tests.sample import tasks
 from tests.settings_slow_beats import DJANGO_PGLOCK

@@ -24,7 +24,7 @@ def test_polling_finds_a_cancel_without_a_notification(pooled, worker, eventuall
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
     """Several claims are in flight, and the only thread is busy."""
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.LONGEST_WAIT", running.FOREVER)
+    monkeypatch.setattr("django_pglock.worker.child.fetcher.LONGEST_WAIT", running.FOREVER)
     process = worker(queues=["another"], threads=1)
     # A fetcher that has just connected gives unknown claims back.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())

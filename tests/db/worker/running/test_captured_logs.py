@@ -10,8 +10,8 @@ from asgiref.sync import sync_to_async
 from django_pglock import Snooze, task
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
-from django_pglock.worker.running import attempt
-from django_pglock.worker.running.attempt import CapturedLogs
+from django_pglock.worker.child import attempt
+from django_pglock.worker.child.attempt import CapturedLogs
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

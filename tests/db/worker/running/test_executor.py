@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_started
-from django_pglock.worker.running import attempt, run
+from django_pglock.worker.child import attempt, run
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect

@@ -14,9 +14,9 @@ from django_pglock.store.outcome import Interrupted
 from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.running import attempt as attempts
-from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest
-from django_pglock.worker.running.executor import GroupAttempt, with_others
+from django_pglock.worker.child import attempt as attempts
+from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
+from django_pglock.worker.child.executor import GroupAttempt, with_others
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 

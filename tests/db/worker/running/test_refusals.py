@@ -15,9 +15,9 @@ from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
 from django_pglock.worker import Worker
-from django_pglock.worker.running import executor, run
-from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.event_loop import EventLoop
+from django_pglock.worker.child import executor, run
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.event_loop import EventLoop
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect

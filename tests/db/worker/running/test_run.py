@@ -13,8 +13,8 @@ from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.running import run
-from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.child import run
+from django_pglock.worker.child.attempt import Attempt
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
 

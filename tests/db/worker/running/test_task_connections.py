@@ -9,7 +9,7 @@ from django.db import connection, connections
 
 from django_pglock import enqueue_many, lock
 from django_pglock.models import Task, Worker
-from django_pglock.worker.running import event_loop, executor, task_connections
+from django_pglock.worker.child import event_loop, executor, task_connections
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 

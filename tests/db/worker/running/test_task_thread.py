@@ -59,7 +59,7 @@ def test_no_loop_of_statements_swallows_its_timeout(worker, eventually, kind):
 
 def test_a_copy_ends_at_its_timeout(worker, eventually, monkeypatch):
     """The server does not tell a client that copies that the statement is cancelled, so the connection is closed."""
-    monkeypatch.setattr("django_pglock.worker.running.task_thread.CANCEL_GRACE_PERIOD", 1.0)
+    monkeypatch.setattr("django_pglock.worker.child.task_thread.CANCEL_GRACE_PERIOD", 1.0)
     worker()
     row = wait_for_end(running.copy_in.enqueue(), eventually)
     assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)

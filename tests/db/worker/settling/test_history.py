@@ -13,8 +13,8 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.numbers import OUTCOMES, add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.settling.history import waited
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.history import waited
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -88,7 +88,7 @@ def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later
         finally:
             ended.append(1)
 
-    monkeypatch.setattr("django_pglock.worker.settling.history.add_numbers", add)
+    monkeypatch.setattr("django_pglock.worker.child.history.add_numbers", add)
     running, other = worker(), dedicated_connection("default")
     counted = running.settler.history
 

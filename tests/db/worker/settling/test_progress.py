@@ -10,7 +10,7 @@ from django_pglock.conf import get_settings
 from django_pglock.models import Task
 from django_pglock.store import settle
 from django_pglock.store.requests_to_worker import write_progress
-from django_pglock.worker import in_flight
+from django_pglock.worker.child import in_flight
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks

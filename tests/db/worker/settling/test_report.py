@@ -16,8 +16,8 @@ from django_pglock.errors import TaskCancelled
 from django_pglock.models import Task
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.compat import BaseTaskBackend, task_finished
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.logs import report, report_lost
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.logs import report, report_lost
 from tests.sample import result_tasks as sample
 from tests.sample import running_tasks, tasks
 

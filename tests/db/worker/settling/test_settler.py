@@ -10,8 +10,8 @@ from django.db import connection, transaction
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.settling import settler
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child import settler
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,7 +57,7 @@ def test_an_outcome_that_the_database_refuses_fails_only_its_own_task(in_flight,
 
 
 def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkeypatch):
-    monkeypatch.setattr("django_pglock.worker.settling.settler.LARGEST_TEXT", 200)
+    monkeypatch.setattr("django_pglock.worker.child.settler.LARGEST_TEXT", 200)
     settle, sizes = settler.settle, []
     monkeypatch.setattr(settler, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
     running, claims = in_flight(9)

@@ -9,7 +9,7 @@ import pytest
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.queues import Queues
 
 
 def firsts(queues, ready, looks):

@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 from psycopg.errors import IdleInTransactionSessionTimeout
 
-from django_pglock.worker.running.run import SessionAfterCall, error_if_function_ended_session
+from django_pglock.worker.child.run import SessionAfterCall, error_if_function_ended_session
 
 ENDED = SimpleNamespace(closed=True)
 

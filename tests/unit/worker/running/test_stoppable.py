@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
-from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.child.stoppable import StoppableAttempt
 
 
 def attempt(*, is_cancelled=False, is_overdue=False, timeout=5.0):

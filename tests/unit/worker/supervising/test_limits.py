@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker import in_flight as limits_module
-from django_pglock.worker.in_flight import InFlight, Limits, resident_memory
+from django_pglock.worker.child import in_flight as limits_module
+from django_pglock.worker.child.in_flight import InFlight, Limits, resident_memory
 
 
 def limits(in_flight=None, **limits):

@@ -39,7 +39,7 @@ from django_pglock.tasks.compat import (
     task_started,
 )
 from django_pglock.tasks.results import error_of
-from django_pglock.worker.in_flight import EndedClaim
+from django_pglock.worker.child.in_flight import EndedClaim
 
 logger = get_logger(WORKER)
 

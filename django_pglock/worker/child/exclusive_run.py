@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.in_flight import InFlight
 
 logger = get_logger(WORKER)
 

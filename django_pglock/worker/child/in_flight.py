@@ -22,7 +22,7 @@ from django_pglock.store.outcome import Abandoned, GivenBack, Outcome
 from django_pglock.store.requests_to_worker import write_progress
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
+from django_pglock.worker.child.capacity import LoopCapacity, ThreadCapacity
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
     from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.capacity import Inbox
+    from django_pglock.worker.child.capacity import Inbox
 
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1

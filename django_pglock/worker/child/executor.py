@@ -22,14 +22,14 @@ from django_pglock.store.outcome import Cancelled, Failed, GivenBack, Outcome, R
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
-from django_pglock.worker.capacity import Slot
-from django_pglock.worker.in_flight import EndedClaim, InFlight
-from django_pglock.worker.logs import send
-from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.event_loop import EventLoop
-from django_pglock.worker.running.run import end_by_error, prepare, run
-from django_pglock.worker.running.stoppable import StoppableAttempt, stack_text
-from django_pglock.worker.running.task_connections import (
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.capacity import Slot
+from django_pglock.worker.child.event_loop import EventLoop
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
+from django_pglock.worker.child.logs import send
+from django_pglock.worker.child.run import end_by_error, prepare, run
+from django_pglock.worker.child.stoppable import StoppableAttempt, stack_text
+from django_pglock.worker.child.task_connections import (
     CHECK_INTERVAL,
     close_unkept_connections,
     is_kept,
@@ -37,8 +37,8 @@ from django_pglock.worker.running.task_connections import (
     renew_connections,
     wait_for_claim,
 )
-from django_pglock.worker.running.task_thread import TaskThread
-from django_pglock.worker.running.watchdog import Watchdog
+from django_pglock.worker.child.task_thread import TaskThread
+from django_pglock.worker.child.watchdog import Watchdog
 
 logger = get_logger(WORKER)
 

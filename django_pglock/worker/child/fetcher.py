@@ -20,12 +20,12 @@ from django_pglock.store.statements import keeps_plans
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks import registry
 from django_pglock.tasks.registry import import_function
-from django_pglock.worker.claiming.claimer import EMPTY_PAUSE, Claimer, FunctionKind
-from django_pglock.worker.claiming.drain import Drain
-from django_pglock.worker.claiming.exclusive_run import ExclusiveRun
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.claimer import EMPTY_PAUSE, Claimer, FunctionKind
+from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.child.exclusive_run import ExclusiveRun
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:

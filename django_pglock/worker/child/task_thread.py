@@ -24,9 +24,9 @@ from django_pglock.error_reading import one_line, traceback_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, has_statement_in_progress, shut_down_socket
 from django_pglock.postgres.stopping import current_attempt
-from django_pglock.worker.logs import log_claim
-from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_connections import expect_next_task, is_closed, is_reusable
+from django_pglock.worker.child.logs import log_claim
+from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.task_connections import expect_next_task, is_closed, is_reusable
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
-from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_thread import TaskThread
+from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.task_thread import TaskThread
 
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0

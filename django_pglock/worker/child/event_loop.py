@@ -18,14 +18,14 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import EndedClaim, InFlight
-from django_pglock.worker.running import task_connections, task_thread
-from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.orm_thread import OrmThread
-from django_pglock.worker.running.run import end_by_error, run_async
-from django_pglock.worker.running.stoppable import StoppableAttempt, coroutine_text, stack_text
-from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
-from django_pglock.worker.running.watchdog import Watchdog
+from django_pglock.worker.child import task_connections, task_thread
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
+from django_pglock.worker.child.orm_thread import OrmThread
+from django_pglock.worker.child.run import end_by_error, run_async
+from django_pglock.worker.child.stoppable import StoppableAttempt, coroutine_text, stack_text
+from django_pglock.worker.child.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
+from django_pglock.worker.child.watchdog import Watchdog
 
 logger = get_logger(WORKER)
 

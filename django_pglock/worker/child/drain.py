@@ -14,7 +14,7 @@ from django_pglock.store.pause import paused_queues
 from django_pglock.store.ready import unknown
 from django_pglock.store.rescue import possibly_lost
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.queues import Queues
 
 logger = get_logger(WORKER)
 

@@ -22,7 +22,7 @@ from django_pglock.store.outcome import (
     Succeeded,
 )
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import EndedClaim
+from django_pglock.worker.child.in_flight import EndedClaim
 
 logger = get_logger(WORKER)
 

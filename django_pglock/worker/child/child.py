@@ -23,17 +23,17 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
-from django_pglock.worker.claiming.drain import Drain
-from django_pglock.worker.claiming.fetcher import Fetcher, ParentsHeartbeat
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.claiming.sleep import Sleep
-from django_pglock.worker.in_flight import InFlight, Limits, Progress
+from django_pglock.worker.child.drain import Drain
+from django_pglock.worker.child.executor import Executor
+from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
+from django_pglock.worker.child.in_flight import InFlight, Limits, Progress
+from django_pglock.worker.child.settler import Settler
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.loop import READ, Loop
-from django_pglock.worker.running.executor import Executor
-from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.watchdog import Watchdog
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import ConnectedService
-from django_pglock.worker.settling.settler import Settler
 
 logger = get_logger(WORKER)
 

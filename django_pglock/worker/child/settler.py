@@ -30,10 +30,10 @@ from django_pglock.store.requests_to_worker import write_logs
 from django_pglock.store.rescue import judge, server_times
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_unobserved
 from django_pglock.store.wake import wake, wake_except
-from django_pglock.worker.in_flight import EndedClaim, InFlight, Progress
-from django_pglock.worker.logs import report, report_lost
+from django_pglock.worker.child.history import History
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
+from django_pglock.worker.child.logs import report, report_lost
 from django_pglock.worker.service import ConnectedService
-from django_pglock.worker.settling.history import History
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim

@@ -10,8 +10,8 @@ import time
 from uuid import UUID
 
 from django_pglock.store.wake import MOST_HOPS, wake_others, write_sleep_flag
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.queues import Queues
 
 
 class Sleep:

@@ -30,10 +30,10 @@ from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, O
 from django_pglock.store.rescue import interrupted
 from django_pglock.store.settle import SettleRefused, settle_and_commit, takes_success
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.logs import log_claim
-from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import leave_read_only_sessions
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.logs import log_claim
+from django_pglock.worker.child.task_connections import leave_read_only_sessions
 
 logger = get_logger(WORKER)
 #: The system's errors if there are too few file descriptors, or too little memory, for the process or the host.

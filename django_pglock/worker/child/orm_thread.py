@@ -21,8 +21,8 @@ from django.db import connections
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.postgres.stopping import current_attempt
-from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import (
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.task_connections import (
     expect_next_task,
     in_manual_transaction,
     is_closed,

@@ -12,9 +12,9 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.store.rate import note_starts
 from django_pglock.tasks import registry
-from django_pglock.worker.claiming.queue_cursor import QueueCursors, ReadyQueues
-from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.queue_cursor import QueueCursors, ReadyQueues
+from django_pglock.worker.queues import Queues
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim

@@ -28,9 +28,9 @@ from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, Retry, Snooze, delay_after
-from django_pglock.worker.in_flight import EndedClaim
-from django_pglock.worker.logs import has_observers
-from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.child.in_flight import EndedClaim
+from django_pglock.worker.child.logs import has_observers
+from django_pglock.worker.child.stoppable import StoppableAttempt
 
 logger = get_logger(WORKER)
 

@@ -1,0 +1,1 @@
+"""The child: the process that runs tasks. It claims, runs and settles."""

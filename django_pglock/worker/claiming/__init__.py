@@ -1,1 +1,0 @@
-"""Claiming: which tasks this process claims, when, and in which order."""
