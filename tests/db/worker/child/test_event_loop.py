@@ -8,7 +8,7 @@ from django_pglock.errors import TaskTimeout
 from django_pglock.models import Attempt, Task
 from django_pglock.worker.child.capacity import MOST_ASYNC
 from tests.db.worker.conftest import wait_for_end
-from tests.db.worker.running.test_task_thread import TIMEOUT
+from tests.db.worker.child.test_task_thread import TIMEOUT
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample import running_tasks as running
 
