@@ -4,26 +4,27 @@ A worker is a process that runs tasks. Its parent beats for it, and the session 
 whose number is in the rows of all its workers.
 
 There are two signs that a worker lives: the heartbeat in its row, and the lock. A worker counts as dead only if both
-are missing. So neither a restart of the server nor a lost connection makes a living worker count as dead. After the hard
-limit (``HEARTBEAT_LIMIT``) the lock counts only while its session works, because a frozen process keeps its session, and
-so does the server if a host has died. A session works while it waits for the end of a statement, and for two heartbeats
-after that: a heartbeat cannot be written into a row that somebody has locked. Behind a pooler no parent holds a lock, so
-only the heartbeat counts. A worker without a row is dead: it has ended in order, or its parent has seen its death.
+are missing. So neither a restart of the server nor a lost connection makes a living worker count as dead. After the
+hard limit (``HEARTBEAT_LIMIT``) the lock counts only while its session works, because a frozen process keeps its
+session, and so does the server if a host has died. A session works while it waits for the end of a statement, and for
+two heartbeats after that: a heartbeat cannot be written into a row that somebody has locked. Behind a pooler no parent
+holds a lock, so only the heartbeat counts. A worker without a row is dead: it has ended in order, or its parent has
+seen its death.
 
 The server's clock may be put back, for example by a failover to a host that is behind. Then the heartbeats before that
 are in the future, those of dead workers for as long as the step. So a date that is too far ahead of the clock is no
 better than a date that is too old.
 
 While the server cannot be reached, no worker can write a heartbeat. Afterwards the first parent that writes one finds
-the heartbeats of all others missing, although these workers live. So who rescues is its own witness: a parent takes back
-the tasks of another one only if its own heartbeats have come without interruption for as long as it has missed those of
-the other one.
+the heartbeats of all others missing, although these workers live. So who rescues is its own witness: a parent takes
+back the tasks of another one only if its own heartbeats have come without interruption for as long as it has missed
+those of the other one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -51,14 +52,14 @@ def is_recent(date: str) -> str:
     return f"abs(EXTRACT(EPOCH FROM clock_timestamp() - {date})) < %s"
 
 
-# Writes the heartbeats of a parent's workers. The first heartbeat of a worker inserts its row, and so does the first one
-# after its row was deleted, for example after an outage. The list of functions is long and rarely changes, so a
+# Writes the heartbeats of a parent's workers. The first heartbeat of a worker inserts its row, and so does the first
+# one after its row was deleted, for example after an outage. The list of functions is long and rarely changes, so a
 # heartbeat has it only if it has changed. A heartbeat without the list inserts no row.
 #
 # A row that another session has locked is left out, and its worker gets no answer. The statement must not wait: it also
-# has the heartbeats of others. The answer has, for each worker: the number of functions in the row; whether the row says
-# that the worker sleeps; and the number of older parents that do the upkeep. The rows are written in the order of their
-# ids, so that two statements cannot deadlock.
+# has the heartbeats of others. The answer has, for each worker: the number of functions in the row; whether the row
+# says that the worker sleeps; and the number of older parents that do the upkeep. The rows are written in the order of
+# their ids, so that two statements cannot deadlock.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -67,7 +68,8 @@ WITH given AS MATERIALIZED (
 ), mine AS MATERIALIZED (
     SELECT id FROM {{worker}} WHERE id = ANY (ARRAY(SELECT id FROM given)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), written AS (
-    INSERT INTO {{worker}} AS worker (id, parent, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
+    INSERT INTO {{worker}} AS worker (
+        id, parent, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
     SELECT id, parent, name, hostname, pid, queues, threads, lock_key, is_stopping, COALESCE(task_paths, '[]')
     FROM given
     WHERE id IN (SELECT id FROM mine)
@@ -82,12 +84,15 @@ SELECT id, known, is_sleeping, (
     SELECT count(*) FROM (
         SELECT DISTINCT older.parent FROM {{worker}} AS older
         WHERE older.parent <> written.parent AND older.started_at < written.started_at AND NOT older.is_stopping
-          AND {is_recent("older.heartbeat_at")} LIMIT {UPKEEP_PARENTS}) AS older_parents)
+          AND {is_recent("older.heartbeat_at")} LIMIT {UPKEEP_PARENTS}) AS older_parents),
+    EXISTS (SELECT FROM {{worker}} AS other WHERE other.parent <> written.parent
+              AND NOT {is_recent("other.heartbeat_at")})
 FROM written
 """
 
-# Deletes the rows of dead workers without running tasks. SKIP LOCKED, because the caller must not wait: it has tasks to rescue, and a person may have locked a row in a transaction that stays open. One probe of
-# the index of running tasks for each dead worker: with NOT EXISTS, a join, the planner read all running tasks.
+# Deletes the rows of dead workers without running tasks. SKIP LOCKED, because the caller must not wait: it has tasks to
+# rescue, and a person may have locked a row in a transaction that stays open. One probe of the index of running tasks
+# for each dead worker: with NOT EXISTS, a join, the planner read all running tasks.
 DELETE_DEAD = f"""
 WITH dead AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
@@ -139,6 +144,14 @@ class HeartbeatReply(NamedTuple):
     is_sleeping: bool
     #: The number of older parents that do the upkeep, ``UPKEEP_PARENTS`` at most.
     older_parents: int
+    #: Whether heartbeats of workers of other parents are missing.
+    are_others_missing: bool
+
+    @classmethod
+    def of(cls, texts: Sequence[str | None]) -> HeartbeatReply:
+        """Return the answer as the server has sent it."""
+        known, is_sleeping, older, are_missing = texts
+        return cls(int(known or 0), is_sleeping == "t", int(older or 0), are_missing == "t")
 
 
 def is_alive() -> Q:
@@ -179,10 +192,10 @@ def beat(using: str, worker: UUID, *, parent: UUID | None = None, **values: Any)
     return HeartbeatReply(*rows[0][1:])
 
 
-def beat_values(beats: Iterable[Beat]) -> tuple[str, float]:
+def beat_values(beats: Iterable[Beat]) -> tuple[str, float, float]:
     """Return the values of ``BEAT`` for one heartbeat of each of these workers, which have the same parent."""
     given = json.dumps([{**each._asdict(), "id": str(each.id), "parent": str(each.parent)} for each in beats])
-    return given, LATE * get_settings().HEARTBEAT_INTERVAL
+    return given, LATE * get_settings().HEARTBEAT_INTERVAL, missing()
 
 
 def deregister(using: str, worker: UUID) -> None:

@@ -42,8 +42,8 @@ SCHEDULED_CHANNEL = "django_pglock_scheduled"
 WOKEN = 4
 #: How often a wake-up is passed on by workers that could claim nothing, perhaps because they do not know the function.
 MOST_HOPS = 2
-#: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often. And the
-#: number of queues for which it is cached.
+#: Seconds for which this process caches that no worker sleeps. A busy producer reads the flag at most this often. And
+#: the number of queues for which it is cached.
 NEGATIVE_TTL, MOST_REMEMBERED = 0.05, 1000
 
 # Whether a worker serves a queue: as ``worker.options.Queues`` reads the queues in its row.
@@ -57,9 +57,9 @@ _SERVES = f"""(ready.queue = '{OWN_QUEUE}' OR (
                             ELSE regexp_replace(given, '=[0-9]+$', '') END AS pattern
                 FROM jsonb_array_elements_text(worker.queues) AS given) AS patterns) AS compared))"""
 
-# Wakes some sleeping workers for queues, if there are any. It is sent after the commit. If it were sent before, a worker
-# could poll, find nothing and fall asleep between our read of its flag and our commit. The commit of this statement need
-# not wait for the disk: if the server crashes, the poll finds the task.
+# Wakes some sleeping workers for queues, if there are any. It is sent after the commit. If it were sent before, a
+# worker could poll, find nothing and fall asleep between our read of its flag and our commit. The commit of this
+# statement need not wait for the disk: if the server crashes, the poll finds the task.
 _WAKE = f"""
 SELECT set_config('synchronous_commit', 'off', true),
        pg_notify('pglock_' || replace(target.parent::text, '-', ''), target.id || ' %s ' || ready.queue)
@@ -176,7 +176,7 @@ def _notify(using: str, queues: list[str], *, except_worker: UUID | None = None,
     if names := [queue for queue in queues if queue != PARENTS]:
         values = literals(connection, (array_of_texts(names), *excepted))
         texts.append(filled(WAKE_EXCEPT if excepted else WAKE) % (hops, *values, get_settings().HEARTBEAT_LIMIT))
-    if all([send(connection, text) is None for text in texts]):
+    if [send(connection, text) for text in texts] == [None] * len(texts):
         if len(_no_worker_slept_at) > MOST_REMEMBERED:
             _no_worker_slept_at.clear()
         _no_worker_slept_at.update(dict.fromkeys(((using, queue, except_worker) for queue in queues), now))

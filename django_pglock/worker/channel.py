@@ -8,8 +8,8 @@ has ready tasks), ``poll`` (notifications may be missing), ``cancel`` and ``stac
 (finish the running tasks), ``end`` (give all tasks back now).
 
 Messages of the child: ``ready`` (the functions that it knows), ``began`` and ``ended`` (an attempt with a timeout),
-``stack`` (an answer), ``report`` (its health and its numbers), ``replace`` (it will end, and why), ``debugger`` (a person debugs
-it), ``left_behind`` (what a draining child could not run).
+``stack`` (an answer), ``report`` (its health and its numbers), ``replace`` (it will end, and why), ``debugger`` (a
+person debugs it), ``left_behind`` (what a draining child could not run).
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ logger = get_logger(WORKER)
 
 #: Seconds before the first retry after a failed pass. Doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: The time limit for one statement of a service in seconds, unless the service sets another limit. And the seconds after
-#: it within which the server's answer must come.
+#: The time limit for one statement of a service in seconds, unless the service sets another limit. And the seconds
+#: after it within which the server's answer must come.
 STATEMENT_TIMEOUT, LATE_ANSWER = 30.0, 5.0
 
 #: The first letters of SQLSTATEs by which the server refuses or ends a connection: errors of the connection, too few
@@ -118,6 +118,10 @@ class Service:
     def wake(self) -> None:
         """End the sleep of the present pass. Override it if the service does not only wait for ``stopping``."""
 
+    def goes_on(self) -> bool:
+        """Return whether there is another pass."""
+        return not self.stopping.is_set()
+
     def open(self) -> None:
         """Open the session for a pass, unless it is open. Called before each pass."""
 
@@ -143,7 +147,7 @@ class Service:
 
     def _loop(self) -> None:
         try:
-            while not self.stopping.is_set():
+            while self.goes_on():
                 self._run_once_or_back_off()
             self.flush()
         finally:

@@ -24,16 +24,16 @@ class Worker:
 
     ``using`` are database aliases (empty: the one that the backends in TASKS use). ``backend`` is the alias in TASKS of
     the backend to serve, if several backends share the database (None: all of them). ``queues`` and ``exclude`` are the
-    queues to serve (none: all queues). ``processes`` is the number of child processes for each database, ``threads`` the
-    number of sync tasks that run at once in each. ``grace`` is the number of seconds that running tasks get to finish
-    after a stop. With ``drain`` the worker ends when no task that it could claim is left in its queues, nothing is in
-    flight, and no task of these queues runs on a worker that may be dead. Tasks that are scheduled for later do not
-    count. Then ``left_behind`` has the tasks that it could not run.
+    queues to serve (none: all queues). ``processes`` is the number of child processes for each database, ``threads``
+    the number of sync tasks that run at once in each. ``grace`` is the number of seconds that running tasks get to
+    finish after a stop. With ``drain`` the worker ends when no task that it could claim is left in its queues, nothing
+    is in flight, and no task of these queues runs on a worker that may be dead. Tasks that are scheduled for later do
+    not count. Then ``left_behind`` has the tasks that it could not run.
 
     A process is replaced when it has run ``max_tasks`` tasks, or uses more than ``max_memory`` MiB. ``probe_port`` is
-    the port, or ``"ADDRESS:PORT"``, at which the worker answers probes over HTTP. ``reloads``: the worker ends when code
-    changes, and ``code_has_changed`` says so. ``command`` returns the command line with which children are started where
-    a process cannot be forked.
+    the port, or ``"ADDRESS:PORT"``, at which the worker answers probes over HTTP. ``reloads``: the worker ends when
+    code changes, and ``code_has_changed`` says so. ``command`` returns the command line with which children are started
+    where a process cannot be forked.
 
     Raises ``ConfigurationError`` for an unknown alias, for a database without tasks, if ``using`` is empty and the
     backends in TASKS use several databases, for invalid queues, and for a number that is out of bounds.

@@ -76,7 +76,7 @@ class Command(TerminalCommand):
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         if worker.code_has_changed:
-            os.execv(sys.executable, own_command_line())
+            os.execv(sys.executable, own_command_line())  # noqa: S606
         if worker.left_behind:
             raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
         if not has_ended_in_order:

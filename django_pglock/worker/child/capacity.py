@@ -214,6 +214,8 @@ class LoopCapacity:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._changed = changed
+        #: Called when the first claim is put into the inbox.
+        self.on_first: Callable[[], None] | None = None
         self._count = 0
         self._counting = threading.Condition()
         #: How many claims have ended, including those that were given back.
@@ -226,6 +228,9 @@ class LoopCapacity:
 
     def put(self, claim: Claim) -> None:
         """Put a claim into the inbox."""
+        if self.on_first is not None:
+            start, self.on_first = self.on_first, None
+            start()
         with self._counting:
             self._count += 1
         self.inbox.put(claim)

@@ -249,7 +249,7 @@ class Child:
     # The end
 
     def stop(self) -> None:
-        """Claim nothing more, give back what has not begun, and end when the running tasks have finished. Thread-safe."""
+        """Claim nothing more, give back what has not begun, and end when the running tasks have finished."""
         self.loop.call_soon(self._begin_to_end)
 
     def _begin_to_end(self) -> None:
@@ -337,7 +337,7 @@ def run_child(end: socket.socket) -> int:
     channel.flush()
     if child.have_all_finished:
         # SDKs send what they have collected. Otherwise others will soon run the tasks that still run here.
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does for its children
     return code
 
 

@@ -62,17 +62,19 @@ class Executor:
             threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
             for number, slot in enumerate(in_flight.threads.slots, start=1)
         ]
-        # A separate thread prepares coroutines, because to read earlier attempts or to claim a group would block the
-        # event loop.
-        self._threads.append(
-            threading.Thread(target=self._start_coroutines, name="lockworker-async-starter", daemon=True)
-        )
+        in_flight.coroutines.on_first = self._start_async
 
     def start(self) -> None:
-        """Start the threads. The event loop starts with the first async task."""
+        """Start the threads. The event loop and the thread before it start with the first async task."""
         for thread in self._threads:
             thread.start()
         self._is_started = True
+
+    def _start_async(self) -> None:
+        """Start the thread that prepares coroutines: to read earlier attempts would block the event loop."""
+        thread = threading.Thread(target=self._start_coroutines, name="lockworker-async-starter", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def stop(self) -> None:
         """Make each thread end after its present task."""

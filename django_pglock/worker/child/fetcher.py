@@ -152,8 +152,7 @@ class Fetcher(ConnectedService):
         # Cleared before the poll. If it is set from now on, there may be tasks that this poll does not find.
         self.in_flight.fetcher_wakeup.clear()
         self._give_back_late()
-        if self.comparison.is_due:
-            self.comparison.compare()
+        self.comparison.compare_if_due()
         if self._exclusive_run.advance():
             self._wait(CHECK_INTERVAL)
             return
@@ -456,8 +455,10 @@ class ClaimComparison:
             or now - self.in_flight.answer_lost_at < CERTAIN_AFTER * limit
         )
 
-    def compare(self) -> None:
+    def compare_if_due(self) -> None:
         """Give back old claims of this worker that are not in flight."""
+        if not self.is_due:
+            return
         # This process may freeze between the list and the statement, and claims that it makes meanwhile are not in the
         # list. A claim of a group may wait for a lock for longer than the limit, and its date is that of its message.
         # The order matters: claims that begin after the first line are excluded by their date.

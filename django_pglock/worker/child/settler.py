@@ -101,8 +101,8 @@ class Settler(ConnectedService):
     """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
     It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
-    ``ready`` is called with the name of a queue in which tasks have become ready, ``scheduled`` when a task will run again
-    later.
+    ``ready`` is called with the name of a queue in which tasks have become ready, ``scheduled`` when a task will run
+    again later.
 
     It opens its session when there is something to write, and closes it after some time without outcomes.
     """

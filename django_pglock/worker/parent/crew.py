@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.worker.loop import Loop
+from django_pglock.worker.loop import Loop, Timer
 from django_pglock.worker.parent.children import Child, Children
 from django_pglock.worker.parent.heartbeat import Heartbeat
 from django_pglock.worker.parent.starter import Starter
@@ -55,13 +55,18 @@ class Crew:
             on_missed=lambda: self.children.tell(poll=True),
             on_scheduled=self._on_scheduled,
             on_request=self._on_request,
+            on_missing=self._on_scheduled,
         )
         self.upkeep = Upkeep(
             self.using,
             promoted=lambda: loop.call_soon(lambda: self.children.tell(poll=True)),
             unbroken_for=self.heartbeat.unbroken_for,
+            is_quiet=lambda: self.heartbeat.is_quiet,
+            on_rest=lambda seconds: loop.call_soon(lambda: self._wake_upkeep_in(seconds)),
         )
         self._ready: set[UUID] = set()
+        self._has_beaten = False
+        self._next_upkeep: Timer | None = None
 
     def start(self) -> None:
         """Start the children, and open the session."""
@@ -70,12 +75,18 @@ class Crew:
 
     def _on_beat(self, written: set[UUID], began: float) -> None:
         self.upkeep.set_older_parents(self.heartbeat.older_parents or 0)
-        if written and not self.upkeep.is_running and not self.upkeep.stopping.is_set():
-            self.upkeep.start()
+        if written and not self._has_beaten:
+            self._has_beaten = True
+            self.upkeep.wake()
         for child in self.children.all:
             if child.id in written:
                 child.channel.send(beat=[began, self.heartbeat.is_listening])
                 self._note_ready(child)
+
+    def _wake_upkeep_in(self, seconds: float) -> None:
+        if self._next_upkeep is not None:
+            self._next_upkeep.cancel()
+        self._next_upkeep = self.loop.call_later(seconds, self.upkeep.wake)
 
     def _note_ready(self, child: Child) -> None:
         if child.is_ready and child.id not in self._ready:

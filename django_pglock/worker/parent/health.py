@@ -20,7 +20,8 @@ OF_NOW = ("in_flight", "running", "unsettled")
 
 
 class Health:
-    """Answers two questions: does the worker live, and does it work? Each answer is a sentence about a problem, or None.
+    """Answers two questions: does the worker live, and does it work? Each answer is a sentence about a problem, or
+    None.
 
     A worker without a database connection does not work, but a restart would not help. The loop calls ``note_turn()``
     each second.

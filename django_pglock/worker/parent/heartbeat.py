@@ -30,9 +30,10 @@ from django_pglock.postgres.connections import is_forbidden, is_pooled
 from django_pglock.postgres.forking import ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, Beat, HeartbeatReply, beat_values
+from django_pglock.store.ready import READY_QUEUES
 from django_pglock.store.requests_to_worker import ANSWER_STACK, REQUESTS
 from django_pglock.store.statements import BY_INDEX
-from django_pglock.store.wake import SCHEDULED_CHANNEL, channel_of
+from django_pglock.store.wake import SCHEDULED_CHANNEL, WAKE, channel_of
 from django_pglock.worker.loop import Loop, Timer
 from django_pglock.worker.parent.session import Rows, Session
 
@@ -52,9 +53,8 @@ LOCKED_PAUSE = 0.1
 NO_LIMITS = dict.fromkeys(
     ("lock_timeout", "idle_session_timeout", "transaction_timeout", "idle_in_transaction_session_timeout"), "0"
 )
-#: The statement of the requests waits no longer than this for a lock on the table of tasks, so that no beat is late.
-LIMIT = "SELECT set_config('lock_timeout', '50ms', true)"
-DEREGISTER = "DELETE FROM {worker} WHERE id = %s"
+#: The statements that read the table of tasks wait no longer than this for its lock, so that no beat is late.
+LIMIT = f"SELECT set_config('lock_timeout', '50ms', true), {BY_INDEX}"
 
 
 class Heartbeat:
@@ -68,7 +68,11 @@ class Heartbeat:
     - ``on_wake``: with the id of a worker, and the queue that has ready tasks after how many hops;
     - ``on_missed``: notifications may have been missed;
     - ``on_scheduled``: a task was scheduled;
-    - ``on_request``: with worker, task, attempt, and whether its cancel is requested. Otherwise its stack is.
+    - ``on_request``: with worker, task, attempt, and whether its cancel is requested. Otherwise its stack is;
+    - ``on_missing``: heartbeats of other workers are missing.
+
+    With each beat it asks for requests about running tasks. The oldest parent also wakes workers for tasks that have
+    been ready since the last beat: a process may have died after its commit of a task, before its notification.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Heartbeat:
         on_missed: Callable[[], None],
         on_scheduled: Callable[[], None],
         on_request: Callable[[str, int, int, bool], None],
+        on_missing: Callable[[], None],
     ) -> None:
         self.loop = loop
         self.using = using
@@ -97,6 +102,7 @@ class Heartbeat:
         self.on_missed = on_missed
         self.on_scheduled = on_scheduled
         self.on_request = on_request
+        self.on_missing = on_missing
         self.session = Session(
             loop, self._open, on_open=self._on_open, on_lost=self._on_session_lost, on_note=self._on_note
         )
@@ -108,6 +114,10 @@ class Heartbeat:
         self.beat_at: float | None = None
         #: How many older parents do the upkeep; None: not known yet.
         self.older_parents: int | None = None
+        #: Whether notifications come for each scheduled task, because one of the workers sleeps.
+        self.is_quiet = False
+        # The queues that had ready tasks at the last beat.
+        self._ready: set[str] = set()
         #: The number of sessions that were opened.
         self.connects = 0
         #: The number of the parent's lock, if the present session holds it. None behind a pooler.
@@ -117,7 +127,6 @@ class Heartbeat:
         self._failures = 0
         # Since when the beats have come without interruption.
         self._unbroken_since = math.inf
-        self._is_asking = False
         # The number of functions in each worker's row, as the last reply says.
         self._known: dict[UUID, int] = {}
         self._next: Timer | None = None
@@ -156,26 +165,20 @@ class Heartbeat:
         if self.session.is_open:
             self._beat()
 
-    def end(self, worker: UUID, then: Callable[[], None]) -> None:
-        """Delete the row of a worker that has ended, and call ``then``: its tasks can be rescued."""
-        self._known.pop(worker, None)
-        if self.session.is_open:
-            self.session.ask(DEREGISTER, (worker,), within=self._limit, then=lambda _: then(), refused=self._warn)
-        else:
-            then()
-
     def answer_stack(self, worker: UUID, task: int, attempt: int, text: str) -> None:
         """Write the stack of a running task. Without a session the request is found again later."""
         values = (text, task, attempt, worker)
-        self.session.ask(f"{LIMIT}; {ANSWER_STACK}", values, within=self._limit, refused=self._warn)
+        self.session.ask((LIMIT, ()), (ANSWER_STACK, values), within=self._limit, refused=self._warn)
 
     def look_for_requests(self) -> None:
-        """Ask for requests about running tasks."""
-        if not self._is_asking and self.session.is_open and (workers := self.busy()):
-            self._is_asking = True
-            statement = f"{LIMIT}; SELECT {BY_INDEX}; {REQUESTS}"
+        """Ask for requests about running tasks, because a notification says that there is one."""
+        if workers := list(self.busy()):
             self.session.ask(
-                statement, (list(workers),), within=self._limit, then=self._on_requests, refused=self._on_no_requests
+                (LIMIT, ()),
+                (REQUESTS, (workers,)),
+                within=self._limit,
+                then=lambda rows: self._note_requests(rows[1]),
+                refused=self._warn,
             )
 
     @property
@@ -234,23 +237,22 @@ class Heartbeat:
         """Take the parent's lock. Another parent may have the same number, or a half-open session of ours."""
         number = draw_number()
 
-        def note(rows: Rows) -> None:
-            if rows[0][0] == "t":
+        def note(rows: list[Rows]) -> None:
+            if rows[-1][0][0] == "t":
                 self.lock_key = number
                 self._begin()
             else:
                 self._lock()
 
-        listen = f"LISTEN {channel_of(self.parent)}; LISTEN {SCHEDULED_CHANNEL}"
-        self.session.ask(f"{listen}; {LOCK_PARENT}", (number,), within=self._limit, then=note)
+        listen = [(f"LISTEN {channel}", ()) for channel in (channel_of(self.parent), SCHEDULED_CHANNEL)]
+        self.session.ask(*listen, (LOCK_PARENT, (number,)), within=self._limit, then=note)
 
     def _begin(self) -> None:
         self.on_missed()
         self._beat()
-        self.look_for_requests()
 
     def _on_session_lost(self, error: BaseException) -> None:
-        self.lock_key, self._is_asking, self.last_error = None, False, error
+        self.lock_key, self.last_error = None, error
         self._cancel_next()
         if self._is_closed:
             return
@@ -285,11 +287,22 @@ class Heartbeat:
         interval = get_settings().HEARTBEAT_INTERVAL
         self._next = self.loop.call_later(interval, self._beat)
         given = [self._complete(beat) for beat in self.beats()]
-        if given and self.session.is_open:
-            ids = {beat.id for beat in given}
-            self.session.ask(
-                BEAT, beat_values(given), within=self._limit, then=lambda rows: self._note(rows, ids, began)
-            )
+        if not given:
+            return
+        ids = {beat.id for beat in given}
+        beat = (BEAT, beat_values(given))
+        look = [(REQUESTS, (list(self.busy()),))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
+
+        def note(rows: list[Rows]) -> None:
+            self._note(rows[1], ids, began)
+            self._note_requests(rows[2])
+            self._note_ready({str(queue) for (queue,) in rows[3]} if len(look) > 1 else set())
+
+        def beat_alone(error: BaseException) -> None:
+            # The table of tasks is locked. The next beat looks at it again.
+            self.session.ask(beat, within=self._limit, then=lambda rows: self._note(rows[0], ids, began))
+
+        self.session.ask((LIMIT, ()), beat, *look, within=self._limit, then=note, refused=beat_alone)
 
     def _complete(self, beat: Beat) -> Beat:
         paths = beat.task_paths
@@ -298,19 +311,21 @@ class Heartbeat:
 
     def _note(self, rows: Rows, ids: set[UUID], began: float) -> None:
         """Note the reply to a beat. A row that is missing in it is locked, or was deleted."""
-        replies = {UUID(row[0]): HeartbeatReply(int(row[1] or 0), row[2] == "t", int(row[3] or 0)) for row in rows}
+        replies = {UUID(row[0]): HeartbeatReply.of(row[1:]) for row in rows}
         for worker in ids:
             self._known[worker] = replies[worker].known if worker in replies else -1
         if replies:
             self.older_parents = max(reply.older_parents for reply in replies.values())
+            self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
             self._note_success(began)
+            if any(reply.are_others_missing for reply in replies.values()):
+                self.on_missing()
         self.on_beat(set(replies), began)
         for worker in ids - replies.keys():
             self._warn_of_locked_row(worker)
         if ids - replies.keys():
             self._cancel_next()
             self._next = self.loop.call_later(get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE, self._beat)
-        self.look_for_requests()
 
     def _note_success(self, began: float) -> None:
         if self._failures:
@@ -332,16 +347,18 @@ class Heartbeat:
             worker,
         )
 
-    def _on_requests(self, rows: Rows) -> None:
-        self._is_asking = False
+    def _note_requests(self, rows: Rows) -> None:
         for worker, task, attempt, is_cancel, is_stack in rows:
             for wanted, cancels in ((is_cancel, True), (is_stack, False)):
                 if wanted == "t":
                     self.on_request(str(worker), int(task or 0), int(attempt or 0), cancels)
 
-    def _on_no_requests(self, error: BaseException) -> None:
-        # The table of tasks is locked. The next beat looks again.
-        self._is_asking = False
+    def _note_ready(self, ready: set[str]) -> None:
+        """Wake workers for queues that have had ready tasks for an interval."""
+        if unnoticed := sorted(ready & self._ready):
+            values = (0, unnoticed, get_settings().HEARTBEAT_LIMIT)
+            self.session.ask((WAKE, values), within=self._limit, refused=self._warn)
+        self._ready = ready
 
     def _warn(self, error: BaseException) -> None:
         logger.warning("A statement of the heartbeat was refused: %s", one_line(error))

@@ -1,8 +1,8 @@
 """The parent: what ``runlockworker`` is. One loop, which starts children, and beats, listens and looks after them.
 
 It runs no task. So nothing that a task does to its process delays the heartbeat, a probe, or the rescue of the tasks of
-a child that has died. Its statements have deadlines, and none of them blocks the loop: the upkeep, whose statements take
-longer, has a thread and a session of its own.
+a child that has died. Its statements have deadlines, and none of them blocks the loop: the upkeep, whose statements
+take longer, has a thread and a session of its own.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Parent:
     """Runs the children of one or several databases until a signal, or until they have done all their work.
 
     ``options`` has for each database the options of its children (``worker/child.py``). ``processes`` is the number of
-    children for each database. ``command`` returns the command line of this process, to start new interpreters. ``ending`` is called once when the end
-    begins.
+    children for each database. ``command`` returns the command line of this process, to start new interpreters.
+    ``ending`` is called once when the end begins.
     """
 
     def __init__(

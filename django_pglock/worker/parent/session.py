@@ -28,11 +28,11 @@ Rows = list[tuple[str | None, ...]]
 
 
 class Question(NamedTuple):
-    """A statement, the seconds within which its answer must come, and what is called with its rows, or its refusal."""
+    """A message, the seconds within which its answer must come, and what is called with the rows, or the refusal."""
 
-    statement: bytes
+    message: bytes
     within: float
-    then: Callable[[Rows], None]
+    then: Callable[[list[Rows]], None]
     refused: Callable[[psycopg.Error], None] | None
 
 
@@ -103,22 +103,23 @@ class Session:
 
     def ask(
         self,
-        statement: str,
-        values: Sequence[Any] = (),
-        *,
+        *parts: tuple[str, Sequence[Any]],
         within: float,
-        then: Callable[[Rows], None] = lambda rows: None,
+        then: Callable[[list[Rows]], None] = lambda rows: None,
         refused: Callable[[psycopg.Error], None] | None = None,
     ) -> None:
-        """Send a statement when the earlier ones are answered, and call ``then`` with its last rows, as texts.
+        """Send statements with their values as one message, which is one transaction, when the earlier ones are
+        answered.
 
-        If there is no answer ``within`` some seconds, the session is closed. If the server refuses the statement,
-        ``refused`` is called with the error; without it, the session is closed as well.
+        ``then`` is called with the rows of each statement, as texts. If there is no answer ``within`` some seconds, the
+        session is closed. If the server refuses a statement, ``refused`` is called with the error; without it, the
+        session is closed as well.
         """
         if self.connection is None:
             return
-        text = bound_for(self.connection.connection, statement, values)
-        self._waiting.append(Question(text.encode(), within, then, refused))
+        raw = self.connection.connection
+        message = ";".join(bound_for(raw, *part) for part in parts)
+        self._waiting.append(Question(message.encode(), within, then, refused))
         self._send_next()
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Session:
         raw: Any = self.connection.connection
         self._asked = self._waiting.popleft()
         try:
-            raw.pgconn.send_query(self._asked.statement)
+            raw.pgconn.send_query(self._asked.message)
         except psycopg.Error as error:
             self._lose(error)
             return
@@ -161,7 +162,6 @@ class Session:
 
     def _advance(self, ready: Any) -> None:
         """Continue psycopg's generator, until it waits for the socket again or has the results."""
-        raw: Any = self.connection and self.connection.connection
         answer = self._answer
         assert answer is not None  # noqa: S101 - for the type checker
         try:
@@ -178,11 +178,12 @@ class Session:
 
     def _finish(self, results: list[Any]) -> None:
         question, self._asked, self._answer = self._asked, None, None
-        assert question is not None and self._deadline is not None  # noqa: S101 - for the type checker
+        assert question is not None  # noqa: S101 - for the type checker
+        assert self._deadline is not None  # noqa: S101
         self._deadline.cancel()
         error = next((_error_of(each) for each in results if each.status == ExecStatus.FATAL_ERROR), None)
         if error is None:
-            question.then(_rows_of(results[-1]))
+            question.then(list(map(_rows_of, results)))
         elif question.refused is not None:
             question.refused(error)
         else:

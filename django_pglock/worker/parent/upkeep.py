@@ -1,8 +1,8 @@
 """The upkeep: promote due tasks, enqueue scheduled tasks, rescue tasks of dead workers, and prune.
 
 Each parent runs this service, but only one at a time does a round. A round is a transaction that begins with an attempt
-to take an advisory lock. The lock only saves work. Correctness does not depend on it. A parent that freezes in the middle
-of its round would block the rounds of the others. So the server ends a session that is idle in a round.
+to take an advisory lock. The lock only saves work. Correctness does not depend on it. A parent that freezes in the
+middle of its round would block the rounds of the others. So the server ends a session that is idle in a round.
 
 The oldest parents do a round nearly every heartbeat interval. All other parents are on standby: they rarely do a round,
 in case the oldest do not. By the answer to each heartbeat, a parent knows which it is. If it becomes one of the oldest,
@@ -28,8 +28,9 @@ from uuid import UUID
 from django.db import transaction
 
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
+from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for, has_session_ended, is_read_only
 from django_pglock.store.admit import KEYS_AT_ONCE, admit, blocked_keys
 from django_pglock.store.claim import running_claims
 from django_pglock.store.count import COUNTED, QueueCounts
@@ -53,7 +54,6 @@ from django_pglock.store.ready import (
     UnknownTasks,
     next_due_in,
     promote,
-    ready_queues,
     restart_delays,
     unknown,
     unserved_queues,
@@ -62,7 +62,6 @@ from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, relea
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.store.settle import settle
-from django_pglock.store.wake import wake
 from django_pglock.tasks import registry
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
 from django_pglock.worker.child.in_flight import EndedClaim
@@ -76,9 +75,6 @@ T = TypeVar("T")
 ROUND_FACTOR = 0.9
 #: A standby worker multiplies the time between two rounds, and between two prunings, by this factor.
 STANDBY_FACTOR = 10
-#: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The first round
-#: after this time searches.
-UNNOTICED_FACTOR = 0.8
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
 #: The number of tasks that one pruning reads, and seconds until the next pruning if no old task is left.
@@ -88,6 +84,8 @@ PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
 TIME_TO_PRUNE, BETWEEN_PRUNINGS = 0.2, 0.1
 #: A step of the server's clock in seconds that has to be noticed.
 LEAST_STEP = 1.0
+#: Seconds without anything to do after which thread and session end.
+LINGER = 5.0
 #: Seconds before the next attempt at a round that has to rescue the tasks of an own child, if another parent is in one.
 BEFORE_URGENT_ROUND = 0.05
 #: Seconds before due tasks whose rows are locked are tried again. Doubled each time, up to the second number.
@@ -98,7 +96,10 @@ class Upkeep(ConnectedService):
     """Rounds of upkeep.
 
     ``promoted`` is called when tasks have become ready. ``unbroken_for`` returns for how many seconds the heartbeats of
-    this parent have come without interruption.
+    this parent have come without interruption, ``is_quiet`` whether a notification comes for each scheduled task.
+
+    Its thread and its session end if there is nothing to do for some time. Then ``on_rest`` is called with the seconds
+    after which ``wake()`` has to be called, which starts them again.
     """
 
     name = "upkeep"
@@ -109,13 +110,21 @@ class Upkeep(ConnectedService):
         *,
         promoted: Callable[[], None],
         unbroken_for: Callable[[], float],
+        is_quiet: Callable[[], bool],
+        on_rest: Callable[[float], None],
     ) -> None:
         super().__init__(using)
         self.promoted = promoted
         self.unbroken_for = unbroken_for
+        self.is_quiet = is_quiet
+        self.on_rest = on_rest
+        # Whether there is no thread, because there is nothing to do.
+        self._is_resting = True
+        self._resting = threading.Lock()
+        # For how many seconds there is nothing to do, if the thread is to end.
+        self._rest: float | None = None
         # The number of older parents that do the upkeep.
         self._older_parents = 0
-        self._searched_unnoticed_at = time.monotonic()
         self._wakeup = threading.Event()
         self.unknown = UnknownReport(using)
         self.readings = Readings(using)
@@ -143,7 +152,30 @@ class Upkeep(ConnectedService):
 
     def wake(self) -> None:
         """Do a pass now, because a task may be due before the present sleep ends."""
-        self._wakeup.set()
+        with self._resting:
+            self._wakeup.set()
+            if self._is_resting:
+                self._is_resting = False
+                self.start()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.wake()
+
+    def goes_on(self) -> bool:
+        return not self.stopping.is_set() and self._rest is None
+
+    def finish(self) -> None:
+        # The last thing that this thread does: from here on, another one may use the session.
+        with self._resting:
+            rest, self._rest = self._rest, None
+            if rest is None:
+                return
+            if self._wakeup.is_set():
+                self.start()
+                return
+            self._is_resting = True
+        self.on_rest(rest)
 
     def set_older_parents(self, older_parents: int) -> None:
         """Note how many older parents do the upkeep. If this one becomes one of the oldest, it begins at once."""
@@ -161,9 +193,9 @@ class Upkeep(ConnectedService):
 
     @property
     def _between_rounds(self) -> float:
-        """Seconds between two rounds, if nothing is due before. On standby, with jitter to spread the rounds."""
+        """Seconds between two rounds, if nothing is due before. Rare ones have jitter, to spread those of parents."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        if self._older_parents < UPKEEP_PARENTS or self.readings.is_requested:
+        if self.readings.is_requested or (self._older_parents < UPKEEP_PARENTS and not self.is_quiet()):
             return often
         return often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
 
@@ -180,15 +212,22 @@ class Upkeep(ConnectedService):
         self._attempt(self.readings.run_if_due)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.report_alive(sleep)
-        self._wakeup.wait(sleep)
+        if sleep <= LINGER:
+            self._wakeup.wait(sleep)
+            return
+        self.close_session()
+        self._rest = sleep
 
     def flush(self) -> None:
         # The last children have ended. If they did so in order, nothing is left to rescue.
-        if self._end_workers():
-            self._attempt(self._round)
+        try:
+            if self.stopping.is_set() and self._end_workers():
+                self._attempt(self._round)
+        except CONNECTION_ERRORS as error:
+            logger.warning("The rows of this worker could not be deleted. Others will delete them: %s", one_line(error))
 
     def _end_workers(self) -> bool:
-        """Delete the rows of workers that have ended. A worker without a row is dead: the next round rescues its tasks."""
+        """Delete the rows of workers that have ended. A worker without a row is dead: the next round rescues."""
         has_ended = False
         while not self._ended.empty():
             worker, overruns = self._ended.get()
@@ -218,7 +257,6 @@ class Upkeep(ConnectedService):
                 self._attempt(self._notice_step_of_clock)
                 keys += self._attempt(self._orphaned_keys) or []
                 awaited = self._attempt(self._orphaned_waiters) or []
-            self._attempt(self._wake_for_unnoticed)
             due_in = self._attempt(next_due_in, self.using)
         # Outside of the round's transaction, because all workers write the same rows of numbers.
         self._attempt(add_rescued, self.using, self._rescued)
@@ -248,17 +286,6 @@ class Upkeep(ConnectedService):
                 restarted,
             )
         self._clock_ahead = now - time.monotonic()
-
-    def _wake_for_unnoticed(self) -> None:
-        """Notify sleeping workers of ready tasks, if this is due: a process may have died after its commit of a task.
-
-        Only the oldest worker does this. Workers that cannot run these tasks are woken as well.
-        """
-        now = time.monotonic()
-        if self._older_parents or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED_FACTOR:
-            return
-        self._searched_unnoticed_at = now
-        wake(self.using, ready_queues(self.using))
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
         """Return what a step returns, None if it fails. A failure affects no other step while the session lives."""
