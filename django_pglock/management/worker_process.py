@@ -30,11 +30,12 @@ from django_pglock.worker.queues import Queues
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: Functions and schedules that are named at most.
-FEW = 8
+logger = get_logger(WORKER)
 
 #: Functions and schedules that are named at most.
 FEW = 8
+#: Seconds beyond the grace period within which a worker must end, also if a thread hangs in the log of the project.
+LAST_RESORT = 60.0
 
 
 def banner(queues: Queues, databases: Sequence[str], *, processes: int, threads: int) -> str:
@@ -79,12 +80,6 @@ def _listed(names: list[str]) -> str:
 def _places() -> str:
     admin = ", the pages 'Background tasks and locks' of the admin" if apps.is_installed("django.contrib.admin") else ""
     return f"manage.py locktasks status{admin}; Ctrl-C ends the worker after its running tasks"
-
-
-logger = get_logger(WORKER)
-
-#: Seconds beyond the grace period within which a worker must end, also if a thread hangs in the log of the project.
-LAST_RESORT = 60.0
 
 
 def own_command_line() -> list[str]:

@@ -8,8 +8,9 @@ has ready tasks), ``poll`` (notifications may be missing), ``cancel`` and ``stac
 (finish the running tasks), ``end`` (give all tasks back now).
 
 Messages of the child: ``ready`` (the functions that it knows), ``began`` and ``ended`` (an attempt with a timeout),
-``stack`` (an answer), ``report`` (its health and its numbers), ``replace`` (it will end, and why), ``debugger`` (a
-person debugs it), ``left_behind`` (what a draining child could not run).
+``stack`` (an answer), ``report`` (its health and its numbers), ``scheduled`` (a task will run again later), ``ending``
+(it ends), ``replace`` (it will end, and why), ``debugger`` (a person debugs it), ``left_behind`` (what a draining child
+could not run).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -64,8 +66,8 @@ class Channel:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have come. Does not wait."""
+    def receive(self) -> Iterator[Message]:
+        """Yield the messages that have come. Does not wait. What the caller does not take is kept."""
         try:
             while data := self._socket.recv(_READ_AT_ONCE):
                 self._received += data
@@ -74,8 +76,9 @@ class Channel:
             pass
         except OSError:
             self.is_over = True
-        *lines, self._received = self._received.split(b"\n")
-        return [json.loads(line) for line in lines]
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            yield json.loads(line)
 
     def close(self) -> None:
         """Close this end."""

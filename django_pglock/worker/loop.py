@@ -105,11 +105,21 @@ class Loop:
     def run_once(self) -> None:
         """Wait for the next event, and make all calls that are due."""
         for key, _ in self._selector.select(self._wait_for()):
-            self._call(key.data)
+            # Not if an earlier call of this turn has closed the socket, or watches it in another way now.
+            if self._selector.get_map().get(key.fd) is key:
+                self.call(key.data)
         while self._timers and self._timers[0].at <= time.monotonic():
-            self._call(heapq.heappop(self._timers).call)
+            self.call(heapq.heappop(self._timers).call)
         for _ in range(len(self._calls)):
-            self._call(self._calls.popleft())
+            self.call(self._calls.popleft())
+
+    def call(self, call: Callable[[], None] | None) -> None:
+        """Call a function now, and log its error."""
+        try:
+            if call is not None:
+                call()
+        except Exception:
+            logger.exception("The worker met an error, and continues.")
 
     def close(self) -> None:
         """Close what the loop has opened."""
@@ -126,10 +136,3 @@ class Loop:
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._ours.recv(4096)
-
-    def _call(self, call: Callable[[], None] | None) -> None:
-        try:
-            if call is not None:
-                call()
-        except Exception:
-            logger.exception("The worker met an error, and continues.")

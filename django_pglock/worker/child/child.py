@@ -126,6 +126,8 @@ class Child:
     def run(self) -> int:
         """Run until the parent ends this child, or until it has to be replaced. Return the exit code."""
         self.loop.watch(self.channel, READ, self.receive)
+        # Messages may have come together with the options.
+        self.loop.call_soon(self.receive)
         self.channel.send(ready=self._functions)
         self.settler.start()
         self.executor.start()

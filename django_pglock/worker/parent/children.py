@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -66,9 +67,9 @@ class Child:
         self.functions: list[str] = registry.known_versions()
         #: Its last report: numbers, and sentences about its health.
         self.report: dict[str, Any] = {}
-        #: The timers of the attempts with a timeout, by task and attempt.
-        self.deadlines: dict[tuple[int, int], Timer] = {}
-        #: The attempts that did not end after their timeouts, so that the child was killed.
+        #: The deadlines of the attempts with a timeout, by task and attempt.
+        self.deadlines: dict[tuple[int, int], float] = {}
+        #: The attempts whose time was over when the child was killed.
         self.overruns: list[tuple[int, int]] = []
         self.is_ready = self.is_ending = self.is_replaced = self.is_debugged = self.is_killed = False
         self.kill_at: float | None = None
@@ -77,6 +78,11 @@ class Child:
     def name(self) -> str:
         """The name for the table of workers and for people: host, process, and the start of the id."""
         return f"{socket.gethostname()[:80]}:{self.pid}:{self.id.hex[:8]}"
+
+    def end_within(self, seconds: float) -> None:
+        """Note that it ends. It is killed if it has not ended within some seconds."""
+        self.is_ending = True
+        self.kill_at = self.kill_at or time.monotonic() + seconds
 
     def __repr__(self) -> str:
         return f"worker-{self.number}[{self.pid}]"
@@ -113,6 +119,9 @@ class Children:
         self.have_failed = False
         #: What draining children could not run.
         self.left_behind: list[str] = []
+        #: What the children that have ended have counted. The lock is held while a child moves from ``all`` to here.
+        self.ended: Counter[str] = Counter()
+        self.moving = threading.Lock()
         self._failures: Counter[int] = Counter()
         # The numbers of the children that have to be started later.
         self._later: dict[int, Timer] = {}
@@ -153,21 +162,22 @@ class Children:
 
     def drain(self) -> None:
         """Have all children finish their running tasks and end. Start none any more."""
-        self._stop()
+        self.stop_starting()
         for child in self.all:
             self._drain(child)
 
     def end(self) -> None:
         """Have all children give their tasks back and end."""
-        self._stop()
+        self.stop_starting()
         for child in self.all:
             child.channel.send(end=True)
             child.kill_at = time.monotonic() + MARGIN
 
     def kill(self, child: Child, why: str) -> None:
-        """Kill a child, and say why."""
+        """Kill a child, and say why. The time of its attempts may be over."""
         logger.error("%r %s. It is killed.", child, why)
         child.is_killed = True
+        child.overruns = [key for key, deadline in child.deadlines.items() if deadline < time.monotonic()]
         self._starter().signal(child.pid, signal.SIGKILL)
 
     def note_end(self, pid: int, code: int) -> bool:
@@ -194,7 +204,8 @@ class Children:
             task_paths=child.functions,
         )
 
-    def _stop(self) -> None:
+    def stop_starting(self) -> None:
+        """Start no child any more."""
         self.is_stopping = True
         for timer in self._later.values():
             timer.cancel()
@@ -202,8 +213,7 @@ class Children:
 
     def _drain(self, child: Child) -> None:
         child.channel.send(drain=True)
-        child.is_ending = True
-        child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+        child.end_within(self.grace + MARGIN)
 
     def _start(self, number: int) -> None:
         self._later.pop(number, None)
@@ -238,7 +248,7 @@ class Children:
         if child.channel.is_over:
             # It sends nothing more, and ends. If it does not, only this time ends it.
             self.loop.unwatch(child.channel)
-            child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+            child.end_within(self.grace + MARGIN)
 
     def _hear(self, child: Child, kind: str, value: Any) -> None:
         match kind:
@@ -249,12 +259,11 @@ class Children:
                 child.report = value
                 self._judge(child)
             case "began":
-                self._begin(child, (value[0], value[1]), value[2])
+                child.deadlines[value[0], value[1]] = value[2]
             case "ended":
-                self._cancel_deadline(child, (value[0], value[1]))
+                child.deadlines.pop((value[0], value[1]), None)
             case "ending":
-                child.is_ending = True
-                child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+                child.end_within(self.grace + MARGIN)
             case "replace":
                 self._replace(child, value)
             case "debugger":
@@ -264,30 +273,11 @@ class Children:
             case _:
                 self.on_message(child, kind, value)
 
-    # Timeouts
-
-    def _begin(self, child: Child, key: tuple[int, int], deadline: float) -> None:
-        """Watch an attempt with a timeout: the child itself ends it, unless its code keeps the child from running."""
-        seconds = deadline - time.monotonic() + max(self.grace, 1.0) + OVERRUN_MARGIN
-        child.deadlines[key] = self.loop.call_later(max(0.0, seconds), lambda: self._end_overrun(child, key))
-
-    def _cancel_deadline(self, child: Child, key: tuple[int, int]) -> None:
-        if timer := child.deadlines.pop(key, None):
-            timer.cancel()
-
-    def _end_overrun(self, child: Child, key: tuple[int, int]) -> None:
-        child.deadlines.pop(key, None)
-        if child.is_ending or child.is_debugged or child.is_killed:
-            return
-        child.overruns.append(key)
-        self.kill(child, f"runs task {key[0]} long after its timeout, and does not react")
-
     # Replacement
 
     def _replace(self, child: Child, why: str) -> None:
         """Start another child at once, because this one will end."""
-        child.is_ending = True
-        child.kill_at = child.kill_at or time.monotonic() + self.grace + MARGIN
+        child.end_within(self.grace + MARGIN)
         if not child.is_replaced and not self.is_stopping:
             logger.info("Replacing %r: %s.", child, why)
             child.is_replaced = True
@@ -305,22 +295,30 @@ class Children:
         now = time.monotonic()
         for child in list(self.all):
             child.channel.flush()
-            if child.is_killed or child.is_debugged:
-                continue
-            if child.kill_at is not None and now >= child.kill_at:
-                self.kill(child, "has not ended in time")
-            elif child.is_ready and now - child.heard_at > get_settings().HEARTBEAT_LIMIT:
-                silence = now - child.heard_at
-                if silence > LONGEST_SILENCE or not is_running(child.pid):
-                    self.kill(child, f"has been frozen for {silence:.0f} s")
+            if child.is_killed:
+                self._starter().signal(child.pid, signal.SIGKILL)
+            elif not child.is_debugged:
+                self._check_child(child, now)
         self.loop.call_later(CHECK_INTERVAL, self._check)
 
+    def _check_child(self, child: Child, now: float) -> None:
+        silence = now - child.heard_at
+        overdue = now - min(child.deadlines.values(), default=now)
+        if child.kill_at is not None:
+            if now >= child.kill_at:
+                self.kill(child, "has not ended in time")
+        elif overdue > max(self.grace, 1.0) + OVERRUN_MARGIN:
+            # The child itself would have begun to end, but the function keeps it from running.
+            self.kill(child, "runs a task long after its timeout, and does not react")
+        elif silence > LONGEST_SILENCE or (silence > get_settings().HEARTBEAT_LIMIT and not is_running(child.pid)):
+            self.kill(child, f"has been frozen for {silence:.0f} s")
+
     def _forget(self, child: Child) -> None:
-        self.all.remove(child)
+        with self.moving:
+            self.all.remove(child)
+            self.ended.update(counted(child.report))
         self.loop.unwatch(child.channel)
         child.channel.close()
-        for key in list(child.deadlines):
-            self._cancel_deadline(child, key)
 
     def _replace_after_end(self, child: Child, code: int) -> None:
         is_in_order = code == 0
@@ -332,6 +330,11 @@ class Children:
         if time.monotonic() - child.started_at >= STABLE_AFTER:
             self._failures[child.number] = 0
         self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
+
+
+def counted(report: dict[str, Any]) -> dict[str, int]:
+    """Return the numbers of a report that only grow."""
+    return {"claimed": report.get("claimed", 0), **report.get("outcomes", {}), **report.get("reconnects", {})}
 
 
 def in_words(code: int) -> str:

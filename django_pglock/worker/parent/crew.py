@@ -27,12 +27,10 @@ class Crew:
         *,
         first: int,
         count: int,
-        on_end: Callable[[Child], None],
     ) -> None:
         self.loop = loop
         self.using: str = options["using"]
         self.id = uuid4()
-        self.on_end = on_end
         self.children = Children(
             loop,
             starter,
@@ -125,4 +123,3 @@ class Crew:
         """A worker without a row is dead: its tasks are rescued at once."""
         self._ready.discard(child.id)
         self.upkeep.end_worker(child.id, child.overruns)
-        self.on_end(child)

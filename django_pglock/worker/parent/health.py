@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_pglock.conf import get_settings
 from django_pglock.store.liveness import silent_after
+from django_pglock.worker.parent.children import counted
 
 if TYPE_CHECKING:
     from django_pglock.store.count import QueueCounts
@@ -20,8 +21,7 @@ OF_NOW = ("in_flight", "running", "unsettled")
 
 
 class Health:
-    """Answers two questions: does the worker live, and does it work? Each answer is a sentence about a problem, or
-    None.
+    """Answers two questions: does the worker live, and does it work? An answer is a sentence about a problem, or None.
 
     A worker without a database connection does not work, but a restart would not help. The loop calls ``note_turn()``
     each second.
@@ -31,16 +31,10 @@ class Health:
         self.crews = crews
         self.is_stopping = False
         self._turned_at = time.monotonic()
-        # The counts of the children that have ended.
-        self._ended: Counter[str] = Counter()
 
     def note_turn(self) -> None:
         """Note that the loop runs."""
         self._turned_at = time.monotonic()
-
-    def note_end(self, report: dict[str, Any]) -> None:
-        """Keep the counts of a child that has ended."""
-        self._ended.update(_counted(report))
 
     def hung(self) -> str | None:
         """Return why the parent does not work any more. What hangs in a child is no reason: the child is replaced."""
@@ -82,20 +76,22 @@ class Health:
     @property
     def counted(self) -> Counter[str]:
         """What all children have counted since the start, by the names in their reports."""
-        counted = Counter(self._ended)
+        total: Counter[str] = Counter()
         for crew in self.crews:
-            counted["heartbeat"] += max(0, crew.heartbeat.connects - 1)
-            counted["upkeep"] += crew.upkeep.reconnects
-            for child in crew.children.all:
-                counted.update(_counted(child.report))
-        return counted
+            total["heartbeat"] += max(0, crew.heartbeat.connects - 1)
+            total["upkeep"] += crew.upkeep.reconnects
+            with crew.children.moving:
+                total.update(crew.children.ended)
+                for child in crew.children.all:
+                    total.update(counted(child.report))
+        return total
 
     @property
     def now(self) -> Counter[str]:
         """What all children do at the moment."""
         now: Counter[str] = Counter()
         for crew in self.crews:
-            for child in crew.children.all:
+            for child in list(crew.children.all):
                 now.update({name: child.report.get(name, 0) for name in OF_NOW})
                 now.update({"processes": 1, "threads": crew.children.options["threads"]})
         return now
@@ -109,8 +105,3 @@ class Health:
             queues += depths
             totals += counters
         return queues, totals
-
-
-def _counted(report: dict[str, Any]) -> dict[str, int]:
-    """Return the numbers of a report that only grow."""
-    return {"claimed": report.get("claimed", 0), **report.get("outcomes", {}), **report.get("reconnects", {})}

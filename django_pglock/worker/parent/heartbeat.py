@@ -289,18 +289,17 @@ class Heartbeat:
         given = [self._complete(beat) for beat in self.beats()]
         if not given:
             return
-        ids = {beat.id for beat in given}
         beat = (BEAT, beat_values(given))
         look = [(REQUESTS, (list(self.busy()),))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
 
         def note(rows: list[Rows]) -> None:
-            self._note(rows[1], ids, began)
+            self._note(rows[1], given, began)
             self._note_requests(rows[2])
             self._note_ready({str(queue) for (queue,) in rows[3]} if len(look) > 1 else set())
 
         def beat_alone(error: BaseException) -> None:
             # The table of tasks is locked. The next beat looks at it again.
-            self.session.ask(beat, within=self._limit, then=lambda rows: self._note(rows[0], ids, began))
+            self.session.ask(beat, within=self._limit, then=lambda rows: self._note(rows[0], given, began))
 
         self.session.ask((LIMIT, ()), beat, *look, within=self._limit, then=note, refused=beat_alone)
 
@@ -309,11 +308,10 @@ class Heartbeat:
         is_known = paths is not None and self._known.get(beat.id) == len(paths)
         return beat._replace(lock_key=self.lock_key, task_paths=None if is_known else paths)
 
-    def _note(self, rows: Rows, ids: set[UUID], began: float) -> None:
+    def _note(self, rows: Rows, given: Sequence[Beat], began: float) -> None:
         """Note the reply to a beat. A row that is missing in it is locked, or was deleted."""
         replies = {UUID(row[0]): HeartbeatReply.of(row[1:]) for row in rows}
-        for worker in ids:
-            self._known[worker] = replies[worker].known if worker in replies else -1
+        self._known = {worker: reply.known for worker, reply in replies.items()}
         if replies:
             self.older_parents = max(reply.older_parents for reply in replies.values())
             self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
@@ -321,9 +319,11 @@ class Heartbeat:
             if any(reply.are_others_missing for reply in replies.values()):
                 self.on_missing()
         self.on_beat(set(replies), began)
-        for worker in ids - replies.keys():
-            self._warn_of_locked_row(worker)
-        if ids - replies.keys():
+        if unwritten := [beat for beat in given if beat.id not in replies]:
+            for beat in unwritten:
+                # A beat without functions makes no row. The next one has them, and shows whether there is a row.
+                if beat.task_paths is not None:
+                    self._warn_of_locked_row(beat.id)
             self._cancel_next()
             self._next = self.loop.call_later(get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE, self._beat)
 

@@ -64,14 +64,7 @@ class Parent:
         self._make_starter = starter
         self._starter: Starter | None = None
         self.crews = [
-            Crew(
-                self.loop,
-                self._get_starter,
-                each,
-                first=1 + place * processes,
-                count=processes,
-                on_end=lambda child: self.health.note_end(child.report),
-            )
+            Crew(self.loop, self._get_starter, each, first=1 + place * processes, count=processes)
             for place, each in enumerate(options)
         ]
         self.health = Health(self.crews)
@@ -128,15 +121,21 @@ class Parent:
 
     def _stop(self) -> None:
         self._signals += 1
+        # Whoever ends a worker that is about to start again does not want it to start.
+        self.code_has_changed = False
         if self._signals == 1:
+            self._drain()
+        else:
+            for crew in self.crews:
+                crew.children.end()
+
+    def _drain(self) -> None:
+        if not self.health.is_stopping:
             self.ending()
             self.health.is_stopping = True
             self.systemd.tell_stopping()
         for crew in self.crews:
-            if self._signals == 1:
-                crew.children.drain()
-            else:
-                crew.children.end()
+            crew.children.drain()
 
     # Signals
 
@@ -165,13 +164,13 @@ class Parent:
         logger.error("The process that starts the worker's children has ended, and the children with it.")
         self._has_failed = True
         for crew in self.crews:
-            crew.children.is_stopping = True
+            crew.children.stop_starting()
             for child in list(crew.children.all):
                 crew.children.note_end(child.pid, -signal.SIGKILL)
 
     def _look_for_changes(self) -> None:
         """Begin to end if a file of the code has changed, as Django's ``runserver`` does."""
-        if self._signals:
+        if self.health.is_stopping:
             return
         now = dict(StatReloader().snapshot_files())
         changed = [path for path, date in now.items() if date != self._files.get(path, date)]
@@ -179,14 +178,14 @@ class Parent:
         if changed:
             logger.info("%s has changed. The worker ends, and starts again.", changed[0])
             self.code_has_changed = True
-            self._stop()
+            self._drain()
         self.loop.call_later(RELOAD_INTERVAL, self._look_for_changes)
 
     def _check(self) -> None:
         """Look whether all is done, reap what tasks have left, and limit how long a draining worker waits."""
         self.health.note_turn()
         if os.getpid() == 1:
-            _reap_orphans()
+            _reap_orphans({child.pid for child in self.all_children})
         for crew in self.crews:
             crew.upkeep.end_late()
             self._give_up_start(crew)
@@ -236,8 +235,11 @@ def stop_signals() -> list[int]:
     return [signal.SIGTERM, signal.SIGINT, *([HANG_UP] if is_heard else [])]
 
 
-def _reap_orphans() -> None:
-    """Reap processes that tasks have left. Only as process 1, in a container: they are given to it."""
+def _reap_orphans(ours: set[int]) -> None:
+    """Reap processes that tasks have left. Only as process 1, in a container: they are given to it.
+
+    What starts the children reaps ``ours``, and reads their exit codes.
+    """
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)

@@ -96,7 +96,7 @@ class Session:
         self._opening, self.connection = None, connection
         raw: Any = connection.connection
         raw.pgconn.nonblocking = 1
-        raw.add_notify_handler(lambda note: self.on_note(note.channel, note.payload))
+        raw.add_notify_handler(lambda note: self._note(note.channel, note.payload))
         self._socket = raw.pgconn.socket
         self.loop.watch(self._socket, READ, self._on_ready)
         self.on_open()
@@ -156,9 +156,13 @@ class Session:
         try:
             raw.pgconn.consume_input()
             while note := raw.pgconn.notifies():
-                self.on_note(note.relname.decode(), note.extra.decode())
+                self._note(note.relname.decode(), note.extra.decode())
         except psycopg.Error as error:
             self._lose(error)
+
+    def _note(self, channel: str, payload: str) -> None:
+        # Anybody may notify. An error must not reach psycopg's generator, which would end with it.
+        self.loop.call(lambda: self.on_note(channel, payload))
 
     def _advance(self, ready: Any) -> None:
         """Continue psycopg's generator, until it waits for the socket again or has the results."""

@@ -98,6 +98,7 @@ class ForkStarter:
         connections.close_all()
         gc.collect()
         gc.freeze()
+        _flush_output()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -126,15 +127,19 @@ class ForkStarter:
             os.waitpid(self.pid, 0)
 
     def _receive(self) -> None:
-        with suppress(BlockingIOError):
+        try:
             while data := self._control.recv(_LONGEST_MESSAGE):
                 message = json.loads(data)
                 if "ended" in message:
                     self.on_end(message["ended"], message["code"])
                 else:
                     self._starting.popleft()(message["pid"], message["error"])
-            self.loop.unwatch(self._control)
-            self.on_lost()
+        except BlockingIOError:
+            return
+        except OSError:
+            pass  # it has ended with requests unread
+        self.loop.unwatch(self._control)
+        self.on_lost()
 
 
 class ForkServer:
@@ -180,6 +185,7 @@ class ForkServer:
                     return False
                 request = json.loads(data)
                 if descriptors:
+                    os.set_inheritable(descriptors[0], False)
                     self._start(socket.socket(fileno=descriptors[0]))
                 else:
                     self._signal(*request["signal"])
@@ -309,7 +315,15 @@ def _run_to_end(main: Callable[[], int]) -> None:
         with suppress(Exception):
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
+        _flush_output()
         os._exit(code)
+
+
+def _flush_output() -> None:
+    """Write what was printed: ``os._exit()`` does not, and a fork would write it twice."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def refuse_platform() -> None:

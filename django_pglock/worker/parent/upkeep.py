@@ -227,12 +227,12 @@ class Upkeep(ConnectedService):
             logger.warning("The rows of this worker could not be deleted. Others will delete them: %s", one_line(error))
 
     def _end_workers(self) -> bool:
-        """Delete the rows of workers that have ended. A worker without a row is dead: the next round rescues."""
+        """Delete the rows of workers that have ended. Then they are dead, and the next round rescues their tasks."""
         has_ended = False
         while not self._ended.empty():
             worker, overruns = self._ended.get()
             try:
-                super().open()
+                self.open()
                 for task, attempt in overruns:
                     self._attempt(end_overrun, self.using, task, attempt, worker)
                 deregister(self.using, worker)
