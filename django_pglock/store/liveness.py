@@ -60,6 +60,10 @@ def is_recent(date: str) -> str:
 # has the heartbeats of others. The answer has, for each worker: the number of functions in the row; whether the row
 # says that the worker sleeps; and the number of older parents that do the upkeep. The rows are written in the order of
 # their ids, so that two statements cannot deadlock.
+#
+# The heartbeats of all living workers of a parent are in one statement. So another row of this parent is of a worker
+# that has ended, and is deleted: a heartbeat that was late may have inserted it again. Nobody else would find that this
+# worker is dead, because its row has the lock of a living parent.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -67,6 +71,11 @@ WITH given AS MATERIALIZED (
         is_stopping boolean, task_paths jsonb)
 ), mine AS MATERIALIZED (
     SELECT id FROM {{worker}} WHERE id = ANY (ARRAY(SELECT id FROM given)) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+), gone AS MATERIALIZED (
+    SELECT id FROM {{worker}}
+    WHERE parent IN (SELECT parent FROM given) AND id NOT IN (SELECT id FROM given) FOR UPDATE SKIP LOCKED
+), deleted AS (
+    DELETE FROM {{worker}} WHERE id IN (SELECT id FROM gone)
 ), written AS (
     INSERT INTO {{worker}} AS worker (
         id, parent, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
@@ -186,7 +195,7 @@ def silent_after() -> float:
 
 
 def beat(using: str, worker: UUID, *, parent: UUID | None = None, **values: Any) -> HeartbeatReply:
-    """Write a heartbeat of one worker; the first one registers it. ``values`` are the other fields of ``Beat``."""
+    """Write the heartbeat of a parent with one worker; the first one registers it. ``values``: fields of ``Beat``."""
     given = Beat(worker, parent or worker, **values)
     rows = run(using, BEAT, *beat_values([given])) or run(using, BEAT, *beat_values([given._replace(task_paths=[])]))
     return HeartbeatReply(*rows[0][1:])

@@ -130,7 +130,8 @@ def wake_except(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 
 
 def wake_others(using: str, queues: Iterable[str], worker: UUID, *, hops: int = 0) -> None:
     """Wake workers other than ``worker`` now, if tasks of these queues are still ready."""
-    wake_except(using, [queue for (queue,) in run(using, STILL_READY, list(queues))], worker, hops=hops)
+    if names := [queue for queue in queues if not _no_worker_sleeps(using, queue, worker)]:
+        wake_except(using, [queue for (queue,) in run(using, STILL_READY, names)], worker, hops=hops)
 
 
 def wake_parents(using: str) -> None:

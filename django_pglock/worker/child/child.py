@@ -174,7 +174,7 @@ class Child:
                 self._gives_up_grace = True
                 self.stop()
 
-    def _note_beat(self, beat_at: float, is_listening: bool) -> None:
+    def _note_beat(self, beat_at: float, is_listening: bool, is_sleeping: bool) -> None:
         heartbeat = self.heartbeat
         was_alive = heartbeat.is_alive()
         heartbeat.beat_at, heartbeat.is_connected, heartbeat.is_listening = beat_at, True, is_listening
@@ -183,6 +183,8 @@ class Child:
             self.fetcher.start()
         elif not was_alive:
             self.in_flight.notify_fetcher()
+        if not is_sleeping:
+            self.sleep.note_flag_unset()
 
     # Checks
 

@@ -121,6 +121,12 @@ class Fetcher(ConnectedService):
     def wake(self) -> None:
         self.in_flight.fetcher_wakeup.set()
 
+    def flush(self) -> None:
+        # Perhaps no other worker was notified of what this one was notified of.
+        if self.is_connected:
+            self.sleep.end()
+            self.sleep.wake_others()
+
     def finish(self) -> None:
         self._exclusive_run.end()
 
@@ -241,7 +247,7 @@ class Fetcher(ConnectedService):
     def _leaves_tasks_to_others(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
         """Return whether a poll that found nothing has left out a kind of functions. If so, wake the other workers."""
         if self.claimer.leaves_out_a_kind(capacities):
-            self.sleep.wake_others()
+            self.sleep.wake_others(has_claimed=False)
             return True
         if self.claimer.was_ready:
             # Perhaps this process does not know the functions, as during a deployment.

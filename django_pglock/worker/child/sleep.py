@@ -17,7 +17,7 @@ from django_pglock.worker.queues import Queues
 class Sleep:
     """Whether this worker waits for notifications, and which queues they have named.
 
-    The main thread calls ``note_ready()`` and ``note_missed()``. All other methods are for the fetcher's thread.
+    The main thread calls ``note_ready()``, ``note_missed()`` and ``note_flag_unset()``. All other methods are for the fetcher's thread.
     """
 
     def __init__(self, in_flight: InFlight, using: str, worker: UUID, queues: Queues) -> None:
@@ -49,6 +49,15 @@ class Sleep:
         """Note that notifications may have been missed, and have the fetcher poll all queues at once."""
         self._has_missed = True
         self.in_flight.notify_fetcher()
+
+    def note_flag_unset(self) -> None:
+        """Note that the row does not say that this worker sleeps: it may have been deleted, and inserted again.
+
+        If this worker sleeps, the fetcher sets the flag again, because until then no notification comes.
+        """
+        if self.since is not None:
+            self.since = None
+            self.in_flight.notify_fetcher()
 
     @property
     def is_notified(self) -> bool:

@@ -155,6 +155,10 @@ class Children:
         """Return the child with this id."""
         return next((child for child in self.all if str(child.id) == worker), None)
 
+    def serving(self, worker: str) -> Child | None:
+        """Return the child with this id; if it ends, another one, which serves the same queues."""
+        return next((each for each in [self.find(worker), *self.all] if each and not each.is_ending), None)
+
     def tell(self, **message: Any) -> None:
         """Send a message to each child."""
         for child in self.all:

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.store.liveness import HeartbeatReply
 from django_pglock.worker.loop import Loop, Timer
 from django_pglock.worker.parent.children import Child, Children
 from django_pglock.worker.parent.heartbeat import Heartbeat
@@ -71,14 +72,14 @@ class Crew:
         self.heartbeat.start()
         self.children.start()
 
-    def _on_beat(self, written: set[UUID], began: float) -> None:
+    def _on_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
         self.upkeep.set_older_parents(self.heartbeat.older_parents or 0)
-        if written and not self._has_beaten:
+        if replies and not self._has_beaten:
             self._has_beaten = True
             self.upkeep.wake()
         for child in self.children.all:
-            if child.id in written:
-                child.channel.send(beat=[began, self.heartbeat.is_listening])
+            if reply := replies.get(child.id):
+                child.channel.send(beat=[began, self.heartbeat.is_listening, reply.is_sleeping])
                 self._note_ready(child)
 
     def _wake_upkeep_in(self, seconds: float) -> None:
@@ -96,7 +97,7 @@ class Crew:
         self.children.tell(cut=True)
 
     def _on_wake(self, worker: str, queue: str, hops: int) -> None:
-        if child := self.children.find(worker):
+        if child := self.children.serving(worker):
             child.channel.send(wake=[queue, hops])
 
     def _on_scheduled(self) -> None:

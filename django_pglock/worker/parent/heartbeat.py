@@ -63,7 +63,7 @@ class Heartbeat:
     ``beats`` returns what to write: a ``Beat`` for each worker, with the number of functions that its row should have.
     All callbacks are called in the loop's thread:
 
-    - ``on_beat``: with the ids of the workers whose heartbeat was written, and when it was begun;
+    - ``on_beat``: with the replies to the workers whose heartbeat was written, and when it was begun;
     - ``on_lost``: there is no session at the moment;
     - ``on_wake``: with the id of a worker, and the queue that has ready tasks after how many hops;
     - ``on_missed``: notifications may have been missed;
@@ -83,7 +83,7 @@ class Heartbeat:
         *,
         beats: Callable[[], Sequence[Beat]],
         busy: Callable[[], Sequence[UUID]],
-        on_beat: Callable[[set[UUID], float], None],
+        on_beat: Callable[[dict[UUID, HeartbeatReply], float], None],
         on_lost: Callable[[BaseException], None],
         on_wake: Callable[[str, str, int], None],
         on_missed: Callable[[], None],
@@ -313,12 +313,13 @@ class Heartbeat:
         replies = {UUID(row[0]): HeartbeatReply.of(row[1:]) for row in rows}
         self._known = {worker: reply.known for worker, reply in replies.items()}
         if replies:
-            self.older_parents = max(reply.older_parents for reply in replies.values())
+            # By its oldest worker. Otherwise, after each parent has replaced one, none would be the oldest.
+            self.older_parents = min(reply.older_parents for reply in replies.values())
             self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
             self._note_success(began)
             if any(reply.are_others_missing for reply in replies.values()):
                 self.on_missing()
-        self.on_beat(set(replies), began)
+        self.on_beat(replies, began)
         if unwritten := [beat for beat in given if beat.id not in replies]:
             for beat in unwritten:
                 # A beat without functions makes no row. The next one has them, and shows whether there is a row.

@@ -136,6 +136,8 @@ class Parent:
             self.systemd.tell_stopping()
         for crew in self.crews:
             crew.children.drain()
+            # Now, because a worker that its row shows as stopping is not woken.
+            crew.heartbeat.beat_soon()
 
     # Signals
 
