@@ -18,7 +18,7 @@ better than a date that is too old.
 While the server cannot be reached, no worker can write a heartbeat. Afterwards the first parent that writes one finds
 the heartbeats of all others missing, although these workers live. So who rescues is its own witness: a parent takes
 back the tasks of another one only if its own heartbeats have come without interruption for as long as it has missed
-those of the other one.
+those of the other one. The server's clock may also be put forward, so an interruption is a step of that clock as well.
 """
 
 from __future__ import annotations

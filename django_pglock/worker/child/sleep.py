@@ -17,7 +17,8 @@ from django_pglock.worker.queues import Queues
 class Sleep:
     """Whether this worker waits for notifications, and which queues they have named.
 
-    The main thread calls ``note_ready()``, ``note_missed()`` and ``note_flag_unset()``. All other methods are for the fetcher's thread.
+    The main thread calls ``note_ready()``, ``note_missed()`` and ``note_flag_unset()``. All other methods are for the
+    fetcher's thread.
     """
 
     def __init__(self, in_flight: InFlight, using: str, worker: UUID, queues: Queues) -> None:

@@ -54,7 +54,7 @@ class Crew:
             on_missed=lambda: self.children.tell(poll=True),
             on_scheduled=self._on_scheduled,
             on_request=self._on_request,
-            on_missing=self._on_scheduled,
+            on_missing=self._on_missing,
         )
         self.upkeep = Upkeep(
             self.using,
@@ -102,6 +102,9 @@ class Crew:
 
     def _on_scheduled(self) -> None:
         self.upkeep.wake()
+
+    def _on_missing(self) -> None:
+        self.upkeep.rescue_soon()
 
     def _on_request(self, worker: str, task: int, attempt: int, is_cancel: bool) -> None:
         if child := self.children.find(worker):

@@ -29,7 +29,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import is_forbidden, is_pooled
 from django_pglock.postgres.forking import ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, Beat, HeartbeatReply, beat_values
+from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS, Beat, HeartbeatReply, beat_values
 from django_pglock.store.ready import READY_QUEUES
 from django_pglock.store.requests_to_worker import ANSWER_STACK, REQUESTS
 from django_pglock.store.statements import BY_INDEX
@@ -69,7 +69,7 @@ class Heartbeat:
     - ``on_missed``: notifications may have been missed;
     - ``on_scheduled``: a task was scheduled;
     - ``on_request``: with worker, task, attempt, and whether its cancel is requested. Otherwise its stack is;
-    - ``on_missing``: heartbeats of other workers are missing.
+    - ``on_missing``: heartbeats of other workers are missing, and this parent is one of those that do the upkeep.
 
     With each beat it asks for requests about running tasks. The oldest parent also wakes workers for tasks that have
     been ready since the last beat: a process may have died after its commit of a task, before its notification.
@@ -317,7 +317,8 @@ class Heartbeat:
             self.older_parents = min(reply.older_parents for reply in replies.values())
             self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
             self._note_success(began)
-            if any(reply.are_others_missing for reply in replies.values()):
+            are_missing = any(reply.are_others_missing for reply in replies.values())
+            if are_missing and self.older_parents < UPKEEP_PARENTS:
                 self.on_missing()
         self.on_beat(replies, began)
         if unwritten := [beat for beat in given if beat.id not in replies]:

@@ -133,6 +133,8 @@ class Upkeep(ConnectedService):
         self._rescued_at = 0.0
         # The workers that have ended, with the attempts because of which they were killed.
         self._ended: SimpleQueue[tuple[UUID, Sequence[tuple[int, int]]]] = SimpleQueue()
+        # When a step of the server's clock was last noticed.
+        self._stepped_at = 0.0
         # How far the server's clock is ahead of time.monotonic(), at least.
         self._clock_ahead = -math.inf
         # Where the last queries for orphaned keys, for orphaned waiters and for unused buckets ended.
@@ -191,6 +193,11 @@ class Upkeep(ConnectedService):
         self._ended.put((worker, overruns))
         self.wake()
 
+    def rescue_soon(self) -> None:
+        """Do a round with a rescue now, because heartbeats of others are missing."""
+        self._rescued_at = min(self._rescued_at, 0.0)
+        self.wake()
+
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Rare ones have jitter, to spread those of parents."""
@@ -222,7 +229,8 @@ class Upkeep(ConnectedService):
         # The last children have ended. If they did so in order, nothing is left to rescue.
         try:
             if self.stopping.is_set() and self._end_workers():
-                self._attempt(self._round)
+                while self._attempt(self._round) == BEFORE_URGENT_ROUND:
+                    time.sleep(BEFORE_URGENT_ROUND)
         except CONNECTION_ERRORS as error:
             logger.warning("The rows of this worker could not be deleted. Others will delete them: %s", one_line(error))
 
@@ -253,8 +261,8 @@ class Upkeep(ConnectedService):
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR:
                 self._rescued_at = time.monotonic()
-                self._attempt(self._rescue)
                 self._attempt(self._notice_step_of_clock)
+                self._attempt(self._rescue)
                 keys += self._attempt(self._orphaned_keys) or []
                 awaited = self._attempt(self._orphaned_waiters) or []
             due_in = self._attempt(next_due_in, self.using)
@@ -274,18 +282,23 @@ class Upkeep(ConnectedService):
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
 
     def _notice_step_of_clock(self) -> None:
-        """Restart the delays of retries if the server's clock was put back, for example by a failover."""
-        before = time.monotonic()
-        now = clock(self.using)
-        if (step := self._clock_ahead - (now - before)) > LEAST_STEP:
+        """Restart the delays of retries if the server's clock was put back, for example by a failover.
+
+        After a step, also one forward, and after this host has slept, the heartbeats of others only seem to be missing.
+        """
+        before, now, after = time.monotonic(), clock(self.using), time.monotonic()
+        forward, back = now - after - self._clock_ahead, self._clock_ahead - (now - before)
+        self._clock_ahead = now - after
+        if max(forward, back) > LEAST_STEP:
+            self._stepped_at = after
+        if back > LEAST_STEP:
             restarted = restart_delays(self.using)
             logger.warning(
                 "The clock of the database server was put back by %.0f s. Delays of retries that were restarted: %d. "
                 "All other tasks run when that clock shows their date.",
-                step,
+                back,
                 restarted,
             )
-        self._clock_ahead = now - time.monotonic()
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
         """Return what a step returns, None if it fails. A failure affects no other step while the session lives."""
@@ -362,8 +375,9 @@ class Upkeep(ConnectedService):
 
     def _rescue(self) -> None:
         found: list[Rescued] = []
+        unbroken = min(self.unbroken_for(), time.monotonic() - self._stepped_at)
         for _ in range(RESCUES):
-            rescued = rescue(self.using, unbroken=self.unbroken_for())
+            rescued = rescue(self.using, unbroken=unbroken)
             found += rescued
             for task in rescued:
                 logger.warning(
@@ -375,7 +389,7 @@ class Upkeep(ConnectedService):
                 )
             if len(rescued) < RESCUED_AT_ONCE:
                 break
-        delete_dead(self.using, unbroken=self.unbroken_for())
+        delete_dead(self.using, unbroken=unbroken)
         self._rescued = [(task.queue, task.task_path, task.status) for task in found]
 
 
