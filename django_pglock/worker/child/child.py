@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import math
 import multiprocessing
 import os
 import signal
@@ -31,7 +32,7 @@ from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.child.stoppable import StoppableAttempt
 from django_pglock.worker.child.watchdog import Watchdog
-from django_pglock.worker.loop import READ, Loop
+from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import ConnectedService
 
@@ -111,6 +112,7 @@ class Child:
         )
         #: How often each part was found silent in a row, and until when it was to report.
         self._silent: dict[ConnectedService, tuple[float, int]] = {}
+        self._next_watch: Timer | None = None
         self._functions = registry.known_versions()
         self._is_started = self.is_stopping = self._gives_up_grace = False
         self.has_overrun = False
@@ -190,12 +192,15 @@ class Child:
 
     def _watch(self) -> None:
         """Stop functions whose time is over, and look again when the next time is over."""
+        if self._next_watch is not None:
+            self._next_watch.cancel()
         due_in = self.watchdog.check()
-        if due_in < CHECK_INTERVAL:
-            self.loop.call_later(due_in, self._watch)
+        self._next_watch = self.loop.call_later(due_in, self._watch) if due_in < math.inf else None
 
     def _check(self) -> None:
-        self.loop.call_later(CHECK_INTERVAL, self._check)
+        # An idle child reports rarely, but so often that it does not look frozen.
+        is_idle = not self.in_flight.claims and not self.is_stopping
+        self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
         self._watch()
         for service in self.services:
             service.end_late()

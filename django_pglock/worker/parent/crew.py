@@ -58,7 +58,7 @@ class Crew:
         )
         self.upkeep = Upkeep(
             self.using,
-            promoted=lambda: loop.call_soon(lambda: self.children.tell(poll=True)),
+            promoted=lambda: loop.call_soon(self._on_promoted),
             unbroken_for=self.heartbeat.unbroken_for,
             is_quiet=lambda: self.heartbeat.is_quiet,
             on_rest=lambda seconds: loop.call_soon(lambda: self._wake_upkeep_in(seconds)),
@@ -99,6 +99,11 @@ class Crew:
     def _on_wake(self, worker: str, queue: str, hops: int) -> None:
         if child := self.children.serving(worker):
             child.channel.send(wake=[queue, hops])
+
+    def _on_promoted(self) -> None:
+        # Otherwise a notification comes for those that sleep.
+        if not self.heartbeat.is_listening:
+            self.children.tell(poll=True)
 
     def _on_scheduled(self) -> None:
         self.upkeep.wake()

@@ -33,7 +33,7 @@ logger = get_logger(WORKER)
 #: SIGHUP comes when a terminal or an ssh session is closed.
 HANG_UP = signal.SIGHUP
 #: Seconds between two looks at the children, and at the files of the code.
-CHECK_INTERVAL, RELOAD_INTERVAL = 0.1, 1.0
+CHECK_INTERVAL, RELOAD_INTERVAL = 1.0, 1.0
 #: Seconds for the upkeep to end its present statement at the end.
 LAST_UPKEEP = 10.0
 
@@ -76,7 +76,7 @@ class Parent:
         self._files: dict[Any, float] = {}
         self._signals = 0
         self._began_at = time.monotonic()
-        self._has_failed = False
+        self._has_failed = self._is_ending = False
         self.ending = ending
 
     @property
@@ -138,6 +138,8 @@ class Parent:
             crew.children.drain()
             # Now, because a worker that its row shows as stopping is not woken.
             crew.heartbeat.beat_soon()
+        # Perhaps no child runs at this moment.
+        self._end_if_done()
 
     # Signals
 
@@ -161,6 +163,7 @@ class Parent:
         for crew in self.crews:
             if crew.children.note_end(pid, code):
                 break
+        self._end_if_done()
 
     def _on_starter_lost(self) -> None:
         logger.error("The process that starts the worker's children has ended, and the children with it.")
@@ -169,6 +172,7 @@ class Parent:
             crew.children.stop_starting()
             for child in list(crew.children.all):
                 crew.children.note_end(child.pid, -signal.SIGKILL)
+        self._end_if_done()
 
     def _look_for_changes(self) -> None:
         """Begin to end if a file of the code has changed, as Django's ``runserver`` does."""
@@ -184,17 +188,14 @@ class Parent:
         self.loop.call_later(RELOAD_INTERVAL, self._look_for_changes)
 
     def _check(self) -> None:
-        """Look whether all is done, reap what tasks have left, and limit how long a draining worker waits."""
+        """Reap what tasks have left, and limit how long a draining worker waits for its database."""
         self.health.note_turn()
         if os.getpid() == 1:
             _reap_orphans({child.pid for child in self.all_children})
         for crew in self.crews:
             crew.upkeep.end_late()
             self._give_up_start(crew)
-        if all(crew.children.are_gone for crew in self.crews):
-            self.loop.call_later(0.0, self._end)
-        else:
-            self.loop.call_later(CHECK_INTERVAL, self._check)
+        self.loop.call_later(CHECK_INTERVAL, self._check)
 
     def _give_up_start(self, crew: Crew) -> None:
         limit = get_settings().HEARTBEAT_LIMIT
@@ -206,8 +207,13 @@ class Parent:
             )
             crew.children.left_behind.append("what it could not read")
             crew.children.end()
+            self._end_if_done()
 
-    def _end(self) -> None:
+    def _end_if_done(self) -> None:
+        """End if no child is left, and none will be started."""
+        if self._is_ending or not all(crew.children.are_gone for crew in self.crews):
+            return
+        self._is_ending = True
         for crew in self.crews:
             crew.upkeep.stop()
         self._wait_for_upkeep(until=time.monotonic() + LAST_UPKEEP)
