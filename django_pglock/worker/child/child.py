@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
 from typing import Any
 from uuid import UUID
@@ -85,6 +84,7 @@ class Child:
             changed=lambda: self.loop.call_soon(self._watch),
             began=lambda each: self.channel.send(began=[each.claim.id, each.claim.attempt, each.deadline]),
             ended=lambda each: self.channel.send(ended=[each.claim.id, each.claim.attempt]),
+            debugged=lambda: self.channel.send(debugger=True),
         )
         self.executor = Executor(self.in_flight, using, self.watchdog)
         self.drain_state = None
@@ -340,7 +340,7 @@ def run_child(end: socket.socket) -> int:
     """Run a child in this process. ``end`` is its end of the channel. Return the exit code."""
     channel = Channel(end)
     options = _options_from(channel)
-    prepare_process(channel, options["number"])
+    prepare_process(options["number"])
     child = Child(channel, options)
     code = child.run()
     channel.flush()
@@ -361,8 +361,8 @@ def _options_from(channel: Channel) -> dict[str, Any]:
     os._exit(1)
 
 
-def prepare_process(channel: Channel, number: int) -> None:
-    """Prepare this process for tasks: its name, signals, garbage collection, and people who debug a task."""
+def prepare_process(number: int) -> None:
+    """Prepare this process for tasks: its name, signals and garbage collection."""
     multiprocessing.current_process().name = f"worker-{number}"
     # Signals that reach all processes of a group, as Ctrl-C on a terminal does, are for the parent, which ends its
     # children in order. Handlers, because a program that a task starts would inherit that signals are ignored.
@@ -373,13 +373,6 @@ def prepare_process(channel: Channel, number: int) -> None:
     often, *others = gc.get_threshold()
     if often:  # zero: the collector is switched off
         gc.set_threshold(max(often, GARBAGE), *others)
-    hook = sys.breakpointhook
-
-    def debug(*args: Any, **kwargs: Any) -> Any:
-        channel.send(debugger=True)
-        return hook(*args, **kwargs)
-
-    sys.breakpointhook = debug
 
 
 def _leave_to_parent(number: int, frame: Any) -> None:

@@ -135,7 +135,7 @@ _WAY_TO_TASKS = ("threading", "concurrent.futures.thread", "asyncio.", "asgiref.
 
 def stack_text(innermost: FrameType | None) -> str:
     """Return the stack of a thread as text, the most recent call last."""
-    return _text(_outwards(innermost))
+    return _text(outwards(innermost))
 
 
 def coroutine_text(coroutine: Any) -> str:
@@ -151,7 +151,8 @@ def _text(frames: Iterable[FrameType]) -> str:
     return storable(text)[-MOST_CHARACTERS:]
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, the frame that has called it, and so on."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -6,11 +6,14 @@ import math
 import time
 from collections.abc import Callable
 
-from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.postgres.thread_stacks import stacks
+from django_pglock.worker.child.stoppable import StoppableAttempt, outwards
 from django_pglock.worker.child.task_thread import TaskThread
 
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
+#: The modules that debuggers of Python run in: pdb, ipdb and pudb in bdb, and those of editors in pydevd.
+DEBUGGERS = ("bdb", "pydevd")
 
 
 class Watchdog:
@@ -18,7 +21,8 @@ class Watchdog:
 
     ``changed`` is called when the next check may be due earlier, ``began`` and ``ended`` with an attempt that has a
     deadline, and ``long_overdue`` once for each attempt that still runs ``grace_period`` seconds after its deadline.
-    The parent knows of these attempts, too: code in C may keep all threads of this process from running.
+    The parent knows of these attempts, too: code in C may keep all threads of this process from running. If a person
+    debugs the process when a deadline is over, ``debugged`` is called, and running attempts have no deadline any more.
     """
 
     def __init__(
@@ -29,12 +33,14 @@ class Watchdog:
         changed: Callable[[], None] = lambda: None,
         began: Callable[[StoppableAttempt], None] = lambda _: None,
         ended: Callable[[StoppableAttempt], None] = lambda _: None,
+        debugged: Callable[[], None] = lambda: None,
     ) -> None:
         self.grace_period = grace_period
         self.long_overdue = long_overdue
         self.changed = changed
         self.began = began
         self.ended = ended
+        self.debugged = debugged
         self.task_threads: list[TaskThread] = []
         # The running attempts that have a deadline, and what stops each of them.
         self._watched: dict[StoppableAttempt, Callable[[StoppableAttempt], None]] = {}
@@ -68,8 +74,13 @@ class Watchdog:
         """Stop what is overdue. Return the seconds until the next check."""
         # From here on, each watch() calls ``changed``, until it is known when the next check is due.
         self._sleeps_until = math.inf
-        for attempt, stop in list(self._watched.items()):
-            if attempt.check_at <= time.monotonic():
+        due = [each for each in list(self._watched.items()) if each[0].check_at <= time.monotonic()]
+        if due and is_debugged():
+            self.debugged()
+            for attempt in list(self._watched):
+                attempt.deadline = attempt.check_at = math.inf
+        else:
+            for attempt, stop in due:
                 attempt.check_at = time.monotonic() + BETWEEN_STOPS
                 stop(attempt)
                 self._report(attempt)
@@ -81,3 +92,10 @@ class Watchdog:
         if is_late and attempt in self._watched and not attempt.is_long_overdue:
             attempt.is_long_overdue = True
             self.long_overdue(attempt)
+
+
+def is_debugged() -> bool:
+    """Return whether a person has stopped a thread of this process in a debugger."""
+    with stacks() as innermost:
+        frames = (frame for each in innermost.values() for frame in outwards(each))
+        return any(str(frame.f_globals.get("__name__", "")).startswith(DEBUGGERS) for frame in frames)
