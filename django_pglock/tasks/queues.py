@@ -34,7 +34,7 @@ def is_served(name: str, asked: Iterable[str]) -> bool:
     """Return whether a worker serves a queue. ``asked``: ``queues`` of its row, the queues on its command line."""
     if name == OWN_QUEUE:
         return True
-    names = [each for each in asked if not each.startswith("--")]
+    names = [each for each in asked if not each.startswith("--exclude ")]
     excluded = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
     wanted = [each.rpartition("=")[0] if "=" in each else each for each in names] or ["*"]
     return any(covers(each, name) for each in wanted) and not any(covers(each, name) for each in excluded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from threading import Event
 from uuid import uuid4
 
@@ -48,7 +49,7 @@ def test_a_task_that_a_new_worker_has_claimed_meanwhile_is_not_reset(in_threads,
         query("SELECT pg_advisory_lock(%s) IS NULL")
         is_closed.set()
         eventually(lambda: query(WAITS_AT_GATE))
-        assert rescue("default")
+        assert rescue("default", unbroken=math.inf)
         beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
         claimed = claim(living)
         query("SELECT pg_advisory_unlock(%s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from datetime import timedelta
 from uuid import uuid4
@@ -283,7 +284,7 @@ def test_a_rescue_keeps_the_order(claim):
     keyed.step.enqueue(1)
     dead = uuid4()
     claim(1, worker=dead)
-    assert [each.status for each in rescue("default")] == ["BLOCKED"]
+    assert [each.status for each in rescue("default", unbroken=math.inf)] == ["BLOCKED"]
     assert statuses() == ["READY", "BLOCKED"]
 
 

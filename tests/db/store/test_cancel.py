@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from types import SimpleNamespace
@@ -130,7 +131,7 @@ def test_a_task_with_a_requested_cancel_is_cancelled_when_its_worker_is_gone(cla
     tasks.nothing.using(after=[mine.id]).enqueue()
     Task.objects.cancel()
     ends = {
-        "rescue": lambda: rescue("default"),
+        "rescue": lambda: rescue("default", unbroken=math.inf),
         "reset_stuck": Task.objects.reset_stuck,
         "give_back": lambda: give_back("default", mine.worker, [], older_than=0),
     }

@@ -54,6 +54,8 @@ def test_a_locked_row_delays_no_heartbeat():
             cursor.execute("SET lock_timeout = '1s'")
             assert set(beat_for(parent, locked, free)) == {free}
             cursor.execute("RESET lock_timeout")
+        with person.cursor() as cursor:
+            cursor.execute("ROLLBACK")
     finally:
         person.close()
     assert set(beat_for(parent, locked, free)) == {locked, free}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from datetime import timedelta
 from uuid import uuid4
@@ -161,7 +162,7 @@ def test_each_outcome_sets_the_expiry_date_of_a_task_with_keep_result(claim, end
         rows.cancel()
     elif ending == "rescue":
         with override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 0}):
-            rescue("default")
+            rescue("default", unbroken=math.inf)
     else:
         outcome = {"success": Succeeded('"x"'), "failure": Failed(FAILURE), "cancelled": Cancelled(FAILURE)}[ending]
         settle("default", [(claimed, outcome) for claimed in (_other, *mine)], mine[0].worker)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
@@ -16,10 +16,9 @@ from django_pglock import enqueue_many
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.keys import reserved
-from django_pglock.models import Attempt, Task, Worker
-from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.models import Attempt, Task
 from django_pglock.store import rescue as rescue_module
-from django_pglock.store.liveness import WITNESS_AFTER, silent_after, witness_values
+from django_pglock.store.liveness import TRY_UPKEEP_LOCK, missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.rescue import (
     LOST_WITH_WORKER,
@@ -33,7 +32,8 @@ from django_pglock.store.rescue import (
     server_times,
 )
 from django_pglock.store.statements import run_by_index
-from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.parent import upkeep as upkeep_module
+from django_pglock.worker.parent.upkeep import Upkeep
 from tests.db.store.workers import NUMBER, register
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -44,19 +44,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAILURE = Failure("django.db.utils.OperationalError", "Traceback …")
 
 
-def register_witness(*, beating_for=3600.0, silent_for=0.0):
-    """Register a worker whose heartbeats had no interruption, so the server was reachable."""
-    witness = uuid4()
-    register(witness, silent_for=silent_for)
-    Worker.objects.filter(pk=witness).update(beating_since=Now() - timedelta(seconds=beating_for))
-
-
-@pytest.fixture
-def session():
-    """A session that can hold the lock of a worker."""
-    connection = dedicated_connection("default")
-    yield connection
-    connection.close()
+#: The heartbeats of a parent without any interruption.
+UNBROKEN = math.inf
 
 
 def hold_lock(session):
@@ -87,12 +76,11 @@ def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
-    register_witness()
     if has_session:
         hold_lock(session)
     tasks.nothing.enqueue()
     claim(worker=worker)
-    rescued = rescue("default")
+    rescued = rescue("default", unbroken=UNBROKEN)
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
 
@@ -106,13 +94,12 @@ def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
-    register_witness()
     hold_lock(session)
     tasks.nothing.enqueue()
     claim(worker=worker)
-    assert not rescue("default"), "its session has just worked"
+    assert not rescue("default", unbroken=UNBROKEN), "its session has just worked"
     # As if that were long ago: a session works for as long as beats may be missing, and here this is a microsecond.
-    values = (*witness_values(), 1e-6, 110.0, silent_after(), 10, 10, 3, "x", "x", "y")
+    values = (1e-6, 110.0, silent_after(), 10, 10, 3, "x", "x", "y")
     assert run_by_index("default", RESCUE, *values)
 
 
@@ -122,37 +109,47 @@ def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings,
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
     register(worker, silent_for=silent_for, lock_key=None)
-    register_witness()
     tasks.nothing.enqueue()
     claim(worker=worker)
-    assert bool(rescue("default")) == is_rescued
+    assert bool(rescue("default", unbroken=UNBROKEN)) == is_rescued
 
 
 @pytest.mark.parametrize(
-    ("beating_for", "silent_for", "is_rescued"),
+    ("silent_for", "lock_key", "unbroken", "is_rescued"),
     [
-        (0.0, 0.0, False),  # it has just connected; the others may connect later
-        (80.0, 0.0, False),
-        (100.0, 0.0, True),  # a living worker would have connected by now
-        (100.0, 80.0, False),  # its own beats are late: the server may be unreachable for it, too
+        (10_000.0, NUMBER, 0.0, False),  # it has just connected; the others may connect later
+        (10_000.0, NUMBER, 109.0, False),
+        (10_000.0, NUMBER, 111.0, True),  # a living worker would have connected by now
+        (-10_000.0, NUMBER, 109.0, False),  # the clock was put back
+        (-10_000.0, NUMBER, 111.0, True),
+        (10_000.0, None, 449.0, False),  # without a lock it may have been silent until the hard limit
+        (10_000.0, None, 450.0, True),
     ],
 )
-def test_a_silent_worker_is_dead_if_another_one_beats(claim, settings, beating_for, silent_for, is_rescued):
-    """While the server was unreachable, all workers were silent. A new worker need not wait: rows have the time."""
+def test_a_parent_accuses_nobody_of_a_silence_longer_than_it_can_witness(
+    claim, settings, silent_for, lock_key, unbroken, is_rescued
+):
+    """While the server was unreachable, or after a step of its clock, all heartbeats were missing."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     silent = uuid4()
-    register(silent, silent_for=10_000.0)
-    register_witness(beating_for=beating_for, silent_for=silent_for)
+    register(silent, silent_for=silent_for, lock_key=lock_key)
     tasks.nothing.enqueue()
     claim(worker=silent)
-    assert bool(rescue("default")) == is_rescued
+    assert bool(rescue("default", unbroken=unbroken)) == is_rescued
+
+
+def test_a_worker_without_a_row_is_dead_whatever_the_witness(claim):
+    """Its parent has seen its death, perhaps while the server was unreachable for others."""
+    tasks.nothing.enqueue()
+    claim()
+    assert len(rescue("default", unbroken=0.0)) == 1
 
 
 def test_a_worker_without_a_row_is_dead(claim):
     """The task must not wait forever, whatever removed the row. (Recovery of another queue joined with that row.)"""
     tasks.nothing.enqueue()
     [mine] = claim()
-    [rescued] = rescue("default")
+    [rescued] = rescue("default", unbroken=UNBROKEN)
     assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
@@ -164,7 +161,10 @@ def test_a_task_with_the_largest_numbers_is_rescued_with_the_others(claim):
     ids = [int(tasks.nothing.enqueue().id) for _ in range(2)]
     Task.objects.filter(pk=ids[0]).update(attempts=2**31 - 1, rescues=2**15 - 1)
     claim(2)
-    assert {each.id: each.status for each in rescue("default")} == {ids[0]: "FAILED", ids[1]: "READY"}
+    assert {each.id: each.status for each in rescue("default", unbroken=UNBROKEN)} == {
+        ids[0]: "FAILED",
+        ids[1]: "READY",
+    }
     assert Task.objects.get(pk=ids[0]).rescues == 2**15 - 1
 
 
@@ -174,14 +174,14 @@ def test_the_failure_of_a_task_whose_workers_died_is_in_a_group(claim):
     tasks.nothing.enqueue()
     Task.objects.update(task_path=path, rescues=9)
     claim()
-    [rescued] = rescue("default")
+    [rescued] = rescue("default", unbroken=UNBROKEN)
     assert rescued.status == "FAILED"
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.exception) == (fingerprint_of(path, LOST_WITH_WORKER), "WorkerLost")
     assert Task.objects.retry() == 1
     claim()
     Task.objects.update(rescues=0)
-    rescue("default")
+    rescue("default", unbroken=UNBROKEN)
     assert Task.objects.get().fingerprint is None, "it has not failed"
 
 
@@ -190,15 +190,14 @@ def test_the_attempt_of_a_worker_that_died_keeps_its_name(claim, settings):
     tasks.nothing.enqueue()
     [mine] = claim()
     register(mine.worker, silent_for=1000.0)
-    register_witness()
-    assert len(rescue("default")) == 1
+    assert len(rescue("default", unbroken=UNBROKEN)) == 1
     assert Attempt.objects.get().worker_name == "w"
 
 
 def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     tasks.nothing.enqueue()
     claim()
-    rescue("default")
+    rescue("default", unbroken=UNBROKEN)
     row = Task.objects.get()
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
 
@@ -208,7 +207,7 @@ def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
     second = tasks.nothing.using(after=[first]).enqueue()
     [mine] = claim()
     Task.objects.filter(pk=mine.id).cancel()
-    [rescued] = rescue("default")
+    [rescued] = rescue("default", unbroken=UNBROKEN)
     assert rescued.status == "CANCELLED"
     row = Task.objects.get(pk=first.id)
     assert row.worker == mine.worker, "people see where it ran"
@@ -226,7 +225,7 @@ def test_workers_are_woken_for_rescued_tasks_that_they_can_claim(claim, monkeypa
     for queue in ("mail", "keyed", "asked"):
         claim(queue=queue)
     Task.objects.filter(pk=asked.id).update(cancel_requested_at=Now())
-    assert len(rescue("default")) == 3
+    assert len(rescue("default", unbroken=UNBROKEN)) == 3
     assert woken == ["mail"]
 
 
@@ -237,7 +236,7 @@ def test_a_poison_pill_ends_failed(claim):
     for _ in range(3):
         claim()
         assert Task.objects.get().expires_at is None
-        rescue("default")
+        rescue("default", unbroken=UNBROKEN)
     row = Task.objects.get()
     assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
     assert (row.status, row.rescues, Attempt.objects.count()) == ("FAILED", 3, 3)
@@ -273,7 +272,7 @@ def test_tasks_of_each_dead_worker_are_rescued_whatever_the_plan(claim):
         tasks.nothing.enqueue()
         claim(worker=UUID(int=number))
     assert possibly_lost("default") == [("default", 4)]
-    assert sorted(each.worker.int for each in rescue("default")) == [1, 2, 3, 4]
+    assert sorted(each.worker.int for each in rescue("default", unbroken=UNBROKEN)) == [1, 2, 3, 4]
 
 
 def test_a_locked_row_is_rescued_later(claim, locked):
@@ -281,8 +280,8 @@ def test_a_locked_row_is_rescued_later(claim, locked):
     first, second = (int(tasks.nothing.enqueue().id) for _ in range(2))
     claim(2)
     with locked(first):
-        assert [each.id for each in rescue("default")] == [second]
-    assert [each.id for each in rescue("default")] == [first]
+        assert [each.id for each in rescue("default", unbroken=UNBROKEN)] == [second]
+    assert [each.id for each in rescue("default", unbroken=UNBROKEN)] == [first]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ def test_a_task_that_was_claimed_again_or_has_ended_since_rescue_read_it_is_not_
 
     def act(number):
         if number == 0:
-            return rescue("default")
+            return rescue("default", unbroken=UNBROKEN)
         eventually(lambda: session.connection.execute(waiting).fetchone() == (1,), why="rescue does not pause")
         Task.objects.filter(pk=lost.id).update(**change)
         session.connection.execute("SELECT pg_advisory_unlock(1)")
@@ -312,54 +311,75 @@ def test_a_task_that_was_claimed_again_or_has_ended_since_rescue_read_it_is_not_
     assert Task.objects.get().status == change.get("status", "RUNNING")
 
 
-def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(claim):
+@pytest.fixture
+def upkeep(monkeypatch):
+    """An upkeep whose parent has beaten without interruption by its own clock, and the server's clock."""
+    server = [1_000_000.0]
+    monkeypatch.setattr(upkeep_module, "clock", lambda using: server[0] + time.monotonic())
+    made = Upkeep(
+        "default", promoted=int, unbroken_for=lambda: UNBROKEN, is_quiet=lambda: True, on_rest=lambda seconds: None
+    )
+    made.server = server
+
+    def round_with_rescue():
+        made._rescued_at = 0.0
+        made._round()
+        return Task.objects.filter(rescues=1).count()
+
+    made.round_with_rescue = round_with_rescue
+    return made
+
+
+def test_a_round_of_upkeep_rescues_all_tasks_of_a_dead_worker(upkeep, claim):
     count = 2 * RESCUED_AT_ONCE + 1
     enqueue_many(tasks.nothing, [{}] * count)
     claim(count)
-    upkeep = WorkerUnderTest().upkeep
-    upkeep._began_at = time.monotonic()
-    upkeep._round()
-    assert Task.objects.filter(status="READY").count() == count
+    assert upkeep.round_with_rescue() == count
 
 
-def test_a_new_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
-    """After an outage all workers have been silent, and one of them connects first."""
-    silent = uuid4()
-    register(silent, silent_for=60)
+@pytest.mark.parametrize("step", [3600, -3600])
+def test_a_step_of_the_servers_clock_condemns_no_living_worker(upkeep, claim, settings, monkeypatch, step):
+    """The parent has beaten without interruption, as far as it knows. All heartbeats are from before the step. The same
+    is seen after all hosts have slept: this process's clock has stood still."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
+    worker = uuid4()
+    register(worker)
     tasks.nothing.enqueue()
-    [claimed] = claim(worker=silent)
-    alone = worker()
-    attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
-    started = Worker.objects.get(pk=alone.identity.id).started_at
-    assert attempt.finished_at - started > timedelta(seconds=WITNESS_AFTER * 0.5)
+    claim(worker=worker)
+    upkeep._stepped_at = -UNBROKEN
+    upkeep._clock_ahead = upkeep.server[0]
+    assert upkeep.round_with_rescue() == 0
+    register(worker, silent_for=step)
+    upkeep.server[0] += step
+    assert upkeep.round_with_rescue() == 0, "this round is the first one after the step"
+    assert upkeep.round_with_rescue() == 0, "a living worker may beat later"
+    upkeep._stepped_at -= missing()
+    assert upkeep.round_with_rescue() == 1, "a living worker would have beaten by now"
 
 
-def test_a_delayed_worker_waits_for_silent_workers_before_it_rescues(claim, worker, eventually):
-    """All workers waited for the same lock of a migration, for longer than a third of the hard limit."""
+def test_a_parent_that_ends_rescues_the_tasks_of_its_children_after_the_round_of_another(
+    upkeep, claim, session, in_threads, eventually
+):
+    """The rows of the children are deleted, so no other parent would be told that heartbeats are missing."""
+    tasks.nothing.enqueue()
+    [claimed] = claim()
+    upkeep.stopping.set()
+    upkeep._ended.put((claimed.worker, []))
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(TRY_UPKEEP_LOCK)
+    tries = []
+    upkeep._attempt = lambda step, *values: tries.append(step) or type(upkeep)._attempt(upkeep, step, *values)
 
-    def lose_task():
-        silent = uuid4()
-        register(silent, silent_for=60)
-        tasks.nothing.enqueue()
-        claim(worker=silent)
+    def act(number):
+        if number == 0:
+            upkeep.flush()
+        else:
+            eventually(lambda: tries.count(upkeep._round) > 1, why="it does not try again")
+            session.rollback()
 
-    def ask(connection, statement):
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchone()
-
-    upkeep = worker(queues=["elsewhere"]).upkeep
-    lose_task()
-    eventually(lambda: Attempt.objects.count() == 1, why="nothing is rescued at all")
-    with transaction.atomic():
-        Task.objects.all().delete()
-        connection.cursor().execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
-        lose_task()
-        # A pass and the sleep after it take half a second.
-        eventually(lambda: time.monotonic() - upkeep._began_at > 2, why="the upkeep does not wait")
-        (released_at,) = ask(connection, "SELECT clock_timestamp()")
-    attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
-    assert attempt.finished_at - released_at > timedelta(seconds=WITNESS_AFTER * 0.5)
+    in_threads(act, 2)
+    assert Task.objects.get().status == "READY"
 
 
 @pytest.mark.parametrize(

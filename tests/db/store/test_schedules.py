@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import logging
 from datetime import timedelta
 from types import SimpleNamespace
@@ -606,7 +607,7 @@ def test_failed_runs_of_a_schedule_stay_as_other_failed_tasks_do(claim, options,
         settle("default", [(run, Failed(FAILURE))], run.worker)
     else:
         # A worker without a row is dead.
-        rescue("default")
+        rescue("default", unbroken=math.inf)
     row = Task.objects.get()
     assert (row.status, row.expires_at is not None) == ("FAILED", expires)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -150,7 +151,7 @@ def prune_one():
         retry_unique_tasks,
         do_upkeep,
         lambda: admit("default", ["order:1", "order:2"]),
-        lambda: rescue("default"),
+        lambda: rescue("default", unbroken=math.inf),
         lambda: promote("default"),
         lambda: enqueue_due(),
         prune_one,

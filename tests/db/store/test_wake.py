@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from datetime import timedelta
 from types import SimpleNamespace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
-from django_pglock.models import Task
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import Task, Worker
 from django_pglock.store import wake as wake_module
-from django_pglock.store.liveness import beat
+from django_pglock.store.liveness import deregister
 from django_pglock.store.wake import (
-    OTHERS_CHANNEL,
-    READY_CHANNEL,
+    MOST_HOPS,
     SCHEDULED_CHANNEL,
+    WOKEN,
+    channel_of,
     wake,
     wake_except,
     wake_others,
+    wake_parents,
     write_sleep_flag,
 )
+from django_pglock.tasks.queues import is_served
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.queues import Queues
+from tests.db.store.workers import add_sleeping_worker, register
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def notifications():
+    """Return what has come since the last call: worker, hops and queue; or the channel."""
     raw = connection.connection
     raw.execute("SELECT")
-    return [(note.channel, note.payload) for note in raw.notifies(timeout=0.2, stop_after=9)]
+    notes = []
+    while new := list(raw.notifies(timeout=0)):
+        notes += new
+    return [
+        (UUID((worked := note.payload.split(" ", 2))[0]), int(worked[1]), worked[2]) if note.payload else note.channel
+        for note in notes
+    ]
 
 
-def test_wake_others_notifies_only_queues_with_ready_tasks():
+def listen(*workers):
+    """Listen in the place of the parents of these workers."""
     with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {OTHERS_CHANNEL}")
-    tasks.nothing.enqueue()
-    tasks.nothing.using(queue_name="mail").enqueue()
-    assert wake_others("default", ["default", "empty"])
-    assert notifications() == [(OTHERS_CHANNEL, "default")]
-    Task.objects.all().delete()
-    assert not wake_others("default", ["default", "mail"])
-    assert notifications() == []
+        for worker in workers:
+            cursor.execute(f"LISTEN {channel_of(worker.parent)}")
 
 
-def test_wake_others_notifies_queues_with_fair_tasks():
-    tasks.nothing.enqueue()
-    Task.objects.update(fair_key="customer 1")
-    assert wake_others("default", ["default"])
-    assert not wake_others("default", ["mail"])
-    Task.objects.update(status="BLOCKED", lock_key="a")
-    assert not wake_others("default", ["default"])
+def listening_worker(**values):
+    worker = add_sleeping_worker(**values)
+    listen(worker)
+    return worker
 
 
 @pytest.fixture
@@ -61,42 +74,81 @@ def clock(monkeypatch):
     return now
 
 
-def add_sleeping_worker():
-    sleeper = uuid4()
-    beat("default", sleeper, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    write_sleep_flag("default", sleeper, is_sleeping=True)
-    return sleeper
-
-
-def listen():
-    with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {READY_CHANNEL}; LISTEN {SCHEDULED_CHANNEL}")
-
-
 def test_sleeping_workers_are_woken_after_the_commit_and_once_for_each_queue():
-    add_sleeping_worker()
-    listen()
+    worker = listening_worker()
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
     with transaction.atomic():
         wake("default", ["mail", "default", "mail"])
         wake("default", ["mail"])
-        wake("default", ["later"], SCHEDULED_CHANNEL)
+        wake_parents("default")
         assert notifications() == []
-    assert sorted(notifications()) == [
-        (READY_CHANNEL, "default"),
-        (READY_CHANNEL, "mail"),
-        (SCHEDULED_CHANNEL, "later"),
+    assert sorted(notifications(), key=str) == [
+        (worker.pk, 0, "default"),
+        (worker.pk, 0, "mail"),
+        SCHEDULED_CHANNEL,
     ]
-    wake("default", ["other"])
-    assert notifications() == [(READY_CHANNEL, "other")], "those before are not woken again"
+    wake("default", ["with spaces in 'it'; and %s"])
+    assert notifications() == [(worker.pk, 0, "with spaces in 'it'; and %s")], "those before are not woken again"
+
+
+def test_parents_look_for_scheduled_tasks_only_while_a_worker_sleeps():
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
+    register(uuid4())
+    wake_parents("default")
+    assert notifications() == []
+
+
+def test_a_task_wakes_a_few_workers_however_many_sleep():
+    workers = [listening_worker() for _ in range(3 * WOKEN)]
+    woken = Counter()
+    for _ in range(20):
+        wake("default", ["default"])
+        notes = notifications()
+        assert len({worker for worker, *_ in notes}) == len(notes) == WOKEN
+        woken.update(worker for worker, *_ in notes)
+    assert len(woken) > WOKEN, "always the same ones may have frozen"
+    assert woken.keys() <= {worker.pk for worker in workers}
+
+
+def test_each_queue_of_a_transaction_wakes_workers_that_serve_it():
+    mail, everything = (listening_worker(queues=queues) for queues in (["mail"], []))
+    with transaction.atomic():
+        wake("default", ["mail", "other"])
+    assert set(notifications()) == {
+        (mail.pk, 0, "mail"),
+        (everything.pk, 0, "mail"),
+        (everything.pk, 0, "other"),
+    }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"is_sleeping": False},
+        {"is_stopping": True},
+        {"heartbeat_at": Now() - timedelta(seconds=11)},
+        {"queues": ["other"]},
+        {"queues": ["--exclude default"]},
+    ],
+    ids=["awake", "stopping", "dead", "of another queue", "excludes the queue"],
+)
+def test_workers_that_cannot_run_a_task_take_no_place_of_those_that_can(values):
+    listen(*(add_sleeping_worker(**values) for _ in range(2 * WOKEN)))
+    able = listening_worker()
+    wake("default", ["default"])
+    assert notifications() == [(able.pk, 0, "default")]
 
 
 def test_the_session_keeps_its_synchronous_commit():
-    add_sleeping_worker()
+    worker = add_sleeping_worker()
     tasks.nothing.enqueue()
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
         wake("default", ["default"])
-        assert wake_others("default", ["default"])
+        wake_others("default", ["default"], uuid4())
+        wake_except("default", ["default"], worker.pk)
         cursor.execute("SHOW synchronous_commit")
         assert cursor.fetchone() == ("on",)
 
@@ -107,36 +159,176 @@ def count_statements(queue="default"):
     return len(queries)
 
 
+def test_that_no_worker_sleeps_is_cached_for_each_queue_and_not_longer_than_workers_poll(clock):
+    assert (count_statements(), count_statements()) == (1, 0)
+    assert count_statements("mail") == 1, "another worker may sleep that serves this queue"
+    clock[0] = 0.05
+    worker = listening_worker()
+    assert (count_statements(), count_statements()) == (1, 1), "while a worker sleeps nothing is cached"
+    assert notifications() == [(worker.pk, 0, "default")] * 2
+
+
 def test_a_worker_that_falls_asleep_before_the_commit_is_woken(clock):
-    listen()
     assert count_statements() == 1
     with transaction.atomic():
         wake("default", ["mail"])
-        add_sleeping_worker()
+        worker = listening_worker()
         clock[0] = 1.0
-    assert notifications() == [(READY_CHANNEL, "mail")]
+    assert notifications() == [(worker.pk, 0, "mail")]
 
 
 def test_a_worker_that_wakes_itself_notifies_only_other_sleeping_workers(clock):
-    me = add_sleeping_worker()
-    listen()
-    wake_except("default", ["default"], me)
+    me = listening_worker()
+    wake_except("default", ["default"], me.pk)
     assert notifications() == [], "only this worker sleeps"
     clock[0] = 0.05
-    add_sleeping_worker()
-    wake_except("default", ["mail", "default", "mail"], me)
-    assert notifications() == [(READY_CHANNEL, "default"), (READY_CHANNEL, "mail")]
-    wake_except("default", [], me)
+    other = listening_worker()
+    wake_except("default", ["mail", "default", "mail"], me.pk, hops=1)
+    assert notifications() == [(other.pk, 1, "default"), (other.pk, 1, "mail")]
+    wake_except("default", [], me.pk)
     assert notifications() == []
 
 
 def test_that_no_other_worker_sleeps_is_cached_apart_from_that_no_worker_sleeps(clock):
     """Tasks that a task enqueues in the process of a sleeping worker must wake this worker."""
-    me = add_sleeping_worker()
-    listen()
-    wake_except("default", ["default"], me)
+    me = listening_worker()
+    wake_except("default", ["default"], me.pk)
     with CaptureQueriesContext(connection) as queries:
-        wake_except("default", ["default"], me)
+        wake_except("default", ["default"], me.pk)
     assert len(queries) == 0, "that no other worker sleeps is known"
     wake("default", ["default"])
-    assert notifications() == [(READY_CHANNEL, "default")]
+    assert notifications() == [(me.pk, 0, "default")]
+
+
+@pytest.mark.parametrize("fair_key", [None, "customer 1"])
+def test_others_are_woken_only_for_queues_with_ready_tasks(clock, fair_key):
+    other, me = listening_worker(), uuid4()
+    tasks.nothing.enqueue()
+    tasks.nothing.using(queue_name="mail").enqueue()
+    Task.objects.update(fair_key=fair_key)
+    notifications()
+    wake_others("default", ["default", "empty"], me, hops=2)
+    assert notifications() == [(other.pk, 2, "default")]
+    Task.objects.update(status="BLOCKED", lock_key="a")
+    wake_others("default", ["default", "mail"], me)
+    assert notifications() == []
+
+
+def test_a_busy_worker_does_not_look_for_tasks_to_wake_others_while_none_sleeps(clock):
+    """After each task of a lock key, its worker is told that the next one is ready."""
+    tasks.nothing.enqueue()
+    me = uuid4()
+    wake_others("default", ["default"], me)
+    with CaptureQueriesContext(connection) as queries:
+        wake_others("default", ["default"], me)
+    assert len(queries) == 0
+
+
+def test_the_commit_of_the_caller_wakes_sleeping_workers_first_and_then_others():
+    """No flag can be read after that commit, and another worker may fall asleep before it."""
+    asleep = [listening_worker() for _ in range(WOKEN - 1)]
+    awake = [listening_worker(is_sleeping=False) for _ in range(2)]
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        wake("default", ["default"])
+        wake_parents("default")
+        cursor.execute("COMMIT")
+    woken = {worker for worker, hops, queue in notifications() if (hops, queue) == (0, "default")}
+    assert len(woken) == WOKEN
+    assert {each.pk for each in asleep} < woken <= {each.pk for each in [*asleep, *awake]}
+
+
+# Who serves which queue: PostgreSQL reads the rows as the worker reads its command line.
+
+NAMES = st.text(alphabet="ab-=*1 .é%_\\", min_size=1, max_size=4) | st.sampled_from(["default", "django_pglock"])
+GIVEN = st.lists(NAMES | st.builds("{}={}".format, NAMES, st.integers(1, 1000)), max_size=3)
+SERVED = f"""
+SELECT ready.queue FROM unnest(%s::text[]) AS ready (queue), (VALUES (%s::jsonb)) AS worker (queues)
+WHERE {wake_module._SERVES}
+"""
+
+
+@given(GIVEN, st.lists(NAMES, max_size=2), st.lists(NAMES, min_size=1, max_size=5, unique=True))
+@example([], [], ["a"])
+@example(["a*"], ["ab*"], ["a", "ab", "abc", "b", "a*"])
+@example(["a=3", "b*=2"], [], ["a", "a=3", "b", "ba", "c"])
+@example(["a=b=3"], [], ["a", "a=b"])
+@example([], ["a"], ["a", "b", "django_pglock"])
+@example(["--a"], [], ["--a", "b"])
+@example(["a%", "_b", "a\\"], [], ["ab", "a%", "ab", "a\\"])
+def test_the_server_the_worker_and_the_pages_agree_on_who_serves_a_queue(names, excluded, asked):
+    try:
+        queues = Queues(names, exclude=excluded)
+    except ConfigurationError:
+        assume(False)
+    with connection.cursor() as cursor:
+        cursor.execute(SERVED, [asked, json.dumps(queues.given)])
+        found = {name for (name,) in cursor.fetchall()}
+    assert found == {name for name in asked if queues.serves(name)}
+    assert found == {name for name in asked if is_served(name, queues.given)}
+
+
+# How a wake-up spreads. Here all parents listen in one session, and this function passes on what they receive.
+
+COUNT = 30
+
+
+def spread(*, claims):
+    """Deliver all notifications until there are no more. ``claims`` is the number of tasks that each worker takes.
+
+    Returns for each hop the workers that were woken.
+    """
+    woken = {hops: [] for hops in range(MOST_HOPS + 1)}
+    queues, in_flight = Queues(), InFlight(1, most=None)
+    while notes := notifications():
+        for worker, hops, queue in notes:
+            woken[hops].append(worker)
+            sleep = Sleep(in_flight, "default", worker, queues)
+            sleep.note_ready(queue, hops)
+            taken = Task.objects.filter(pk__in=Task.objects.values("pk")[:claims]).delete()[0] if claims else 0
+            if taken == claims:
+                # It has no capacity left, or it does not know the function.
+                sleep.wake_others(has_claimed=bool(claims))
+    return woken
+
+
+def test_a_task_whose_function_the_woken_workers_do_not_know_is_passed_on_a_few_times():
+    workers = [listening_worker() for _ in range(COUNT)]
+    tasks.nothing.enqueue()
+    woken = spread(claims=0)
+    counts = [len(woken[hops]) for hops in range(MOST_HOPS + 1)]
+    assert counts == [WOKEN, WOKEN**2, WOKEN**3]
+    assert {each for hop in woken.values() for each in hop} <= {each.pk for each in workers}
+    assert Task.objects.exists()
+
+
+def test_many_tasks_wake_many_workers():
+    for _ in range(COUNT):
+        listening_worker()
+    with transaction.atomic():
+        for _ in range(5 * COUNT):
+            tasks.nothing.enqueue()
+    woken = spread(claims=1)
+    assert not Task.objects.exists()
+    assert len(set(woken[0])) > COUNT / 2
+    assert not any(woken[hops] for hops in range(1, MOST_HOPS + 1)), "each of them has claimed something"
+
+
+def test_a_worker_whose_row_was_inserted_again_asks_again_for_notifications():
+    """Another parent has deleted the row of a host that slept. The flag is lost with it, and no notification comes."""
+    worker = uuid4()
+    register(worker)
+    in_flight = InFlight(1, most=None)
+    sleep = Sleep(in_flight, "default", worker, Queues())
+    sleep.note_flag_unset()
+    assert not in_flight.fetcher_wakeup.is_set(), "it does not sleep"
+    sleep.begin()
+    assert sleep.since is not None
+    deregister("default", worker)
+    register(worker)
+    sleep.note_flag_unset()
+    assert sleep.since is None, "the fetcher begins to sleep again"
+    assert in_flight.fetcher_wakeup.is_set()
+    sleep.begin()
+    assert Worker.objects.get().is_sleeping
+    write_sleep_flag("default", worker, is_sleeping=False)

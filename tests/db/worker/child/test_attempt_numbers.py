@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import json
 
 import pytest
@@ -56,7 +57,7 @@ def test_failures_and_rescues_are_numbered_without_gaps(claim):
     for outcome in (GivenBack(), Retried(FAILURE, 0.0), GivenBack(), GivenBack()):
         settle_one(*claim(), outcome)
     claim()
-    rescue("default")
+    rescue("default", unbroken=math.inf)
     settle_one(*claim(), GivenBack())
     [last] = claim()
     assert prepare(last, "default").result.attempts == last.number == 3
