@@ -3,19 +3,27 @@
 ``logging`` catches the errors of its own handlers, but not those of filters, of a stream that a task has closed, or of
 handlers that do not call ``handleError()``. Such an error would end a thread of the worker, or change the outcome of a
 task. So it is printed instead, and the code that logs continues.
+
+A handler may also wait, for a network or for a terminal that does not scroll. The parent of a worker must not wait with
+it, because it would beat no more. So it logs in a thread of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from queue import Full, Queue
 
 #: The logger of the worker.
 WORKER = "django_pglock.worker"
 #: Seconds between two reports that the log has failed. Each record may fail, and there may be thousands.
 BETWEEN_REPORTS = 60.0
+#: Records that wait while a handler hangs: further ones are dropped. And seconds for the last ones at the end.
+MOST_WAITING, LAST_RECORDS = 10_000, 3.0
 
 
 class RateOfRecords:
@@ -48,7 +56,40 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
+# The records that a thread writes; None: each thread writes its own.
+_waiting: Queue[tuple[logging.Logger, logging.LogRecord] | None] | None = None
+
+
+@contextmanager
+def written_by_thread() -> Iterator[None]:
+    """Have a thread write the records of this process, so that no other thread waits for a handler."""
+    global _waiting
+    _waiting = waiting = Queue(MOST_WAITING)
+    thread = threading.Thread(target=_write, args=(waiting,), name="lockworker-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        _waiting = None
+        with suppress(Full):
+            waiting.put_nowait(None)
+            thread.join(LAST_RECORDS)
+
+
+def _write(waiting: Queue[tuple[logging.Logger, logging.LogRecord] | None]) -> None:
+    while (each := waiting.get()) is not None:
+        _handle_now(*each)
+
+
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    if _waiting is None:
+        _handle_now(logger, record)
+    else:
+        with suppress(Full):
+            _waiting.put_nowait((logger, record))
+
+
+def _handle_now(logger: logging.Logger, record: logging.LogRecord) -> None:
     try:
         type(logger).handle(logger, record)
     except Exception:  # noqa: BLE001 - the code of the project

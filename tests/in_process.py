@@ -119,7 +119,8 @@ class InProcessWorker(Worker):
         return self._thread.is_alive()
 
     def shutdown(self) -> bool:
-        self.stop()
+        if not self._stops:
+            self.stop()
         self.wait()
         return self.child.have_all_finished
 

@@ -12,13 +12,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from django.utils.autoreload import StatReloader
 
 from django_pglock.conf import get_settings
-from django_pglock.loggers import WORKER, get_logger
+from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
 from django_pglock.worker.options import check_clock
@@ -91,25 +91,31 @@ class Parent:
 
     def run(self) -> int:
         """Run until the end. Return the exit code: 0 if each child has ended in order, otherwise 1."""
-        handlers = self._handle_signals() if threading.current_thread() is threading.main_thread() else {}
+        is_main = threading.current_thread() is threading.main_thread()
+        handlers = self._handle_signals() if is_main else {}
         self._starter = self._make_starter(
             self.loop, run_child, self._command, on_end=self._on_child_end, on_lost=self._on_starter_lost
         )
         try:
-            if self.server is not None:
-                self.server.start()
-            for crew in self.crews:
-                crew.start()
-            self._check()
-            self.systemd.start()
-            if self.reloads:
-                self._look_for_changes()
-            self.loop.run()
+            # After the fork of the starter, which has no thread. In tests, the process is not the worker's.
+            with written_by_thread() if is_main else nullcontext():
+                self._run()
         finally:
             self._close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return int(self._has_failed or any(crew.children.have_failed for crew in self.crews))
+
+    def _run(self) -> None:
+        if self.server is not None:
+            self.server.start()
+        for crew in self.crews:
+            crew.start()
+        self._check()
+        self.systemd.start()
+        if self.reloads:
+            self._look_for_changes()
+        self.loop.run()
 
     def stop(self) -> None:
         """Have the children finish their running tasks and end; at a second call, give them back. For any thread."""

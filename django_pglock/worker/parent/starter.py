@@ -123,7 +123,9 @@ class ForkStarter:
     def close(self) -> None:
         self.loop.unwatch(self._control)
         self._control.close()
-        with suppress(ChildProcessError):
+        # It has nothing more to do, and may be stopped.
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
 
     def _receive(self) -> None:
