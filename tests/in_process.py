@@ -97,9 +97,9 @@ class InProcessWorker(Worker):
         # The parts of the child and of the parent, by their names.
         if name in ("upkeep", "heartbeat"):
             return getattr(self.crew, name)
-        if name in ("in_flight", "executor", "fetcher", "settler", "sleep", "watchdog", "id", "services", "hung"):
-            return getattr(self.child, name)
-        raise AttributeError(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.child, name)
 
     def start(self) -> None:
         self._thread.start()

@@ -228,12 +228,12 @@ class LoopCapacity:
 
     def put(self, claim: Claim) -> None:
         """Put a claim into the inbox."""
-        if self.on_first is not None:
-            start, self.on_first = self.on_first, None
-            start()
         with self._counting:
             self._count += 1
         self.inbox.put(claim)
+        if self.on_first is not None:
+            start, self.on_first = self.on_first, None
+            start()
 
     def next(self, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
         """Wait for the next claim and return it. None: the thread that starts coroutines must end."""

@@ -201,7 +201,8 @@ class Child:
         # An idle child reports rarely, but so often that it does not look frozen.
         is_idle = not self.in_flight.claims and not self.is_stopping
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
-        self._watch()
+        self.loop.call_soon(self._watch)
+        self.settler.write_progress_soon()
         for service in self.services:
             service.end_late()
         self._tell_new_functions()
@@ -309,7 +310,9 @@ class Child:
         self._wait_for_end(until=until)
 
     def _wait_for_end(self, *, until: float) -> None:
-        if not self.settler.wait(0.0) and time.monotonic() < until:
+        # If all tasks have finished, the sessions of the event loop are closed in order.
+        has_ended = self.settler.wait(0.0) and (self.executor.loop.has_ended or not self.have_all_finished)
+        if not has_ended and time.monotonic() < until:
             self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_end(until=until))
             return
         self.channel.send(report=self.report())

@@ -210,11 +210,10 @@ class EventLoop:
             with contextlib.suppress(RuntimeError):  # its thread has ended
                 loop.call_soon_threadsafe(loop.stop)
 
-    def wait(self, timeout: float) -> None:
-        """Wait after ``stop()`` for the end of the loop and of its sessions, up to ``timeout`` seconds for each."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            self.orm.wait(timeout)
+    @property
+    def has_ended(self) -> bool:
+        """Whether, after ``stop()``, the loop has ended and its sessions are closed."""
+        return self._thread is None or (not self._thread.is_alive() and self.orm.is_closed)
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()

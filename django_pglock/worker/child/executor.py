@@ -44,8 +44,6 @@ logger = get_logger(WORKER)
 
 #: Seconds after which the process ends if it could begin no task in this time.
 LONGEST_UNABLE = 30.0
-#: Seconds between two checks whether the running tasks have ended, at the end of the process.
-CHECKED_EVERY = 0.1
 
 
 class Executor:
@@ -73,7 +71,9 @@ class Executor:
     def _start_async(self) -> None:
         """Start the thread that prepares coroutines: to read earlier attempts would block the event loop."""
         thread = threading.Thread(target=self._start_coroutines, name="lockworker-async-starter", daemon=True)
-        thread.start()
+        # If there is no thread for it, one is missing, so the process is replaced, and the claims are given back.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
         self._threads.append(thread)
 
     def stop(self) -> None:
@@ -105,22 +105,6 @@ class Executor:
         is_idle = not any(thread.is_alive() for thread in awaited)
         coroutines = len(given_up) - len(their_threads)
         return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic()), besides=coroutines) and is_idle
-
-    def wait_for_running(self, grace: float, is_grace_given_up: Callable[[], bool]) -> bool:
-        """Wait up to ``grace`` seconds until only long overdue attempts run. Return whether all others have ended.
-
-        The wait also ends when ``is_grace_given_up`` returns true. After a second, the log names the running tasks.
-        """
-        waited, was_told = 0.0, False
-        while not self.wait(CHECKED_EVERY):
-            waited += CHECKED_EVERY
-            if waited > 1 and not was_told:
-                was_told = True
-                running = ", ".join(map(str, self.in_flight.claims.values()))
-                logger.info("Waiting up to %.0f s for running tasks: %s.", grace, running)
-            if waited >= grace or is_grace_given_up():
-                return False
-        return True
 
     def _long_overdue(self) -> list[StoppableAttempt]:
         return [attempt for attempt in self.watchdog.overdue if attempt.is_long_overdue]

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -87,10 +87,10 @@ class OrmThread(ThreadPoolExecutor):
         self._closing = super().submit(connections.close_all)
         self.shutdown(wait=False)
 
-    def wait(self, timeout: float) -> None:
-        """Wait after ``close()`` until the connections are closed, up to ``timeout`` seconds."""
-        if self._closing is not None:
-            wait([self._closing], timeout)
+    @property
+    def is_closed(self) -> bool:
+        """Whether, after ``close()``, the connections are closed."""
+        return self._closing is None or self._closing.done()
 
     def _run(self, attempt: Attempt | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.attempt, self.since = attempt, time.monotonic()

@@ -50,8 +50,8 @@ LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
 #: If all ended claims have already been settled by their own transactions, the settler waits for this number of seconds
 #: for more of them, so that they share a statement.
 LINGER = 0.005
-#: Seconds between two writes of the progress of running tasks, and without outcomes before the session is closed.
-BETWEEN_PROGRESS, IDLE_TIMEOUT = 1.0, 30.0
+#: Seconds without anything to write before the session is closed.
+IDLE_TIMEOUT = 30.0
 #: Seconds between two checks of rows that other transactions have locked.
 BETWEEN_LOCK_CHECKS = 0.1
 #: Classes of SQLSTATE that a single row does not cause: a table or column is missing, or has changed since the
@@ -130,7 +130,8 @@ class Settler(ConnectedService):
         self._written: list[EndedClaim] = []
         # Ended claims whose rows another transaction has locked, or whose outcomes are refused, and when to try again.
         self._locked: dict[Claim, EndedClaim] = {}
-        self._check_locked_at = self._write_progress_at = 0.0
+        self._check_locked_at = 0.0
+        self._is_progress_due = False
         #: The number of ended claims by class of outcome; None: of lost claims.
         self.counts: Counter[type[Any] | None] = Counter()
         self.history = History(using)
@@ -145,12 +146,11 @@ class Settler(ConnectedService):
         if self._batch or self._written:
             super().open()
 
-    def wait_until_settled(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until each claim in flight is settled. Return whether this is the case."""
-        deadline = time.monotonic() + timeout
-        while self.in_flight.claims and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return not self.in_flight.claims
+    def write_progress_soon(self) -> None:
+        """Have the progress of running tasks written, if there is any. For other threads."""
+        if self.progress.is_new and not self._is_progress_due:
+            self._is_progress_due = True
+            self.wake()
 
     def run_once(self) -> None:
         if not self._batch and not self._written:
@@ -169,9 +169,9 @@ class Settler(ConnectedService):
             self.in_flight.remove(self._written)
             self._written = []
         self.in_flight.settling = len(self._locked)
-        if self.progress.is_new and time.monotonic() >= self._write_progress_at:
+        if self._is_progress_due:
+            self._is_progress_due = False
             super().open()
-            self._write_progress_at = time.monotonic() + BETWEEN_PROGRESS
             self.progress.write()
         if self.history.due_in() == 0:
             super().open()
@@ -212,12 +212,10 @@ class Settler(ConnectedService):
         if self._locked:
             return BETWEEN_LOCK_CHECKS
         history = self.history.due_in()
-        return min(
-            BETWEEN_PROGRESS if self.in_flight.claims else IDLE_TIMEOUT, IDLE_TIMEOUT if history is None else history
-        )
+        return IDLE_TIMEOUT if history is None else min(IDLE_TIMEOUT, history)
 
     def _close_if_idle(self) -> None:
-        if not self._locked and not self.in_flight.claims:
+        if not self._locked and self.history.due_in() is None:
             self.close_session()
 
     def _unlocked(self) -> list[EndedClaim]:

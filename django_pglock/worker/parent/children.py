@@ -280,8 +280,7 @@ class Children:
     # Replacement
 
     def _replace(self, child: Child, why: str) -> None:
-        """Start another child at once, because this one will end."""
-        child.end_within(self.grace + MARGIN)
+        """Start another child at once, because this one will end. It says itself when it begins to end."""
         if not child.is_replaced and not self.is_stopping:
             logger.info("Replacing %r: %s.", child, why)
             child.is_replaced = True

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
 
 from django_pglock.models import Task
+from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
+from django_pglock.worker.child.in_flight import InFlight
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.queues import Queues
 from tests.in_process import InProcessWorker
 from tests.sample.models import Effect
 
@@ -65,6 +70,13 @@ def refusing(transactional_db: None) -> Iterator[Refusing]:
     refusing = Refusing()
     yield refusing
     refusing.stop()
+
+
+def make_fetcher(**options: Any) -> Fetcher:
+    """Return the fetcher of a child that does not run."""
+    queues, in_flight, worker = Queues(**options), InFlight(4), uuid4()
+    sleep = Sleep(in_flight, "default", worker, queues)
+    return Fetcher(in_flight, "default", worker, queues, sleep=sleep, heartbeat=ParentsHeartbeat())
 
 
 def run_to_its_end(**options: Any) -> InProcessWorker:

@@ -72,4 +72,4 @@ def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, fin
         task_started.disconnect(leave)
         task_finished.disconnect(leave)
     assert "a receiver that calls sys.exit()" in caplog.text
-    assert running.health.hung() is None
+    assert running.hung() is None

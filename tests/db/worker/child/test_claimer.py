@@ -9,8 +9,8 @@ from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.queues import OWN_QUEUE
-from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.child.queue_cursor import FEW_QUEUES
+from tests.db.worker.conftest import make_fetcher
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -63,15 +63,15 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_notifications(worker, e
         "mail-bulk-2",
         "other",
     }
-    assert Worker.objects.get(pk=running.identity.id).queues == ["mail*", "--exclude mail-bulk*"]
+    assert Worker.objects.get(pk=running.id).queues == ["mail*", "--exclude mail-bulk*"]
 
 
 @pytest.mark.parametrize(
     ("queue", "wakes"), [("mail-a", True), (OWN_QUEUE, True), ("mail-bulk", False), ("other", False)]
 )
 def test_only_notifications_of_a_served_queue_wake_the_worker(queue, wakes):
-    silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
-    silent.heartbeat.listener.ready(queue)
+    silent = make_fetcher(names=["mail*"], exclude=["mail-bulk"])
+    silent.sleep.note_ready(queue)
     assert silent.in_flight.fetcher_wakeup.is_set() is wakes
 
 
@@ -83,7 +83,7 @@ def claim(fetcher, count):
 
 def test_cached_names_of_ready_queues_delay_no_task(monkeypatch):
     """The cache contains only one ready queue, which is empty by now."""
-    fetcher = WorkerUnderTest().fetcher
+    fetcher = make_fetcher()
     monkeypatch.setattr("django_pglock.worker.child.queue_cursor.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
@@ -100,7 +100,7 @@ def test_many_queues_share_one_prepared_claim_statement(in_threads):
         fill(tenant, 1)
 
     def claim_all(_):
-        fetcher = WorkerUnderTest(threads=1).fetcher
+        fetcher = make_fetcher()
         fetcher.open()
         while claim(fetcher, 7):
             pass

@@ -80,7 +80,7 @@ def test_a_worker_runs_a_task_whose_module_a_running_task_has_imported(worker, e
 def test_a_draining_worker_runs_tasks_of_modules_that_it_must_import(worker):
     rows = [enqueue_unknown(), enqueue_unknown(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
     running = worker(drain=True)
-    assert running._stop_requested.wait(60)
+    assert running.wait()
     running.shutdown()
     assert succeeded(*rows)()
 

@@ -7,8 +7,8 @@ import pytest
 from django_pglock.errors import TaskTimeout
 from django_pglock.models import Attempt, Task
 from django_pglock.worker.child.capacity import MOST_ASYNC
-from tests.db.worker.conftest import wait_for_end
 from tests.db.worker.child.test_task_thread import TIMEOUT
+from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample import running_tasks as running
 
@@ -51,7 +51,7 @@ def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, 
     session_tasks.GO_ON.set()
     assert finished(beside).return_value == "told"
     eventually(lambda: running.in_flight.coroutines.running == 0)
-    assert running.health.hung() is None
+    assert running.hung() is None
     assert running.shutdown() is True
 
 

@@ -14,7 +14,7 @@ from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.worker import Worker
+from tests.db.worker.conftest import make_fetcher
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -52,9 +52,14 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     here = worker()
     finished(tasks.nothing.enqueue())
     allowed = threading.Event()
-    connect = here.heartbeat.open
-    monkeypatch.setattr(here.heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
-    eventually(lambda: not here.heartbeat.check_heartbeat(), why="the heartbeat has a session all the time")
+    session = here.crew.heartbeat.session
+    connect = session._open
+    monkeypatch.setattr(session, "_open", lambda: connect() if allowed.is_set() else refuse())
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockworker heartbeat'"
+        )
+    eventually(lambda: not here.child.heartbeat.is_alive(), why="the heartbeat has a session all the time")
     result = tasks.nothing.enqueue()
     time.sleep(0.5)
     with connection.cursor() as cursor:
@@ -130,7 +135,7 @@ def poll(fetcher, capacities=(("both", 2),)):
 @pytest.mark.parametrize("capacities", [[("both", 2)], [("sync", 2)]])
 def test_a_notification_of_one_queue_hides_no_task_of_another(capacities):
     """The worker was not notified of tasks that were ready before it asked for notifications."""
-    fetcher = Worker(queues=["a", "b"]).fetcher
+    fetcher = make_fetcher(names=["a", "b"])
     fetcher.sleep.begin()
     enqueue_silently("a")
     fetcher.sleep.note_ready("b")

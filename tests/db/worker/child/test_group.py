@@ -13,10 +13,10 @@ from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Interrupted
 from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.child import attempt as attempts
 from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
 from django_pglock.worker.child.executor import GroupAttempt, with_others
+from tests.db.worker.conftest import make_fetcher
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -150,11 +150,11 @@ def test_claiming_a_group_holds_no_lock_between_two_messages(claim):
 
 @pytest.fixture
 def group_in_flight(claim):
-    """A worker that has claimed the first task of a group, and the function that claims the other two."""
-    under_test = WorkerUnderTest()
+    """A fetcher that has claimed the first task of a group, and the function that claims the other two."""
+    under_test = make_fetcher()
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
-    [first] = claim(worker=under_test.identity.id)
+    [first] = claim(worker=under_test.worker)
     under_test.in_flight.add([first])
     attempt = AttemptUnderTest(first, "default")
     return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.in_flight)
@@ -168,10 +168,10 @@ def test_a_reconnecting_fetcher_keeps_a_group_that_a_thread_has_just_claimed(gro
     """Between the claim in the table and its entry in the list of tasks in flight."""
     under_test, claim_others = group_in_flight
     add = under_test.in_flight.add
-    monkeypatch.setattr(under_test.in_flight, "add", lambda claims: under_test.fetcher.connected() or add(claims))
+    monkeypatch.setattr(under_test.in_flight, "add", lambda claims: under_test.connected() or add(claims))
     claim_others()
     assert running() == 3
     monkeypatch.undo()
     under_test.in_flight.claims.clear()
-    under_test.fetcher.connected()
+    under_test.connected()
     assert running() == 0, "the thread is through, so from now on they are given back as all others"

@@ -13,8 +13,8 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.numbers import OUTCOMES, add_numbers, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.history import waited
+from django_pglock.worker.child.in_flight import EndedClaim
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,7 +61,7 @@ def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, event
     eventually(lambda: running.fetcher.is_claiming)
     for _ in range(4):
         tasks.nothing.enqueue()
-    lost, given_back, never_begun, abandoned = claim(4, worker=running.identity.id)
+    lost, given_back, never_begun, abandoned = claim(4, worker=running.id)
     Task.objects.filter(pk=lost.id).update(attempts=9)
     for each, outcome in (
         (lost, Succeeded()),

@@ -7,8 +7,7 @@ from django.db import connection, connections
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.worker.child import capacity
-from django_pglock.worker.child import event_loop, orm_thread
+from django_pglock.worker.child import capacity, event_loop, orm_thread
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 

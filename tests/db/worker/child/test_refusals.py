@@ -5,8 +5,6 @@ But a change of the function that is refused at the end, such as by a deferred c
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
@@ -14,7 +12,6 @@ from django.db.backends.signals import connection_created
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.store import rescue
-from django_pglock.worker import Worker
 from django_pglock.worker.child import executor, run
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.event_loop import EventLoop
@@ -162,6 +159,7 @@ BEFORE_CALL = {
     "no memory around the call": (Attempt, "observe", MemoryError()),
     "no session": (run, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
     "no file descriptor": (run, "connection_for", OSError(24, "Too many open files")),
+    "no thread for coroutines": (executor.threading, "Thread", RuntimeError("can't start new thread")),
     "no thread": (EventLoop, "run", RuntimeError("can't start new thread")),
     "no thread for the call": (Attempt, "begin", RuntimeError("can't start new thread")),
     "no thread for the call of a coroutine": (Attempt, "begin", RuntimeError("can't start new thread")),
@@ -169,7 +167,7 @@ BEFORE_CALL = {
 
 
 @pytest.mark.parametrize("what", BEFORE_CALL)
-def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(monkeypatch, eventually, what):
+def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(worker, monkeypatch, eventually, caplog, what):
     """Before, it took tasks as fast as they came, and each of them was FAILED without a start."""
     place, name, error = BEFORE_CALL[what]
     monkeypatch.setattr(executor, "LONGEST_UNABLE", 1.0)
@@ -178,11 +176,11 @@ def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(monkeypatch,
         task.enqueue(0)
     with monkeypatch.context() as patch:
         patch.setattr(place, name, raising(error))
-        ended: list[BaseException] = []
-        thread = threading.Thread(target=run_sick, args=(Worker(threads=2, grace=5), ended))
-        thread.start()
-        thread.join(60)
-    assert "has no memory, threads, file descriptors or sessions" in str(ended[0])
+        process = worker(threads=2)
+        sick = process.child
+        eventually(lambda: process.child is not sick, why="it is not replaced")
+        assert "has no memory, threads, file descriptors or sessions" in caplog.text
+        assert process.shutdown()
     assert {*Task.objects.values_list("status", "retries", "rescues")} == {("READY", 0, 0)}
     assert {row.attempts_made for row in Task.objects.all()} == {0}
     assert not AttemptRow.objects.exists()
@@ -194,13 +192,6 @@ def raising(error):
         raise error
 
     return call
-
-
-def run_sick(worker, ended):
-    try:
-        worker.run()
-    except RuntimeError as error:
-        ended.append(error)
 
 
 def test_a_process_that_begins_some_tasks_goes_on(worker, eventually, monkeypatch):

@@ -10,8 +10,8 @@ from django.db import connection, transaction
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child import settler
+from django_pglock.worker.child.in_flight import EndedClaim
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +31,7 @@ def in_flight(worker, claim, eventually):
         for _ in range(count):
             tasks.nothing.enqueue()
         # The claims belong to this worker, because its upkeep would rescue those of a missing worker.
-        claims = claim(count, worker=running.identity.id)
+        claims = claim(count, worker=running.id)
         for each in claims:
             running.in_flight.claims[each.id, each.attempt] = each
         return running, claims
@@ -122,7 +122,7 @@ def test_an_outcome_that_the_table_refuses_for_now_is_kept(in_flight, eventually
 
 
 def test_a_worker_that_ends_logs_locked_rows(in_flight, eventually, locked, caplog, monkeypatch):
-    monkeypatch.setattr("django_pglock.worker.worker.LAST_WRITES", 0.5)
+    monkeypatch.setattr("django_pglock.worker.child.child.LAST_WRITES", 0.5)
     running, [mine] = in_flight(1)
     with locked(mine.id):
         running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))

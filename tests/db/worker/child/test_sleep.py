@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from django_pglock.worker.liveness import listener
 
 from django_pglock.models import Task, Worker
-from django_pglock.worker.liveness import listener
 from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,10 +41,10 @@ def test_a_worker_woken_first_without_a_free_thread_wakes_the_others(two, monkey
     eventually(lambda: first.in_flight.threads.running == 1)
     for _ in range(3):
         finished(tasks.nothing.enqueue())
-    assert set(Task.objects.filter(status="SUCCESSFUL").values_list("worker", flat=True)) == {other.identity.id}
-    assert not Worker.objects.get(pk=first.identity.id).is_sleeping, "others would go on to rely on it"
+    assert set(Task.objects.filter(status="SUCCESSFUL").values_list("worker", flat=True)) == {other.id}
+    assert not Worker.objects.get(pk=first.id).is_sleeping, "others would go on to rely on it"
     running_tasks.note("the end")
-    eventually(Worker.objects.filter(pk=first.identity.id, is_sleeping=True).exists)
+    eventually(Worker.objects.filter(pk=first.id, is_sleeping=True).exists)
 
 
 def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two, monkeypatch, finished):
@@ -54,4 +54,4 @@ def test_a_task_that_the_worker_woken_first_may_not_run_is_claimed_by_others(two
     first.fetcher.claimer.backend = "another"
     first.fetcher.claimer._cursors = {}
     finished(tasks.nothing.enqueue())
-    assert Task.objects.get().worker == other.identity.id
+    assert Task.objects.get().worker == other.id

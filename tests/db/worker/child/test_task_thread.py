@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -123,16 +122,15 @@ def gate():
 
 
 def test_a_function_that_does_not_end_ends_its_worker_in_order(worker, eventually, caplog, gate, monkeypatch):
-    """Its attempt ends as timed out. Other tasks get the grace period, and those that wait are given back."""
-    monkeypatch.setattr("django_pglock.worker.worker.LEAST_GRACE_PERIOD", 0.3)
+    """Its attempt ends as timed out. Other tasks get the grace period, and another process runs those that wait."""
+    monkeypatch.setattr("django_pglock.worker.child.child.LEAST_GRACE_PERIOD", 0.3)
     process = worker(grace=0.0)
     neighbour = running.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
-    process.grace = NEVER
+    first = process.child
+    first.grace = NEVER
     result, waiting = running.block_in_c.enqueue(), tasks.echo.enqueue("waits")
-    eventually(lambda: "The worker ends, with exit code 1" in caplog.text)
-    assert process.is_stopping
-    assert "--processes" in caplog.text
+    eventually(lambda: "does not end" in caplog.text)
     [said] = [text for text in caplog.messages if "does not end" in text]
     assert f"Task {result.id} (tests.sample.running_tasks.block_in_c)" in said
     stack = said.partition("Its code is at:\n")[2].splitlines()
@@ -140,17 +138,17 @@ def test_a_function_that_does_not_end_ends_its_worker_in_order(worker, eventuall
     assert stack[0].endswith("in block_in_c")
     assert stack[1] == "    gate.wait(FOREVER)"
     assert Task.objects.get(pk=result.id).status == "RUNNING", "it runs"
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(process.shutdown)
-        eventually(lambda: process.fetcher.stopping.is_set() and not process.in_flight.waiting)
-        running.note("go on")
-        assert ended.result(60) is False
-    assert process.has_overrun
-    assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
-    assert Task.objects.get(pk=waiting.id).status == "READY"
-    row = Task.objects.get(pk=result.id)
-    assert (row.status, row.retries) == ("SCHEDULED", 1)
+    eventually(lambda: process.child is not first)
+    row = wait_for_end(waiting, eventually)
+    assert (row.status, row.worker) == ("SUCCESSFUL", process.id)
+    assert first.is_stopping
+    running.note("go on")
+    eventually(Task.objects.filter(pk=result.id, status="SCHEDULED", retries=1).exists)
     assert Attempt.objects.get().exception_path == TIMEOUT
+    row = Task.objects.get(pk=neighbour.id)
+    assert (row.status, row.worker, row.attempts) == ("SUCCESSFUL", first.id, 1)
+    eventually(lambda: process.crew.children.all[0].id == process.id, why="the first one does not end")
+    assert first.have_all_finished is False
 
 
 def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(worker, eventually, gate):

@@ -8,8 +8,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.worker.child import logs
-from django_pglock.worker.child import attempt
+from django_pglock.worker.child import attempt, logs
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
