@@ -61,7 +61,7 @@ _SERVES = f"""(ready.queue = '{OWN_QUEUE}' OR (
 # worker could poll, find nothing and fall asleep between our read of its flag and our commit. The commit of this
 # statement need not wait for the disk: if the server crashes, the poll finds the task.
 _WAKE = f"""
-SELECT set_config('synchronous_commit', 'off', true),
+SELECT {{{{settings}}}}
        pg_notify('pglock_' || replace(target.parent::text, '-', ''), target.id || ' %s ' || ready.queue)
 FROM unnest(%s::text[]) AS ready (queue) CROSS JOIN LATERAL (
     SELECT worker.id, worker.parent FROM {{worker}} AS worker
@@ -69,12 +69,15 @@ FROM unnest(%s::text[]) AS ready (queue) CROSS JOIN LATERAL (
       AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
     ORDER BY {{{{order}}}}random() LIMIT {WOKEN}) AS target
 """
-WAKE = _WAKE.replace("{{condition}}", " AND worker.is_sleeping").replace("{{order}}", "")
+_AFTER_COMMIT = _WAKE.replace("{{settings}}", "set_config('synchronous_commit', 'off', true),").replace("{{order}}", "")
+WAKE = _AFTER_COMMIT.replace("{{condition}}", " AND worker.is_sleeping")
 # Wakes sleeping workers other than the one that sends it.
-WAKE_EXCEPT = _WAKE.replace("{{condition}}", " AND worker.is_sleeping AND worker.id <> %s").replace("{{order}}", "")
+WAKE_EXCEPT = _AFTER_COMMIT.replace("{{condition}}", " AND worker.is_sleeping AND worker.id <> %s")
 # Wakes workers at the commit of a transaction that the caller commits itself. No flag can be read after that commit, so
-# workers that do not sleep yet are woken, too.
-NOTIFY = _WAKE.replace("{{condition}}", "").replace("{{order}}", "worker.is_sleeping DESC, ")
+# workers that do not sleep yet are woken, too. The commit is the caller's, and its settings stay.
+NOTIFY = (
+    _WAKE.replace("{{settings}}", "").replace("{{condition}}", "").replace("{{order}}", "worker.is_sleeping DESC, ")
+)
 
 # Has the parents look when the next scheduled task is due. Without a sleeping worker, upkeep looks soon enough.
 NOTIFY_PARENTS = f"SELECT pg_notify('{SCHEDULED_CHANNEL}', '') WHERE EXISTS (SELECT FROM {{worker}} WHERE is_sleeping)"

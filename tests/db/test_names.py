@@ -17,12 +17,12 @@ from django_pglock.errors import ConfigurationError, LockKeyError, TaskArguments
 from django_pglock.locks.statements.fragments import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
-from django_pglock.store.liveness import beat
-from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
+from django_pglock.store.wake import channel_of
 from django_pglock.tasks.compat import InvalidTask
+from django_pglock.worker.parent.upkeep import UnknownReport
 from django_pglock.worker.queues import Queues
-from django_pglock.worker.upkeep.upkeep import UnknownReport
 from tests.db.locks.sessions import Somebody
+from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 
@@ -146,15 +146,12 @@ def test_the_reason_of_a_pause_has_no_limit_and_a_shortened_name_is_marked():
 def test_a_notification_carries_the_whole_name(name):
     listener = Somebody()
     try:
-        worker = uuid4()
-        values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
-        beat("default", worker, **values, task_paths=[])
-        write_sleep_flag("default", worker, is_sleeping=True)
+        worker = add_sleeping_worker()
         with listener.connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {READY_CHANNEL}")
+            cursor.execute(f"LISTEN {channel_of(worker.parent)}")
         sample.nothing.using(queue_name=name).enqueue()
         [note] = listener.connection.connection.notifies(timeout=60, stop_after=1)
-        assert note.payload == name
+        assert note.payload == f"{worker.pk} 0 {name}"
         assert len(note.payload.encode()) < 8000
     finally:
         listener.connection.close()
@@ -277,7 +274,7 @@ def test_unknown_task_paths_are_rescued_and_reported(eventually, worker, caplog)
     assert [(row.task_path, row.queue) for row in Task.objects.order_by("id")] == [(name, name) for name in names]
     unknown = Task.objects.unknown()
     assert sorted(each[:3] for each in unknown) == sorted((name, name, 1) for name in names)
-    UnknownReport("default", uuid4())._report(unknown)
+    UnknownReport("default")._report(unknown)
     for said in ("which no running worker has imported", "was taken back"):
         lines = [each.getMessage() for each in caplog.records if said in each.getMessage()]
         assert [name for name in names if not any(repr(name) in line for line in lines)] == []

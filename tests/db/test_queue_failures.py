@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import itertools
+import math
 import time
 from datetime import timedelta
 from uuid import uuid4
@@ -64,7 +64,6 @@ def test_a_new_worker_of_the_same_name_does_not_keep_its_dead_predecessor_alive(
     claim(worker=before)
     Worker.objects.filter(pk=before).update(heartbeat_at=Now() - timedelta(days=1))
     beat_of(after)
-    Worker.objects.filter(pk=after).update(beating_since=Now() - timedelta(hours=1))
     assert [each.worker for each in rescue("default", unbroken=math.inf)] == [before]
 
 
@@ -75,7 +74,7 @@ def test_tasks_of_living_workers_do_not_count_for_the_limit_of_rescue(claim, slo
         tasks.nothing.enqueue()
     claim(5, worker=living)
     [orphan] = claim()
-    assert [each.id for each in rescue("default", limit=1)] == [orphan.id]
+    assert [each.id for each in rescue("default", unbroken=math.inf, limit=1)] == [orphan.id]
 
 
 @pytest.fixture
@@ -135,16 +134,21 @@ def test_a_task_without_a_notification_is_found_by_the_poll(worker, eventually):
 
 @pytest.fixture
 def notified():
-    """Listen as a worker does; return each received payload and its count."""
-    listener = dedicated_connection("default")
+    """Listen as the parent of this worker does; return the queue of each received payload, and its count."""
+    listener, worker = dedicated_connection("default"), uuid4()
+    channel = wakeup.channel_of(worker)
+    beat_of(worker)
+    write_sleep_flag("default", worker, is_sleeping=True)
     with listener.cursor() as cursor:
-        cursor.execute(f"LISTEN {wakeup.READY_CHANNEL}")
+        cursor.execute(f"LISTEN {channel}")
 
     def read():
         # Notifications come in the order of their commits: before this one, all that there were.
-        ask("SELECT pg_notify(%s, 'the end')", wakeup.READY_CHANNEL)
-        notes = listener.connection.notifies(timeout=60)
-        return list(itertools.takewhile(lambda payload: payload != "the end", (note.payload for note in notes)))
+        ask("SELECT pg_notify(%s, 'the end')", channel)
+        payloads = itertools.takewhile(
+            lambda payload: payload != "the end", (note.payload for note in listener.connection.notifies(timeout=60))
+        )
+        return [payload.removeprefix(f"{worker} 0 ") for payload in payloads]
 
     yield read
     listener.close()
@@ -153,9 +157,7 @@ def notified():
 @pytest.mark.parametrize(("is_sleeping", "expected"), [(False, []), (True, ["default", "mail"])])
 def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleeping, expected):
     """Each NOTIFY takes a lock that serialises the commits of the whole server."""
-    worker = uuid4()
-    beat_of(worker)
-    write_sleep_flag("default", worker, is_sleeping=is_sleeping)
+    Worker.objects.update(is_sleeping=is_sleeping)
     wakeup._no_worker_slept_at.clear()
     with transaction.atomic():
         for number in range(100):
@@ -164,10 +166,9 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleepin
 
 
 def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(notified):
-    worker = uuid4()
-    beat_of(worker)
+    Worker.objects.update(is_sleeping=False)
     with transaction.atomic():
-        wakeup._no_worker_slept_at["default", None] = time.monotonic() + 3600
+        wakeup._no_worker_slept_at["default", "default", None] = time.monotonic() + 3600
         tasks.nothing.enqueue()
         wakeup._no_worker_slept_at.clear()
         Worker.objects.update(is_sleeping=True)
@@ -176,9 +177,6 @@ def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(not
 
 def test_one_message_notifies_hundreds_of_queues(notified):
     """A retry of all failed tasks adds to each queue. One message for each queue would be one commit each."""
-    worker = uuid4()
-    beat_of(worker)
-    write_sleep_flag("default", worker, is_sleeping=True)
     wakeup._no_worker_slept_at.clear()
     names = [f"queue {number} 100%" for number in range(200)]
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
@@ -188,9 +186,6 @@ def test_one_message_notifies_hundreds_of_queues(notified):
 
 
 def test_a_rollback_sends_no_notification(notified):
-    worker = uuid4()
-    beat_of(worker)
-    write_sleep_flag("default", worker, is_sleeping=True)
     for is_undone in (True, False):
         with transaction.atomic():
             tasks.nothing.using(queue_name="outer").enqueue()

@@ -12,6 +12,7 @@ from django_pglock.store import admit, release, wake
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
+from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -116,17 +117,22 @@ def test_tasks_of_a_transaction_committed_by_the_caller_run(manual, worker, even
     transaction.commit()
 
 
-def test_a_notification_is_delivered_with_the_commit_of_the_caller(manual):
+@pytest.fixture
+def sleeping():
+    return add_sleeping_worker()
+
+
+def test_a_notification_is_delivered_with_the_commit_of_the_caller(sleeping, manual):
     listener = dedicated_connection("default")
     try:
         with listener.cursor() as cursor:
-            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
+            cursor.execute(f"LISTEN {wake.channel_of(sleeping.parent)}")
             tasks.nothing.enqueue()
             cursor.execute("SELECT 1")
             raw = listener.connection
             assert list(raw.notifies(timeout=0)) == []
             manual()
-            assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == ["default"]
+            assert [each.payload for each in raw.notifies(timeout=10, stop_after=1)] == [f"{sleeping.pk} 0 default"]
     finally:
         listener.close()
 

@@ -23,9 +23,10 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.requests_to_worker import requests_to
+from django_pglock.store.requests_to_worker import REQUESTS
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle
+from django_pglock.store.statements import run
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
@@ -68,7 +69,7 @@ def test_only_the_cancel_of_a_running_task_notifies_after_the_commit(claim, runs
         with transaction.atomic():
             Task.objects.cancel()
             assert not any("pg_notify" in query["sql"] for query in queries)
-        assert any("django_pglock_request" in query["sql"] for query in queries) is runs
+        assert any("pg_notify" in query["sql"] for query in queries) is runs
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -120,7 +121,7 @@ def test_a_task_with_a_requested_cancel_does_not_run_again(claim, outcome, statu
     assert settle("default", [(mine, outcome)], mine.worker)[mine.id] is not None
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
-    assert requests_to("default", mine.worker).cancels == [], "it has ended"
+    assert run("default", REQUESTS, [mine.worker]) == [], "it has ended"
     assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, GivenBack, Abandoned)))
 
 

@@ -20,7 +20,6 @@ from django_pglock.store import call as call_module
 from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.settle import settle
-from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -301,9 +300,10 @@ def test_a_task_of_another_backend_is_refused():
 
 @pytest.fixture
 def woken(monkeypatch):
-    """The channels and queues for which workers are woken."""
+    """The queues for which workers are woken, and a word if parents are."""
     noted = []
-    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues, channel: noted.extend((channel, *queues)))
+    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues: noted.extend(queues))
+    monkeypatch.setattr(enqueue_module, "wake_parents", lambda using: noted.append("parents"))
     return noted
 
 
@@ -313,11 +313,11 @@ LATER = timedelta(hours=1)
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda: tasks.nothing.using(queue_name="mail").enqueue(), [READY_CHANNEL, "mail"]),
-        (lambda: tasks.nothing.using(queue_name="mail", keep_result=5).enqueue(), [READY_CHANNEL, "mail"]),
-        (lambda: tasks.nothing.using(queue_name="mail", run_after=LATER).enqueue(), [SCHEDULED_CHANNEL, "mail"]),
-        (lambda: enqueue_many(tasks.nothing.using(queue_name="mail"), [{}] * 2), [READY_CHANNEL, "mail"]),
-        (lambda: enqueue_many(keyed.drip.using(queue_name="mail"), [{}] * 2), [SCHEDULED_CHANNEL, "mail"]),
+        (lambda: tasks.nothing.using(queue_name="mail").enqueue(), ["mail"]),
+        (lambda: tasks.nothing.using(queue_name="mail", keep_result=5).enqueue(), ["mail"]),
+        (lambda: tasks.nothing.using(queue_name="mail", run_after=LATER).enqueue(), ["parents"]),
+        (lambda: enqueue_many(tasks.nothing.using(queue_name="mail"), [{}] * 2), ["mail"]),
+        (lambda: enqueue_many(keyed.drip.using(queue_name="mail"), [{}] * 2), ["parents"]),
         (lambda: enqueue_many(keyed.step, [(1,), (2,)]), []),
     ],
 )

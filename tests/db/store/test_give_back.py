@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from uuid import uuid4
@@ -12,11 +13,11 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task
 from django_pglock.store.settle import give_back, server_time
-from django_pglock.store.wake import READY_CHANNEL, write_sleep_flag
+from django_pglock.store.wake import channel_of
+from django_pglock.worker.child.fetcher import ClaimComparison
 from django_pglock.worker.child.in_flight import InFlight
-from django_pglock.worker.liveness.running_tasks import ClaimComparison
 from tests import server_clock
-from tests.db.store.workers import register
+from tests.db.store.workers import add_sleeping_worker, register
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -116,18 +117,16 @@ def test_a_claim_from_before_a_step_of_the_clock_is_given_back(claim, older_than
 
 def test_give_back_wakes_a_sleeping_worker(claim):
     """The worker that gives back may have no free thread. Another sleeping worker would wait for its poll."""
-    sleeping = uuid4()
-    register(sleeping)
-    write_sleep_flag("default", sleeping, is_sleeping=True)
+    sleeping = add_sleeping_worker()
     tasks.nothing.using(queue_name="mail").enqueue()
     [mine] = claim(queue="mail")
     heard = []
     with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {READY_CHANNEL}")
+        cursor.execute(f"LISTEN {channel_of(sleeping.parent)}")
         connection.connection.add_notify_handler(lambda news: heard.append(news.payload))
         assert give_back("default", mine.worker, []) == 1
         cursor.execute("UNLISTEN *")
-    assert heard == ["mail"]
+    assert heard == [f"{sleeping.pk} 0 mail"]
 
 
 @pytest.fixture
@@ -136,7 +135,9 @@ def compare(settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.006}
 
     def compare(worker, in_flight):
-        ClaimComparison(in_flight, "default", worker).compare()
+        comparison = ClaimComparison(in_flight, "default", worker)
+        comparison._compared_at, comparison._had_claims = -math.inf, True
+        comparison.compare_if_due()
 
     return compare
 

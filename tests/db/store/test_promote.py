@@ -15,9 +15,8 @@ from django_pglock.store import ready as promote_module
 from django_pglock.store.outcome import Failure, Retried
 from django_pglock.store.ready import next_due_in, promote, restart_delays
 from django_pglock.store.settle import settle
-from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.child import fetcher
-from django_pglock.worker.upkeep import upkeep
+from django_pglock.worker.parent import upkeep
 from tests import server_clock
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -125,13 +124,15 @@ def test_locked_due_rows_are_tried_again_with_growing_pauses(session, model):
         RateLimit.objects.create(key="a", arrives_at=Now(), opens_at=Now())
     session.set_autocommit(False)
     session.cursor().execute(f"SELECT FROM {model._meta.db_table} FOR UPDATE")
-    upkeep = WorkerUnderTest().upkeep
-    waits = [upkeep._round() for _ in range(10)]
+    rounds = upkeep.Upkeep(
+        "default", promoted=int, unbroken_for=lambda: 0.0, is_quiet=lambda: True, on_rest=lambda seconds: None
+    )
+    waits = [rounds._round() for _ in range(10)]
     assert waits[:3] == [0.01, 0.02, 0.04]
     assert waits[-2:] == [1.0, 1.0]
     session.rollback()
-    assert upkeep._round() is None
-    assert upkeep._locked_retry == 0.0
+    assert rounds._round() is None
+    assert rounds._locked_retry == 0.0
 
 
 def test_a_drain_promotes_only_in_turn_with_rounds_of_upkeep(monkeypatch):
@@ -150,6 +151,6 @@ def test_a_drain_promotes_only_in_turn_with_rounds_of_upkeep(monkeypatch):
     monkeypatch.setattr(fetcher, "promote", promote_and_look)
     keyed.step.using(run_after=timedelta(seconds=1)).enqueue(1)
     Task.objects.update(run_after=Now())
-    WorkerUnderTest(drain=True).run()
+    assert InProcessWorker(drain=True).run_here()
     assert set(held) == {1}
     assert Task.objects.get().status == "SUCCESSFUL"

@@ -24,7 +24,7 @@ from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.tasks.states import FINISHED, TaskStatus
-from django_pglock.worker.upkeep import upkeep
+from django_pglock.worker.parent import upkeep
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

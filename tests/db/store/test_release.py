@@ -19,7 +19,6 @@ from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.store.release import ended, orphaned_waiters, release, release_on_commit, write_waiters
 from django_pglock.store.settle import settle
-from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.db.store.waiting import results_of
 from tests.sample import keyed_tasks as keyed
@@ -93,18 +92,15 @@ def test_dependents_of_a_deleted_task_are_cancelled_and_lock_timeout_is_kept(cla
 def test_release_wakes_workers_for_ready_tasks_and_notifies_them_of_scheduled_ones(claim, monkeypatch):
     """A task with a key is admitted, which wakes them."""
     woken = []
-
-    def note(using, queues, channel=READY_CHANNEL):
-        woken.extend((channel, queue) for queue in queues)
-
-    monkeypatch.setattr(release_module, "wake", note)
+    monkeypatch.setattr(release_module, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(release_module, "wake_parents", lambda using: woken.append("parents"))
     first = tasks.echo.using(priority=1).enqueue(1)
     tasks.nothing.using(after=first, queue_name="mail").enqueue()
     tasks.nothing.using(after=first, queue_name="later", run_after=timedelta(hours=1)).enqueue()
     keyed.step.using(after=first, queue_name="keyed").enqueue("a", 1)
     settle("default", [(claim()[0], Succeeded())], uuid4())
     assert release("default", [int(first.id)]) == 3
-    assert woken == [(READY_CHANNEL, "mail"), (SCHEDULED_CHANNEL, "later")]
+    assert woken == ["mail", "parents"]
 
 
 def test_waiters_are_released_after_the_commit(claim):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import logging
+import math
 from datetime import timedelta
 from types import SimpleNamespace
 

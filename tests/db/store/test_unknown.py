@@ -24,7 +24,7 @@ def add(path, *, queue="default", status="READY", backend="default", hours=0):
 
 def start(*paths, silent_for=0):
     rows = {"pid": 1, "threads": 1, "queues": [], "heartbeat_at": Now() - timedelta(seconds=silent_for)}
-    return Worker.objects.create(id=uuid4(), task_paths=list(paths), **rows)
+    return Worker.objects.create(id=uuid4(), parent=uuid4(), task_paths=list(paths), **rows)
 
 
 def found(**options):

@@ -1,4 +1,4 @@
-"""The advisory lock of a worker."""
+"""The advisory locks of a parent and of a round of upkeep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.models import Task
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import liveness
-from django_pglock.store.liveness import TRY_UPKEEP_LOCK, lock_worker, try_upkeep_lock, unlock_worker
+from django_pglock.store.liveness import LOCK_PARENT, TRY_UPKEEP_LOCK, try_upkeep_lock
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,12 +25,16 @@ def holders(number):
         return [is_mine for (is_mine,) in cursor.fetchall()]
 
 
-def test_a_session_holds_the_lock_until_it_releases_it():
+def lock_parent(number):
+    with connection.cursor() as cursor:
+        cursor.execute(LOCK_PARENT, [number])
+        return cursor.fetchone()[0]
+
+
+def test_a_session_holds_the_lock_of_a_parent():
     number = draw_number()
-    assert lock_worker("default", number) is True
+    assert lock_parent(number) is True
     assert holders(number) == [True]
-    unlock_worker("default", number)
-    assert holders(number) == []
 
 
 def test_the_lock_of_another_session_is_not_taken():
@@ -39,18 +42,10 @@ def test_the_lock_of_another_session_is_not_taken():
     try:
         with other.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock(%s, %s)", [WORKER, number])
-        assert lock_worker("default", number) is False
+        assert lock_parent(number) is False
         assert holders(number) == [False]
     finally:
         other.close()
-
-
-def test_behind_a_pooler_a_worker_takes_no_session_lock(monkeypatch):
-    """The session would keep the lock, and other clients use this session."""
-    monkeypatch.setattr(liveness, "backend_pid", lambda connection: -1)
-    number = draw_number()
-    assert lock_worker("default", number) is None
-    assert holders(number) == []
 
 
 def test_one_session_holds_the_upkeep_lock_until_its_transaction_ends(session):

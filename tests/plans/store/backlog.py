@@ -158,7 +158,9 @@ def _fill() -> tuple[Backlog, _Statistics]:
     Task.objects.filter(pk=first).update(status="FAILED")
     _analyze()
     statistics.keep("of now")
-    for living in Worker.objects.bulk_create(Worker(id=uuid4(), pid=1, threads=1, queues=[]) for _ in range(BATCH)):
+    for living in Worker.objects.bulk_create(
+        Worker(id=uuid4(), parent=uuid4(), pid=1, threads=1, queues=[]) for _ in range(BATCH)
+    ):
         insert("RUNNING", 500, worker=living.pk)
     insert("BLOCKED", BATCH, lock="for later")
     insert("SCHEDULED", 10_000, lock="for later", seconds=60)
