@@ -5,6 +5,8 @@ But a change of the function that is refused at the end, such as by a deferred c
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
@@ -159,7 +161,6 @@ BEFORE_CALL = {
     "no memory around the call": (Attempt, "observe", MemoryError()),
     "no session": (run, "connection_for", OperationalError("FATAL:  sorry, too many clients already")),
     "no file descriptor": (run, "connection_for", OSError(24, "Too many open files")),
-    "no thread for coroutines": (executor.threading, "Thread", RuntimeError("can't start new thread")),
     "no thread": (EventLoop, "run", RuntimeError("can't start new thread")),
     "no thread for the call": (Attempt, "begin", RuntimeError("can't start new thread")),
     "no thread for the call of a coroutine": (Attempt, "begin", RuntimeError("can't start new thread")),
@@ -185,6 +186,23 @@ def test_a_process_that_cannot_begin_tasks_gives_them_back_and_ends(worker, monk
     assert {row.attempts_made for row in Task.objects.all()} == {0}
     assert not AttemptRow.objects.exists()
     assert sum(Task.objects.values_list("attempts", flat=True)) < 20, "it took them as fast as they came"
+
+
+def test_a_process_without_a_thread_for_coroutines_is_replaced(worker, monkeypatch, eventually):
+    """Its claim is in flight already. It must not stay there as long as the process lives."""
+    start, failures = threading.Thread.start, iter([True])
+
+    def fail_once(thread):
+        if thread.name == "lockworker-async-starter" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    process = worker()
+    first = process.child
+    row = wait_for_end(tasks.sleep_async.enqueue(0), eventually)
+    assert (row.status, row.worker, row.attempts_made, row.rescues) == ("SUCCESSFUL", process.id, 1, 0)
+    assert first.id != process.id
 
 
 def raising(error):

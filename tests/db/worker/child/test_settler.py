@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
-from django_pglock.store.wake import READY_CHANNEL
+from django_pglock.store.wake import channel_of
 from django_pglock.worker.child import settler
 from django_pglock.worker.child.in_flight import EndedClaim
 from tests.sample import tasks
@@ -136,7 +136,7 @@ def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(work
     running = worker()
     eventually(lambda: running.sleep.since)
     with connection.cursor() as cursor:
-        cursor.execute(f"LISTEN {READY_CHANNEL}")
+        cursor.execute(f"LISTEN {channel_of(running.crew.id)}")
     with transaction.atomic():
         for _ in range(9):
             tasks.nothing.using(lock="same").enqueue()
