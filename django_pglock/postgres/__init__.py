@@ -5,13 +5,10 @@
 - ``async_sessions``: the same sessions, for coroutines.
 - ``message``: one message to the server, below Django's cursor if only Django's code is in between, else through it.
 - ``libpq``: one exchange with the server by libpq's own calls.
-- ``pending_statements``: the threads and coroutines of this process that wait for an answer, and their sessions.
 - ``thread_stacks``: the stacks of all threads, read safely.
-- ``activity``: the state of sessions in ``pg_stat_activity``.
 - ``standby``: whether a session leads to a standby, or may only read.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.
 - ``stopping``: ends the code of a cancelled attempt, in its own thread, at its next statement.
 - ``selftest``: tests whether a server, with any pooler in front of it, really excludes other clients.
-- ``connection_registry``: the Django connections of all threads.
 - ``forking``: makes forked child processes not use the sessions of their parent.
 """

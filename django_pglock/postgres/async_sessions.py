@@ -10,7 +10,6 @@ import asyncio
 import sys
 import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,9 +41,6 @@ IDLE_TIMEOUT = 60.0
 #: Seconds after which a statement that still runs is cancelled again.
 CANCEL_AGAIN = 0.05
 
-# By ``id()``, because sessions are opened and dropped in any thread.
-_sessions: dict[int, weakref.ref[AsyncSession]] = {}
-
 
 class NoSession(OperationalError):
     """A session could not be opened within the time that the caller has set, and none was given back."""
@@ -57,13 +53,8 @@ class AsyncSession:
         self.connection = connection
         self.raw: Any = connection.connection
         self._statement_lock = asyncio.Lock()
-        #: A new object for each statement.
-        self.statement = object()
         #: A thread for statements through Django's cursor, which blocks the thread that uses it.
         self._thread: ThreadPoolExecutor | None = None
-        number = id(self)
-        # Not a function in Python: an exception that a signal handler raises in it would vanish.
-        _sessions[number] = weakref.ref(self, partial(_sessions.pop, number))
 
     @property
     def has_ended(self) -> bool:
@@ -83,7 +74,6 @@ class AsyncSession:
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
         async with self._statement_lock:
-            self.statement = object()
             if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
             begin = begin_for(self.raw)
@@ -139,12 +129,6 @@ class AsyncSession:
             self.raw.pgconn.finish()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
-
-
-def busy() -> list[AsyncSession]:
-    """Return the sessions of this process on which a statement is running."""
-    sessions = [each() for each in list(_sessions.values())]
-    return [session for session in sessions if session is not None and session.is_busy]
 
 
 def _cancel(connection: DatabaseWrapper) -> None:

@@ -89,10 +89,8 @@ def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
 def exchange_locked(raw: Connection[Any], statements: str) -> list[Any] | None:
     """Do the same as ``exchange``, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
-    # The session watch distinguishes statements by this object.
-    message = statements.encode()
     try:
-        pgconn.send_query(message)
+        pgconn.send_query(statements.encode())
         results = _results(pgconn)
     except OperationalError:
         raise

@@ -17,7 +17,6 @@ from django.utils.module_loading import import_string
 from psycopg import IsolationLevel
 
 from django_pglock.postgres.connections import backend_pid, connection_for
-from django_pglock.postgres.message import is_djangos_function
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -114,18 +113,3 @@ def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
 def _set(connection: DatabaseWrapper, settings: Mapping[str, str]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(SET_SETTINGS, (list(settings), list(settings.values()), backend_pid(connection)))
-
-
-def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
-    """Return the parameters of this Django connection that are texts or numbers, for another process.
-
-    A backend with its own ``get_new_connection`` may use a password that is not among its parameters. So the connection
-    is opened, the parameters are read from it, and it is closed again.
-    """
-    parameters = connection.get_connection_params()
-    if not is_djangos_function(type(connection).get_new_connection):
-        connection.ensure_connection()
-        raw: Any = connection.connection
-        parameters |= {**raw.info.get_parameters(), "password": raw.info.password}
-        connection.close()
-    return {name: value for name, value in parameters.items() if value is None or isinstance(value, str | int | float)}

@@ -38,6 +38,7 @@ def test_the_way_of_a_task_has_statuses_and_parts_that_are_there():
     assert set(MOVES[TaskStatus.RUNNING]) >= {*rows, TaskStatus.FAILED}
     parts = [title.split()[0] for title in titles_of_boxes("task-way.svg", "#6b46c1")]
     assert len(parts) == 5
+    assert (ROOT / "docs" / "_static" / "task-way.svg").read_text().count("<rect ") <= 10
     for part in parts:
         assert list((ROOT / "django_pglock" / "worker").rglob(f"{part}.py")), part
 

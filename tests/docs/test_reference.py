@@ -17,11 +17,13 @@ from django_pglock.management.commands import withlock
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.worker.probes.metrics import Metrics, depth_families
-from django_pglock.worker.supervising.channel import LEFT_BEHIND
+from django_pglock.worker.parent.children import LEFT_BEHIND
+from django_pglock.worker.parent.metrics import Metrics, depth_families
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "reference.md").read_text()
+#: The pages that quote messages as symptoms.
+PAGES_OF_SYMPTOMS = ("howto/monitoring", "howto/not_running", "inside")
 SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "django_pglock").rglob("*.py")))
 HANDLES = (Handle, AsyncHandle, LeaseHandle, AsyncLeaseHandle)
 #: What the package itself calls on handles.
@@ -89,8 +91,7 @@ def test_every_logger_stands_in_the_table():
 def test_every_metric_stands_in_the_table():
     table = section("Metrics", (ROOT / "docs" / "operations.md").read_text()).partition("\n\n")[0]
     told = re.findall(r"`([a-z_]+)(?:\{[\w, ]+\})?`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
-    parts = {name: MagicMock() for name in ("outcomes", "readings", "health")}
-    metrics = Metrics(MagicMock(), **parts)
+    metrics = Metrics(MagicMock())
     metrics.health.beat_age.return_value = 1.0
     parts = (*metrics._counters([]), *metrics._gauges(), *depth_families([]), *metrics._histograms([]))
     names = {name for name, *_ in parts}
@@ -112,8 +113,24 @@ def test_every_status_is_a_symptom_of_a_task_that_does_not_run():
 def test_messages_that_pages_quote_as_symptoms_are_messages_of_the_code():
     of_the_server = {"sorry, too many clients already", "permission denied"}
     messages = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts that continue in the next line
-    pages = "\n".join((ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("monitoring", "not_running"))
+    pages = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES_OF_SYMPTOMS)
     # Tables and runbooks, without blocks of code.
     quoted = set(re.findall(r'"([^"\n]{12,})"', re.sub(r"```.*?```", "", pages, flags=re.DOTALL)))
     assert {"which no running worker has imported", "No worker knows this task"} <= quoted
     assert {text for text in quoted - of_the_server if text not in messages} == set()
+
+
+def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
+    page = (ROOT / "docs" / "inside.md").read_text()
+    worker = "\n".join(path.read_text() for path in (ROOT / "django_pglock" / "worker").rglob("*.py"))
+    threads = set(re.findall(r'(?:name|thread_name_prefix)=f?"(lockworker-[a-z-]+[a-z])', worker))
+    services = set(re.findall(r'^    name = "([a-z]+)"', worker, re.MULTILINE)) - {"service"}
+    assert len(threads) >= 6
+    assert len(services) == 3
+    assert {name for name in re.findall(r"`(lockworker-[a-z-]+[a-z])", page)} == threads | {
+        f"lockworker-{name}" for name in services
+    }
+    named = set(re.findall(r'application_name="(lockworker \w+)"', worker))
+    assert set(re.findall(r"^\| `(lockworker \w+)`", page, re.MULTILINE)) == named | {
+        f"lockworker {name}" for name in services
+    }

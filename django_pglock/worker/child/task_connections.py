@@ -16,7 +16,6 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
-from django_pglock.postgres.connection_registry import register_connection
 from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
@@ -54,7 +53,6 @@ def prepare_connections() -> None:
             install_wrapper(connection)
             if connection.vendor == "postgresql":
                 limit_waiting(connection)
-                register_connection(connection)
                 # Django calls this before each statement, with CONN_HEALTH_CHECKS or without.
                 connection.close_if_health_check_failed = partial(_close_if_ended, connection)
 

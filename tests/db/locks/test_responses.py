@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from django.test import RequestFactory
 
 from django_pglock import lock_view
 from django_pglock.locks import responses
-from django_pglock.postgres import async_sessions
+from django_pglock.postgres.async_sessions import AsyncSession
 from django_pglock.postgres.connections import has_ended
 from django_pglock.signals import lock_lost, lock_released
 
@@ -79,7 +80,8 @@ def test_the_end_of_the_lock_is_signalled(close, heard):
 
 def test_a_lock_that_was_lost_while_the_response_was_sent_is_reported(somebody, close, heard, eventually, caplog):
     def lose():
-        raws = [connection.connection, *(each().raw for each in list(async_sessions._sessions.values()))]
+        sessions = [each for each in gc.get_objects() if isinstance(each, AsyncSession)]
+        raws = [connection.connection, *(each.raw for each in sessions)]
         pid = somebody.ask(HOLDER)
         [holder] = [raw for raw in raws if raw is not None and not raw.closed and raw.info.backend_pid == pid]
         somebody.ends_session(pid)
