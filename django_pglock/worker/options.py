@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from threading import TIMEOUT_MAX
 from typing import Any
-from uuid import UUID, uuid4
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.backends import database_of_backend, database_of_tasks, require_tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """One start of one worker process.
-
-    The id is random: a pod that restarts under its old host name must not keep the tasks of its dead predecessor alive.
-    """
-
-    id: UUID = field(default_factory=uuid4)
-    hostname: str = field(default_factory=lambda: socket.gethostname()[:255])
-    pid: int = field(default_factory=os.getpid)
-
-    @property
-    def name(self) -> str:
-        """The name for people: host, process and the start of the id."""
-        return f"{self.hostname[:80]}:{self.pid}:{self.id.hex[:8]}"
-
 
 LAST_PORT = 65535
 #: All addresses, because kubelet and Prometheus send requests from outside of the pod. There is no server without a

@@ -1,0 +1,96 @@
+"""Children of a parent without processes: the test is the starter, and speaks for each child."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.loop import Loop
+from django_pglock.worker.parent import children as module
+from django_pglock.worker.parent.children import Child, Children
+from tests.conftest import NEVER
+
+PARENT = "00000000-0000-0000-0000-000000000001"
+
+
+class FakeStarter:
+    """Keeps the children's ends. ``refuses`` is how many of the next starts fail."""
+
+    def __init__(self) -> None:
+        self.ends: list[Channel] = []
+        self.signals: list[tuple[int, int]] = []
+        self.refuses = 0
+
+    def start(self, channel: Any, started: Any) -> None:
+        if self.refuses:
+            self.refuses -= 1
+            started(0, "no more processes")
+            return
+        self.ends.append(Channel(channel.dup()))
+        # The process of the test is running, as far as the system tells.
+        started(os.getpid() if len(self.ends) == 1 else 10**7 + len(self.ends), "")
+
+    def signal(self, pid: int, number: int) -> None:
+        self.signals.append((pid, number))
+
+
+class Observed(Children):
+    """Children, whose loop runs until something is true."""
+
+    fake: FakeStarter
+    ended: list[tuple[Child, int]]
+
+    def until(self, is_true: Any) -> Any:
+        deadline = time.monotonic() + NEVER
+        while not (value := is_true()):
+            assert time.monotonic() < deadline, "it never came true"
+            self.loop.run_once()
+        return value
+
+    def turn(self) -> None:
+        """Let the loop do all that is due, and one check of the children."""
+        done: list[int] = []
+        self.loop.call_later(3 * module.CHECK_INTERVAL, lambda: done.append(1))
+        self.until(lambda: done)
+
+    def tell(self, child: int = 0, **message: Any) -> None:  # type: ignore[override]
+        """Say something as a child."""
+        self.fake.ends[child].send(**message)
+        self.turn()
+
+    def heard_by(self, child: int = 0) -> list[dict[str, Any]]:
+        return list(self.fake.ends[child].receive())
+
+
+@pytest.fixture
+def make(monkeypatch):
+    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
+    made: list[Observed] = []
+
+    def make(count: int = 1, **options: Any) -> Observed:
+        fake, ends = FakeStarter(), []
+        given = {"grace": 0.0, "drain": False, "threads": 1, "queues_given": [], "parent": PARENT, **options}
+        children = Observed(
+            Loop(),
+            lambda: fake,
+            count,
+            first=1,
+            options=given,
+            on_start=lambda child: None,
+            on_message=lambda *_: None,
+            on_end=lambda child, code: ends.append((child, code)),
+        )
+        children.fake, children.ends = fake, ends
+        made.append(children)
+        children.start()
+        return children
+
+    yield make
+    for children in made:
+        for each in (*children.fake.ends, *(child.channel for child in children.all)):
+            each.close()
+        children.loop.close()

@@ -1,0 +1,117 @@
+"""A parent with a starter, and children that do what they are told. Run as a program: ``starting.py fork|spawn``.
+
+It reads a command from each line of its standard input, and writes what happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.loop import READ, Loop
+from django_pglock.worker.parent import starter as module
+from django_pglock.worker.parent.starter import channel_of_spawned, make_starter
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def say(*words: object) -> None:
+    # One write, because several processes write here.
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+def run_child(end: socket.socket) -> int:
+    """Do what the parent says, until it has ended."""
+    sys.stdout.write("printed by the child\n")
+    channel = Channel(end)
+    channel.send(ready=[os.getpid(), os.getppid(), sorted(os.listdir("/dev/fd")), os.get_inheritable(end.fileno())])
+    while not channel.is_over:
+        for message in channel.receive():
+            obey(channel, *message["do"])
+        time.sleep(0.005)
+    return 7
+
+
+def obey(channel: Channel, what: str, *value: str) -> None:
+    match what:
+        case "exit":
+            sys.exit(int(value[0]))
+        case "raise":
+            raise RuntimeError("an error of a child")
+        case "hog":
+            channel.send(hogs=True)
+            time.sleep(0.05)
+            ctypes.PyDLL(None).usleep(600_000_000)
+        case "close":
+            os.closerange(3, 1000)
+            time.sleep(600)
+
+
+class Parent:
+    """Starts children, and passes commands on."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.children: dict[int, Channel] = {}
+        command = [sys.executable, __file__, "child"]
+        sys.stdout.write("printed by the parent\n")
+        self.starter = make_starter(
+            self.loop, run_child, lambda: command, on_end=self.on_end, on_lost=lambda: say("lost", self.loop.stop())
+        )
+        self.loop.watch(0, READ, self.read)
+
+    def read(self) -> None:
+        for line in os.read(0, 1000).decode().splitlines():
+            what, *words = line.split()
+            match what:
+                case "start":
+                    self.start()
+                case "signal":
+                    self.starter.signal(int(words[0]), int(words[1]))
+                case "end":
+                    self.starter.close()
+                    self.loop.stop()
+                case _:
+                    self.children[int(words[0])].send(do=[what, *words[1:]])
+
+    def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours)
+
+        def started(pid: int, error: str) -> None:
+            say("started", pid, error)
+            self.children[pid] = channel
+            self.loop.watch(channel, READ, lambda: self.receive(pid))
+
+        with theirs:
+            self.starter.start(theirs, started)
+
+    def receive(self, pid: int) -> None:
+        for message in self.children[pid].receive():
+            say("heard", pid, message)
+        if self.children[pid].is_over:
+            self.loop.unwatch(self.children[pid])
+            say("over", pid)
+
+    def on_end(self, pid: int, code: int) -> None:
+        say("ended", pid, code)
+
+
+def main(kind: str) -> None:
+    if (channel := channel_of_spawned()) is not None:
+        module._run_to_end(lambda: run_child(channel))
+    if kind == "spawn":
+        multiprocessing.set_start_method("spawn")
+    parent = Parent()
+    say("begun", os.getpid(), getattr(parent.starter, "pid", 0))
+    parent.loop.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,220 @@
+"""The rules by which a parent starts, replaces and kills its children, without processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from django_pglock.models import Worker
+from django_pglock.worker.parent import children as module
+from django_pglock.worker.parent.children import Child, in_words, is_running, pause_after
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Note after how many failures in a row a child is started again, which is at once."""
+    failures = []
+    monkeypatch.setattr(module, "pause_after", lambda number: failures.append(number) or 0.0)
+    return failures
+
+
+def test_a_child_that_ends_is_started_again_after_growing_pauses(make, pauses):
+    """Also with exit code 0: a child that was not asked to end has to run."""
+    children = make()
+    for code in (-11, 1, 0):
+        children.note_end(children.all[0].pid, code)
+        children.until(lambda: children.all)
+    assert pauses == [1, 2, 3]
+    children.all[0].started_at -= module.STABLE_AFTER
+    children.note_end(children.all[0].pid, -9)
+    children.until(lambda: children.all)
+    assert pauses == [1, 2, 3, 1], "it had lived for long enough"
+    assert [code for _, code in children.ends] == [-11, 1, 0, -9]
+
+
+def test_pauses_have_jitter_and_a_bound():
+    assert all(0.25 <= pause_after(1) <= 0.5 for _ in range(100))
+    assert all(15 <= pause_after(1000) <= 30 for _ in range(100))
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(make, pauses, caplog):
+    children = make()
+    children.fake.refuses = 2
+    children.note_end(children.all[0].pid, 1)
+    children.until(lambda: len(children.fake.ends) == 2)
+    assert pauses == [1, 2, 3]
+    assert caplog.text.count("cannot be started (no more processes)") == 2
+
+
+def test_a_draining_child_that_has_done_all_is_not_started_again(make, pauses):
+    children = make(2, drain=True)
+    children.note_end(children.all[0].pid, 0)
+    assert not children.are_gone
+    children.tell(1, left_behind=["a task"])
+    children.note_end(children.all[0].pid, 75)
+    assert children.are_gone
+    assert children.left_behind == ["a task"]
+    assert pauses == []
+    crashed = make(drain=True)
+    crashed.note_end(crashed.all[0].pid, -9)
+    crashed.until(lambda: crashed.all)
+    assert pauses == [1]
+
+
+def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_ended(make, pauses):
+    children = make()
+    children.tell(replace="it has run its maximum number of tasks")
+    children.tell(replace="it uses 300 MiB of memory")
+    first, second = children.all
+    assert (first.number, second.number, first.is_ending, second.is_ending) == (1, 1, True, False)
+    children.note_end(first.pid, 1)
+    assert children.all == [second]
+    assert (pauses, children.have_failed) == ([], False)
+
+
+def test_a_part_that_hangs_has_its_child_drained_and_replaced_once(make, caplog):
+    children = make()
+    for _ in range(2):
+        children.tell(report={"hung": "The fetcher has not responded for 70 s."})
+    assert len(children.all) == 2
+    assert [each for each in children.heard_by() if "drain" in each] == [{"drain": True}]
+    assert "The fetcher has not responded for 70 s. worker-1" in caplog.text
+
+
+def test_a_child_that_starts_slowly_or_keeps_the_gil_is_not_killed(make, settings):
+    children = make()
+    children.all[0].heard_at -= 1000.0
+    children.tell(ready=[])
+    children.all[0].heard_at -= 1000.0
+    children.turn()
+    assert children.fake.signals == []
+    children.all[0].heard_at -= module.LONGEST_SILENCE
+    children.turn()
+    assert (os.getpid(), signal.SIGKILL) in children.fake.signals
+
+
+def test_a_child_that_is_stopped_is_killed(make, monkeypatch, caplog):
+    children = make()
+    monkeypatch.setattr(module, "is_running", lambda pid: False)
+    children.turn()
+    assert children.fake.signals == [], "it was heard a moment ago"
+    children.all[0].heard_at -= 1000.0
+    children.turn()
+    assert children.fake.signals[0] == (os.getpid(), signal.SIGKILL)
+    assert "has been frozen for 1000 s. It is killed." in caplog.text
+    assert children.beats() == [], "nobody beats for it any more"
+    killed = len(children.fake.signals)
+    children.turn()
+    assert len(children.fake.signals) > killed, "the first signal may have been lost"
+
+
+def test_what_has_not_ended_in_time_is_killed(make, monkeypatch, caplog):
+    monkeypatch.setattr(module, "MARGIN", 0.05)
+    for begin in (lambda each: each.drain(), lambda each: each.end(), lambda each: each.tell(ending=True)):
+        children = make(grace=0.01)
+        begin(children)
+        children.until(lambda: children.fake.signals)  # noqa: B023
+        children.note_end(os.getpid(), -9)
+    assert caplog.text.count("has not ended in time") == 3
+
+
+def test_a_child_that_has_closed_its_channel_and_stays_is_killed(make, monkeypatch, caplog):
+    """A function has closed all files of its process: no message comes any more."""
+    monkeypatch.setattr(module, "MARGIN", 0.05)
+    children = make()
+    children.fake.ends[0].close()
+    children.until(lambda: children.fake.signals)
+
+
+def test_an_attempt_that_keeps_its_child_from_ending_it_has_the_child_killed(make, monkeypatch, caplog):
+    children, now = make(grace=0.0), time.monotonic()
+    monkeypatch.setattr(module, "OVERRUN_MARGIN", 1000.0)
+    children.fake.ends[0].send(began=[2, 1, now - 10_000.0])
+    children.tell(ended=[2, 1])
+    children.tell(began=[1, 1, now - 500.0])
+    children.tell(began=[3, 2, now - 400.0])
+    children.tell(began=[4, 1, now + 10_000.0])
+    assert children.fake.signals == [], "the child has a moment to end by itself"
+    monkeypatch.setattr(module, "OVERRUN_MARGIN", 450.0)
+    children.turn()
+    assert "runs a task long after its timeout" in caplog.text
+    assert children.all[0].overruns == [(1, 1), (3, 2)], "the time of both is over"
+
+
+def test_also_a_child_that_ends_and_is_killed_has_overrun_attempts(make, monkeypatch):
+    """Otherwise they would count as lost, and would run again as often as poison tasks."""
+    monkeypatch.setattr(module, "MARGIN", 0.05)
+    children = make()
+    children.tell(ready=[], began=[1, 1, time.monotonic()])
+    children.drain()
+    children.until(lambda: children.fake.signals)
+    assert children.all[0].overruns == [(1, 1)]
+
+
+def test_a_child_that_somebody_debugs_is_left_alone(make, monkeypatch):
+    monkeypatch.setattr(module, "MARGIN", 0.0)
+    monkeypatch.setattr(module, "is_running", lambda pid: False)
+    children = make()
+    children.tell(debugger=True)
+    children.all[0].heard_at -= 10_000.0
+    children.tell(began=[1, 1, time.monotonic() - 100.0], report={"hung": "The settler has ended."})
+    children.drain()
+    children.turn()
+    assert children.fake.signals == []
+    assert len(children.all) == 1
+
+
+def test_a_stop_starts_nothing_any_more(make, monkeypatch):
+    monkeypatch.setattr(module, "pause_after", lambda number: 0.02)
+    children = make(2)
+    children.note_end(children.all[0].pid, 1)
+    children.drain()
+    assert [each for each in children.heard_by(1) if "start" not in each] == [{"drain": True}]
+    children.tell(1, replace="it uses too much memory")
+    time.sleep(0.03)
+    children.turn()
+    children.note_end(children.all[0].pid, 0)
+    assert children.are_gone
+    assert not children.have_failed
+
+
+def test_a_second_stop_gives_tasks_back(make):
+    children = make()
+    children.drain()
+    children.end()
+    assert children.heard_by()[1:] == [{"drain": True}, {"end": True}]
+    children.note_end(os.getpid(), -signal.SIGKILL)
+    assert children.have_failed
+
+
+def test_nothing_that_was_counted_is_lost_when_a_child_ends(make):
+    """Its last report may still be unread when its end is told."""
+    children = make()
+    children.fake.ends[0].send(report={"claimed": 3, "outcomes": {"Succeeded": 2}, "reconnects": {"settler": 1}})
+    children.note_end(os.getpid(), -9)
+    assert children.ended == {"claimed": 3, "Succeeded": 2, "settler": 1}
+
+
+@pytest.mark.parametrize("length", [1, 80, 255, 5000])
+def test_names_fit_the_table_and_tell_workers_of_one_host_apart(make, monkeypatch, length):
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "h" * length)
+    children = make()
+    [beat] = children.beats()
+    assert len(beat.name) <= Worker._meta.get_field("name").max_length
+    assert len(beat.hostname) <= Worker._meta.get_field("hostname").max_length
+    assert Child(1, None).id != Child(1, None).id
+
+
+def test_exit_codes_in_words():
+    assert [in_words(code) for code in (0, 75, -9, -99)] == [
+        "with exit code 0", "with exit code 75", "by SIGKILL", "by signal 99",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="asks /proc")
+def test_a_process_that_has_ended_does_not_run():
+    assert is_running(os.getpid())
+    assert not is_running(2**30)
