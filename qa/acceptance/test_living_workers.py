@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -11,7 +10,6 @@ from django_pglock.conf import Settings
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from tests import server_clock
-from tests.conftest import heartbeat_processes_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.settings import DJANGO_PGLOCK
@@ -57,15 +55,15 @@ def test_tasks_run_once_although_the_row_of_their_worker_is_locked(worker_proces
 @pytest.mark.parametrize("seconds", [300, -300], ids=["back", "forward"])
 def test_a_step_of_the_clock_neither_saves_the_dead_nor_kills_the_living(worker_process, eventually, seconds):
     """A server fails over to a host whose clock is behind or ahead by five minutes, and then a host dies."""
-    living, *_victims = [worker_process("--threads", "1", queue) for queue in ("living", "victim", "victim")]
+    living, *victims = [worker_process("--threads", "1", queue) for queue in ("living", "victim", "victim")]
     running_tasks.wait_for_note.using(queue_name="living").enqueue("go on")
+    [living_child] = eventually(lambda: Effect.objects.values_list("pid", flat=True)[:1])
     running_tasks.wait_for_note.using(queue_name="victim").enqueue("go on")
     eventually(lambda: Effect.objects.count() == 2, why=living.output)
-    dead = Effect.objects.exclude(pid=living.process.pid).get().pid
+    dead = Effect.objects.exclude(pid=living_child).get().pid
     server_clock.put_back(seconds)
-    for pid in heartbeat_processes_of(dead):
-        os.kill(pid, signal.SIGKILL)
-    os.kill(dead, signal.SIGKILL)
+    parents = {each.output.count(f"[{dead}]"): each for each in (living, *victims)}
+    parents[1].send(signal.SIGKILL)
 
     eventually(lambda: Effect.objects.count() == 3, why="the task of the dead worker was not taken over")
     Effect.objects.create(name="go on")

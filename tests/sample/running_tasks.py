@@ -118,6 +118,11 @@ def keep_gil(seconds):
 
 
 @task
+def keep_gil_from(name, seconds):
+    keep_gil.func(seconds)
+
+
+@task
 async def count_in_coroutine(*, closes):
     """Use the connection of the thread in which the ORM runs for coroutines, and leave it open unless asked not to."""
     count = await Effect.objects.acount()

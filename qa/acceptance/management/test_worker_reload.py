@@ -41,5 +41,5 @@ def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, event
     tasks.note_and_sleep.enqueue("second", 1)
     eventually(lambda: Effect.objects.count() == 2)
     process.send(number)
-    process.wait()
+    assert process.wait() == 0
     eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=process.output)
