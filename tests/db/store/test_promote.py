@@ -18,6 +18,7 @@ from django_pglock.store.settle import settle
 from django_pglock.worker.child import fetcher
 from django_pglock.worker.parent import upkeep
 from tests import server_clock
+from tests.in_process import InProcessWorker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
