@@ -62,7 +62,7 @@ def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, event
     for _ in range(4):
         tasks.nothing.enqueue()
     lost, given_back, never_begun, abandoned = claim(4, worker=running.id)
-    Task.objects.filter(pk=lost.id).update(attempts=9)
+    Task.objects.filter(pk=lost.id).delete()
     for each, outcome in (
         (lost, Succeeded()),
         (given_back, GivenBack()),
