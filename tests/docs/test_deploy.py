@@ -52,7 +52,7 @@ def test_a_platform_waits_longer_than_the_grace(starting):
         [timeout] = re.findall(text, FILES[name])
         assert [each.grace < int(timeout) for each in starting[name]] == [True], name
     assert [each.grace < HEROKU for each in starting["Procfile"]] == [True]
-    # A supervisor kills a process that outlives its grace by half a minute.
+    # A parent kills a child that outlives its grace by half a minute.
     [unit] = starting["lockworker.service"]
     assert unit.grace + 30 < int(re.findall(PATIENCE["lockworker.service"], FILES["lockworker.service"])[0])
 
@@ -64,9 +64,8 @@ def test_deploy_files_use_the_probe_ports_of_the_worker(starting):
     for name in ("compose.yaml", "kubernetes.yaml"):
         named = re.findall(r"127\.0\.0\.1:(\d+)|containerPort: (\d+)|prometheus.io/port: \"(\d+)", FILES[name])
         assert {int("".join(port)) for port in named} == {first}, name
-    [unit] = starting["lockworker.service"]
     scraped = {int(port) for port in re.findall(r"example\.com:(\d+)", FILES["prometheus.yml"])}
-    assert scraped == set(range(first, first + unit.processes))
+    assert scraped == {first}
 
 
 @pytest.mark.django_db(transaction=True)

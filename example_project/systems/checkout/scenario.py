@@ -140,7 +140,7 @@ class Scenario:
     def successor_of(self, gone: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes] | None:
         """Return the process that is the leader, unless it is the one that goes.
 
-        On a slow machine a leader may lose its lease, and end. Another one is started then, as a supervisor would.
+        On a slow machine a leader may lose its lease, and end. Another one is started then, as a service manager would.
         """
         if sum(process.poll() is None for process in self.reconcilers) < 2:
             self.start_reconciler()
