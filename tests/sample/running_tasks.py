@@ -499,3 +499,9 @@ async def sleep_async(seconds):
 @task
 def echo(value):
     return value
+
+
+@task(timeout=0.2)
+def stop_in_debugger(number):
+    breakpoint()  # noqa: T100 - a person debugs it
+    return 2 * number
