@@ -93,8 +93,7 @@ WITH outcome AS MATERIALIZED (
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
                            THEN clock_timestamp() END,
-        expires_at = CASE WHEN outcome.status = 'FAILED' AND task.meta ? 'keeps_failures' THEN NULL
-                          WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+        expires_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
                           THEN {expires_at} END,
         worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
                       THEN task.worker END,
