@@ -23,8 +23,8 @@ def moves(name: str, *sources: str, to: str, limit: int | None = None) -> None:
     """Add a verb that moves letters."""
 
     def call(world: World, results: Results) -> None:
-        rows = Letter.objects.order_by("pk")
-        moved = rows.transition(from_=sources, to=to, limit=limit, attempts=F("attempts") + 1)
+        rows = Letter.objects.filter(status__in=sources).order_by("pk")
+        moved = rows.claim_update(limit, status=to, attempts=F("attempts") + 1)
         assert all(row.status == to for row in moved)
         results.moves += [(row.pk, sources, to) for row in moved]
 

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task
 from tests.db.management.commands.test_locktasks import locktasks
-from tests.db.store.test_transition import Replica
+from tests.db.store.test_marking import Replica
 from tests.db.store.test_why_unfinished import ECHO, enter
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

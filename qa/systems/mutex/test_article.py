@@ -58,7 +58,7 @@ def test_two_clients_of_the_article_get_the_same_rows(eventually):
     assert anna == bert
 
 
-def test_two_clients_with_transition_get_different_rows(eventually):
+def test_two_clients_of_the_system_get_different_rows(eventually):
     anna, bert = captured_by_two(by_the_system, eventually)
     assert len(anna) == len(bert) == 3
     assert anna.isdisjoint(bert)
