@@ -89,7 +89,17 @@ def prune(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Delete the tasks that are finished and old enough. ``TaskQuerySet.prune`` describes the arguments."""
+    """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
+
+    - ``older_than``: days since they finished; None: the value of ``PRUNE_AFTER`` for each status.
+    - ``statuses``: only these statuses; none: those that ``PRUNE_AFTER`` does not keep forever.
+    - ``batch``: the number of rows that one statement reads.
+    - ``dry_run``: delete nothing, only count, up to 10,001.
+    - ``progress``: called after each batch, with the number of tasks so far and the last id that was read.
+
+    A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a transaction.
+    Inside of one, all batches are one batch. Raises ``ValueError``.
+    """
     ages = ages_of(older_than, statuses)
     if batch < 1:
         raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
