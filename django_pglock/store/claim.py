@@ -21,7 +21,7 @@ from django_pglock.postgres.message import literals
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.ready import ready
-from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, prepared, rows_of, run, run_by_index
+from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, execute_of, rows_of, run, run_by_index
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
@@ -70,7 +70,7 @@ class ClaimStatement:
     def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
         """Claim up to ``limit`` rows on this thread's connection; return their columns, in no order."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(prepared(cursor, self._preparable, *values, limit) or self.sql(limit, *values))
+            cursor.execute(execute_of(cursor, self._preparable, *values, limit) or self.sql(limit, *values))
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 

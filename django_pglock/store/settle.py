@@ -26,7 +26,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
-from django_pglock.store.statements import array_of_numbers, filled, run, run_by_index, run_by_plan
+from django_pglock.store.statements import array_of_numbers, filled, run, run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
@@ -172,7 +172,7 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
     others = [_columns(*pair) for pair in ([] if are_alike else outcomes) if not isinstance(pair[1], Succeeded)]
     accepted: dict[int, float | None] = {}
     if successes:
-        accepted.update(run_by_plan(using, SETTLE_SUCCESSES, *_success_columns(successes)))
+        accepted.update(run(using, SETTLE_SUCCESSES, *_success_columns(successes), prepared=True))
     if others:
         accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
     return accepted
@@ -186,7 +186,7 @@ def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str
     # Sorted by id, as everywhere: see ``_by_id``.
     ids, attempts, texts = zip(*sorted(zip(map(ID, claims), map(ATTEMPT, claims), results, strict=True)), strict=True)
     columns = (array_of_numbers(ids), array_of_numbers(attempts), _results(texts))
-    [(accepted,)] = run_by_plan(using, SETTLE_UNOBSERVED, *columns, len(ids))
+    [(accepted,)] = run(using, SETTLE_UNOBSERVED, *columns, len(ids), prepared=True)
     return cast("list[int] | None", accepted)
 
 
