@@ -43,8 +43,8 @@ from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Task, Worker
 from django_pglock.store.attempts import last_ended_by
-from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, search_end
-from django_pglock.store.id_range import IdRange, above_succeeded, id_in, ids_between
+from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED
+from django_pglock.store.id_range import above_succeeded, id_in, ids_between, search_end
 from django_pglock.store.statements import in_status
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import to_json
@@ -98,7 +98,7 @@ class Reading:
         self.column, self.index = self._choose()
         #: Whether only the newest tasks of the index are searched, because it does not serve all filters.
         self.is_search = self.status not in self.index.statuses or not self._others <= {self.column}
-        self._range: IdRange | None = None
+        self._ids: dict[str, int] | None = None
 
     @classmethod
     def of(cls, request: Any) -> Reading:
@@ -138,18 +138,12 @@ class Reading:
         """How many tasks are searched first. It is more for a user who follows the link to older tasks."""
         return FIRST_SEARCHED if self.below is None else MOST_SEARCHED
 
-    def range(self, using: str) -> IdRange:
-        """Return the ids of the chosen time, and the id at which the first search stops. Asks once."""
-        if self._range is None:
-            tasks, most = self.candidates(using), self.first_searched
+    def ids(self, using: str) -> dict[str, int]:
+        """Return conditions on the ids of the chosen time. Asks once."""
+        if self._ids is None:
             since, before = self._moment("since", -ORDER_TOLERANCE), self._moment("before", ORDER_TOLERANCE)
-            status = self.status if self.index.order == BY_STATUS else ""
-            self._range = (
-                ids_between(tasks, since, before, most=most, status=status)
-                if since or before
-                else IdRange({}, search_end(tasks, most=most))
-            )
-        return self._range
+            self._ids = ids_between(using, since, before) if since or before else {}
+        return self._ids
 
     def _moment(self, name: str, shift: timedelta) -> datetime | None:
         return moment_in(self.chosen[name], shift) if name in self.chosen else None
@@ -270,7 +264,7 @@ class SinceFilter(TypedFilter):
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         """Keep the rows on one side of the moment."""
         time, id_ = self.by
-        ids = Reading.of(request).range(queryset.db).ids
+        ids = Reading.of(request).ids(queryset.db)
         return queryset.filter(**{time: moment_in(value), id_: ids[id_]})
 
 
@@ -425,9 +419,9 @@ class IndexedList(CappedChangeList):
     def _searches(self, reading: Reading) -> Iterator[tuple[int, int | None, int | None]]:
         """Yield one search after the other, as (number of tasks, id above them, id below them). None: no limit."""
         using, most, below = self.root_queryset.db, reading.first_searched, None
-        ids, end = reading.range(using)
+        tasks = reading.candidates(using).filter(**reading.ids(using))
+        end = search_end(tasks, most=most)
         yield most, None, end
-        tasks = reading.candidates(using).filter(**ids)
         if end is not None and reading.status == TaskStatus.SUCCESSFUL and reading.below is None:
             below = above_succeeded(using)
             if below is not None:
@@ -442,7 +436,7 @@ class IndexedList(CappedChangeList):
         reading, using = Reading.of(request), self.root_queryset.db
         if not reading.is_search:
             return self.matching
-        end = search_end(reading.candidates(using).filter(**reading.range(using).ids), most=most)
+        end = search_end(reading.candidates(using).filter(**reading.ids(using)), most=most)
         return self.matching.filter(pk__gt=end) if end else self.matching
 
     @property

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.ready import due, ready_queues
@@ -152,11 +151,6 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
     return int(waiting.order_by("run_after")[:most].count()) + sum(
         count for count, _ in _count_ready(using, wanted, most).values()
     )
-
-
-def search_end(tasks: Any, *, most: int) -> int | None:
-    """Return the id of the task behind the first ``most`` of these tasks; None if there is none."""
-    return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
 
 
 def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tuple[int, float | None]]:

@@ -31,15 +31,12 @@ from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.store.id_range import DAY, first_id_since
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.statements import MOST_COUNTED, WINDOW, Progress, in_status, rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
-
-DAY = 86_400.0
-#: The order of ids and the order of dates may differ by this number of seconds.
-MARGIN = 60.0
 
 # The last id of the next window, and whether all tasks in it were enqueued less than a number of seconds ago. If so, no
 # task behind the window can be older, because tasks get their ids in the order in which they are enqueued.
@@ -47,13 +44,6 @@ NEXT_WINDOW = """
 SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
 FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
 """
-
-# The first task behind an id, and whether it was enqueued within the last number of seconds.
-NEXT_AT = """
-SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {task} WHERE id >= %s ORDER BY id LIMIT 1
-"""
-# With LIMIT instead of ``max``, as ``statements.py`` says.
-LAST_ID = "SELECT (SELECT id FROM {task} ORDER BY id DESC LIMIT 1)"
 
 # Keeps the ids of the locked tasks in a setting, for the next statement of the transaction.
 KEEP_IDS = """
@@ -116,21 +106,6 @@ def prune(
         if progress:
             progress(count, after)
     return count
-
-
-def first_id_since(using: str, seconds: float) -> int:
-    """Return an id above all tasks that were enqueued more than a number of seconds ago, and close above them.
-
-    Tasks get their ids in the order in which they are enqueued. A minute is added, because a clock may have been set.
-    """
-    [(last,)] = run(using, LAST_ID)
-    first, end = 0, (last or 0) + 1
-    while first < end:
-        middle = (first + end) // 2
-        found = run(using, NEXT_AT, seconds - MARGIN, middle)
-        is_old = bool(found) and not found[0][1]
-        first, end = (found[0][0] + 1, end) if is_old else (first, middle)
-    return first
 
 
 def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:

@@ -17,8 +17,9 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import prune
+from django_pglock.store.id_range import first_id_since
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
-from django_pglock.store.prune import first_id_since, outdated, prune_window, refusing_keys, warn_of_references
+from django_pglock.store.prune import outdated, prune_window, refusing_keys, warn_of_references
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -379,7 +380,7 @@ def test_a_worker_prunes_without_a_command(worker, eventually, monkeypatch):
 @pytest.mark.parametrize(("seconds", "place"), [(200, 0), (130, 1), (90, 2), (50, 3)])
 def test_the_first_id_since_a_moment_is_above_all_that_are_a_minute_younger(seconds, place):
     ids = [make(days=age / 86400).pk for age in (100, 60, 20)]
-    assert first_id_since("default", seconds) == [0, *(id_ + 1 for id_ in ids)][place]
+    assert first_id_since("default", seconds) == [ids[0] - 1, *(id_ + 1 for id_ in ids)][place]
 
 
 def test_a_batch_may_be_one_row():

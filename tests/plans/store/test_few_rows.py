@@ -9,7 +9,7 @@ from django_pglock.store.after import HAVE_DEPENDENCIES, LOCK_AWAITED, WAIT_AGAI
 from django_pglock.store.await_end import AWAITED_IN_WORKER
 from django_pglock.store.call import row_of
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP
-from django_pglock.store.id_range import ABOVE_SUCCEEDED
+from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.ready import READY_PATHS, READY_QUEUES
 from django_pglock.store.release import FIND_ENDED, WRITE_WAITERS
@@ -56,6 +56,8 @@ def calls(backlog):
         "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
         # The id above all tasks that have succeeded is found by the primary key.
         "ABOVE_SUCCEEDED": Call(filled(ABOVE_SUCCEEDED)),
+        "ENQUEUED_BETWEEN": Call(filled(ENQUEUED_BETWEEN), ["2026-01-01"] * 4),
+        "FIRST_SINCE": Call(filled(FIRST_SINCE), [0.0]),
         # Workers that are dead are deleted unless they have running tasks, which an index has.
         "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0), by_index=True),
         "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (1e6, 0.0, 0.0), by_index=True),
