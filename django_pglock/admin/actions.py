@@ -39,16 +39,13 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") ->
             return 0
         remark = verb.remark(chosen) if asked else ""
         count = verb.apply(chosen, value) if asked else 0
-        left, why = verb.rest(chosen) if len(asked) > count else (0, "")
         _audit(f"{verb.name} {value}".strip(), request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.message(verb.done, count))
         if remark:
             messages.warning(request, remark)
-    if left:
-        messages.warning(request, why)
-    if len(asked) > count + left:
-        messages.warning(request, verb.message(verb.unchanged, len(asked) - count - left))
+    if len(asked) > count:
+        messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
     elif not asked:
         messages.warning(request, _("The selected rows no longer exist."))
     return count
@@ -99,7 +96,7 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
         is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
-        needs_answer = is_across_pages or verb.extra
+        needs_answer = is_across_pages or verb.takes_queue
         if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
         # PostgreSQL cannot store a NUL character in text.
@@ -122,7 +119,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
     context = {
         "title": verb.label,
         **question_of(verb, queryset.order_by()),
-        "value_label": verb.extra.label if verb.extra else "",
+        "value_label": _("Queue") if verb.takes_queue else "",
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
     answer: HttpResponse = model_admin.answer(request, "task/confirm", context)

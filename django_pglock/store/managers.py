@@ -78,12 +78,12 @@ stay. ``progress`` is called after each, with the number of tasks so far and the
 
 def _method_of(verb: operate.Verb) -> Callable[..., int]:
     def change(tasks: Any, *, progress: operate.Progress | None = None) -> int:
-        return operate.operate(tasks, verb, progress=progress)
+        return verb.apply(tasks, progress=progress)
 
     def change_to(tasks: Any, queue: str, *, progress: operate.Progress | None = None) -> int:
-        return operate.operate(tasks, verb, queue, progress=progress)
+        return verb.apply(tasks, queue, progress=progress)
 
-    function = change_to if verb.extra else change
+    function = change_to if verb.takes_queue else change
     function.__name__, function.__qualname__ = verb.name, f"TaskQuerySet.{verb.name}"
     function.__doc__ = _METHOD.format(help=verb.help, about=verb.about)
     return _method(function)

@@ -64,28 +64,15 @@ def test_an_action_says_what_it_did_not_change(client):
     response = act(client, "retry", make("FAILED"), make("SUCCESSFUL"), make("READY"))
     assert said(response)[0] == "1 task will run again."
     assert said(response)[1] == (
-        "2 of the selected tasks were not changed, because of their status, or because workers are storing their "
-        "outcomes. This action changes only tasks whose status is Cancelled or Failed."
+        "2 of the selected tasks were not changed: they are neither failed nor cancelled, or other tasks have their "
+        "unique keys."
     )
-
-
-def test_a_retry_says_which_tasks_it_left_out_because_of_their_keys(client):
-    person(client, "view_task", "retry_task")
-    taken = make("FAILED", unique_key="u", unique_scope="UNFINISHED")
-    make("READY", unique_key="u", unique_scope="UNFINISHED")
-    texts = said(act(client, "retry", taken, make("FAILED"), make("SUCCESSFUL")))
-    assert texts[:2] == [
-        "1 task will run again.",
-        "1 task was left out, because another task has its unique key.",
-    ]
-    assert texts[2].startswith("1 of the selected tasks was not changed, because of its status")
 
 
 def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
     person(client, "view_task", "retry_task", "reset_task")
     [text] = said(act(client, "retry", make("READY")))
-    assert text.startswith("1 of the selected tasks was not changed, because of its status, or because its worker is")
-    assert text.endswith("This action changes only tasks whose status is Cancelled or Failed.")
+    assert text.startswith("1 of the selected tasks was not changed: it is neither failed nor cancelled")
     [text] = said(act(client, "reset_stuck", make("FAILED")))
     assert text.startswith("1 of the selected tasks was not changed: its worker is alive")
 

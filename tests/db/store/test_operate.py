@@ -22,7 +22,7 @@ def test_a_verb_changes_the_tasks_in_its_statuses_and_counts_them_before(name):
         make(status)
     verb = VERBS[name]
     assert set(verb.movable(Task.objects.all(), "other").values_list("status", flat=True)) == verb.statuses
-    assert verb.apply(Task.objects.all(), "other" if verb.extra else "") == len(verb.statuses)
+    assert verb.apply(Task.objects.all(), "other" if verb.takes_queue else "") == len(verb.statuses)
 
 
 def add_tasks_that_no_verb_changes():
@@ -46,7 +46,7 @@ def test_a_verb_counts_no_task_that_it_does_not_change(name):
     verb = VERBS[name]
     before = {row["id"]: row for row in Task.objects.values()}
     counted = set(verb.movable(Task.objects.all(), "other").values_list("pk", flat=True))
-    assert verb.apply(Task.objects.all(), "other" if verb.extra else "") == len(counted)
+    assert verb.apply(Task.objects.all(), "other" if verb.takes_queue else "") == len(counted)
     after = {row["id"]: row for row in Task.objects.values()}
     assert {id_ for id_, row in before.items() if after.get(id_) != row} == counted
 
@@ -56,7 +56,7 @@ def test_a_verb_moves_tasks_only_as_the_table_of_moves_allows():
     for name, verb in VERBS.items():
         Task.objects.all().delete()
         before = {make(status).pk: status for status in TaskStatus.values}
-        verb.apply(Task.objects.all(), "other" if verb.extra else "")
+        verb.apply(Task.objects.all(), "other" if verb.takes_queue else "")
         moved = {(before[pk], now) for pk, now in Task.objects.values_list("pk", "status") if before[pk] != now}
         assert {now for _, now in moved} <= {"READY", "CANCELLED"}, name
         assert all(now in MOVES[TaskStatus(old)] for old, now in moved), name
