@@ -75,7 +75,7 @@ class QueueForm(AnyModelForm):
         """Return the name. Raises ``ValidationError`` if ``pause()`` would refuse the name."""
         name: str = self.cleaned_data["name"]
         try:
-            check_pausable(router.db_for_write(Queue), name)
+            check_pausable(name)
         except ValueError as error:
             raise ValidationError(str(error)) from error
         return name

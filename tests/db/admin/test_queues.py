@@ -113,7 +113,7 @@ def test_an_unused_queue_is_paused_by_its_name(client):
 def test_a_prefix_is_no_queue(client):
     person(client, "view_queue", "pause_queue")
     response = client.post(ADD, {"name": "defa*"})
-    assert "There is no queue &#x27;defa*&#x27;" in response.content.decode()
+    assert "&#x27;defa*&#x27; is no queue" in response.content.decode()
     assert not Queue.objects.exists()
 
 
