@@ -152,8 +152,6 @@ KEPT = {MINUTE: 2 * 86_400, HOUR: 90 * 86_400}
 ALL = ""
 #: The longest wait for a lock. It is short, because the settler also has outcomes to write.
 LONGEST_WAIT = "1s"
-#: The most steps of a series.
-MOST_POINTS = 10_000
 #: A worker writes a minute when it is over, or up to a minute later. So this long ago all workers have written it.
 WRITTEN_AFTER = timedelta(minutes=2)
 #: The number of minutes of which ``finished_per_minute`` returns the average.
@@ -344,16 +342,13 @@ def series(
     are counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first one at or before
     ``since``. Minutes are stored for two days, hours for ninety. If ``step`` is a whole number of hours, hours are
     read. Attempts of the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number of
-    minutes, and for more than ``MOST_POINTS`` steps.
+    minutes.
     """
     seconds = int(step.total_seconds() if isinstance(step, timedelta) else step)
     if seconds < MINUTE or seconds % MINUTE:
         raise ValueError(f"step is {step!r}; give a whole number of minutes, in seconds.")
     first, end = _floor(since, seconds), until.timestamp()
-    starts = range(first, math.ceil(end), seconds)
-    if len(starts) > MOST_POINTS:
-        raise ValueError(f"There are {len(starts):,} steps; give a step with which there are {MOST_POINTS:,} at most.")
-    points = {start: Counts() for start in starts}
+    points = {start: Counts() for start in range(first, math.ceil(end), seconds)}
     period = MINUTE if seconds % HOUR else HOUR
     for started, *row in _rows_of(using, period, queue, task_path, (first, end)):
         points[int(started) // seconds * seconds].add_row(*row)

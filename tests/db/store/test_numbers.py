@@ -16,7 +16,6 @@ from django_pglock.store.numbers import (
     ALL,
     BUCKETS,
     KEPT,
-    MOST_POINTS,
     OUTCOMES,
     Counts,
     add_numbers,
@@ -153,12 +152,6 @@ def test_steps_of_whole_hours_read_hours_which_are_kept_longer():
 def test_a_step_is_a_whole_number_of_minutes(step):
     with pytest.raises(ValueError, match="whole number of minutes"):
         series("default", NOON, NOON + timedelta(hours=1), step)
-
-
-def test_a_history_series_with_too_many_points_is_refused():
-    with pytest.raises(ValueError, match=f"{MOST_POINTS:,} at most"):
-        series("default", NOON - timedelta(minutes=MOST_POINTS + 1), NOON, 60)
-    assert len(series("default", NOON - timedelta(minutes=MOST_POINTS), NOON, 60)) == MOST_POINTS
 
 
 def test_dates_are_naive_without_use_tz(settings):
