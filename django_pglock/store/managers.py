@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from django.db import models
 from django.utils.asyncio import async_unsafe
@@ -22,6 +22,7 @@ from django_pglock.store import pause as pausing
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks
 from django_pglock.store.claim_manager import LockingQuerySet
+from django_pglock.store.statements import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,8 +45,8 @@ def _method(function: F, first: Callable[[Any], Any] = for_writing) -> F:
     # In a coroutine, Django's error would not name the method.
     name = function.__name__
     message = f"{name}() blocks the event loop here. Write: await sync_to_async(rows.{name})(…)"
-    guarded: F = async_unsafe(message)(method)
-    return guarded
+    guarded: Any = async_unsafe(message)(method)
+    return cast("F", guarded)
 
 
 def _report(function: F) -> F:
@@ -77,10 +78,10 @@ stay. ``progress`` is called after each, with the number of tasks so far and the
 
 
 def _method_of(verb: operate.Verb) -> Callable[..., int]:
-    def change(tasks: Any, *, progress: operate.Progress | None = None) -> int:
+    def change(tasks: Any, *, progress: Progress | None = None) -> int:
         return verb.apply(tasks, progress=progress)
 
-    def change_to(tasks: Any, queue: str, *, progress: operate.Progress | None = None) -> int:
+    def change_to(tasks: Any, queue: str, *, progress: Progress | None = None) -> int:
         return verb.apply(tasks, queue, progress=progress)
 
     function = change_to if verb.takes_queue else change

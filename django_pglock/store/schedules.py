@@ -217,7 +217,8 @@ class ScheduleKeeper:
 
     def _enqueue(self, tasks: dict[str, TaskFields], due: list[Tick]) -> tuple[list[int], bool]:
         """Enqueue ticks one by one. Return the ids of the tasks, and whether the time was over before the last tick."""
-        enqueued, until = [], time.monotonic() + TIME_FOR_TICKS
+        enqueued: list[int] = []
+        until = time.monotonic() + TIME_FOR_TICKS
         for number, tick in enumerate(sorted(due, key=lambda tick: self._failed_at.get(tick.schedule.name, 0.0))):
             if number and time.monotonic() > until:
                 return enqueued, True
