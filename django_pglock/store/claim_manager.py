@@ -5,10 +5,9 @@ Nothing here depends on tasks. Give your own model a ``ClaimManager``, and claim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Generic, TypeVar
 
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
@@ -17,9 +16,6 @@ from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.marking import first_free, mark
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["ClaimManager", "ClaimQuerySet"]
 
 logger = get_logger("django_pglock.claims")
@@ -27,57 +23,32 @@ logger = get_logger("django_pglock.claims")
 Row = TypeVar("Row", bound=models.Model)
 
 
-class ClaimedRows(Sequence[Row]):
+class ClaimedRows(Generic[Row]):
     """Rows that are locked for the caller until the end of the transaction. Claims of other processes skip them.
 
-    As a context manager it opens a transaction, or a savepoint in yours. Leave the block to commit your changes and to
-    release the rows. An exception rolls the changes back, and also releases the rows. Each block claims again. Inside
-    your own ``atomic()`` you can also just iterate; then the rows are locked when they are first read.
+    As a context manager it opens a transaction, or a savepoint in yours, and returns the list of the rows. Leave the
+    block to commit your changes and to release the rows. An exception rolls the changes back, and also releases the
+    rows. Inside your own ``atomic()`` you can also just iterate; then the rows are locked when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
         self._queryset = queryset
-        self._blocks: list[AbstractContextManager[None]] = []
+        self._block = ExitStack()
 
-    def __enter__(self) -> Self:
-        block = transaction_block(self._queryset.db)
-        block.__enter__()
-        self._blocks.append(block)
-        try:
-            # A copy has no rows yet. The rows of an earlier block are no longer locked.
-            self._queryset = self._queryset.all()
-            self._rows()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
+    def __enter__(self) -> list[Row]:
+        with ExitStack() as block:
+            block.enter_context(transaction_block(self._queryset.db))
+            rows = list(self)
+            self._block = block.pop_all()
+        return rows
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._blocks.pop().__exit__(kind, error, trace)
-
-    def _rows(self) -> list[Row]:
-        # The queryset is evaluated once and keeps its rows. Django refuses FOR UPDATE outside of a transaction.
-        return list(self._queryset)
-
-    def __len__(self) -> int:
-        return len(self._rows())
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows())
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        return self._rows()[index]
+        # Django refuses FOR UPDATE outside of a transaction. A copy has no rows yet: those of an earlier block are no
+        # longer locked.
+        return iter(self._queryset.all())
 
 
 class LockingQuerySet(models.QuerySet[Row]):

@@ -48,7 +48,7 @@ def test_claim_outside_a_transaction_is_refused_when_its_rows_are_read(letters):
     with pytest.raises(transaction.TransactionManagementError):
         list(claim)
     with transaction.atomic():
-        assert len(Letter.objects.all().claim(2)) == 2
+        assert len(list(Letter.objects.all().claim(2))) == 2
 
 
 @pytest.fixture
