@@ -209,12 +209,6 @@ SELECT queue, task_path, kind, count, total, COALESCE(buckets, '{{}}')
 FROM summed LEFT JOIN histogram USING (queue, task_path, kind)
 """
 
-# The counters: attempts of all time, by queue and function.
-COUNTERS = """
-SELECT queue, task_path, kind, count, total, buckets FROM {number}
-WHERE seconds = 0 AND task_path <> '' AND kind = ANY (%s) ORDER BY task_path, queue
-"""
-
 # Deletes some of the rows that are too old. Two workers may do so at once: each skips the rows that the other has
 # locked.
 PRUNE_NUMBERS = """
@@ -378,7 +372,8 @@ def totals(
 
 def counters(using: str) -> list[Total]:
     """Return all attempts since the tables were made, by queue and function. These numbers only grow."""
-    return _by_function(run(using, COUNTERS, [*ATTEMPT_KINDS]))
+    found = _by_function(run(using, TOTALS, EVER, _date(0), _date(1), True, None, None, [*ATTEMPT_KINDS]))
+    return sorted(found, key=lambda total: (total.task_path, total.queue))
 
 
 def finished_per_minute(using: str, queues: Collection[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import IntegrityError
@@ -91,21 +91,19 @@ def prune(
     Inside of one, all batches are one batch. Raises ``ValueError``.
     """
     ages = ages_of(older_than, statuses)
-    if batch < 1:
-        raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
     old = expired(tasks.filter(status__in=statuses or FINISHED))
     if dry_run:
         return _count(tasks, old, ages)
-    count = 0
+    count = last = 0
     while deleted := _delete_unless_refused(old, batch):
         count += deleted
-    after = 0
-    while last := window_end(tasks.db, after, ages, batch=batch):
-        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
-        after = last
+    while True:
+        deleted, last = _prune_outdated(tasks, last, ages, batch)
+        if not last:
+            return count
+        count += deleted
         if progress:
-            progress(count, after)
-    return count
+            progress(count, last)
 
 
 def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:
@@ -126,27 +124,28 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """
     tasks = rows_of("Task", using)
     count = _delete_unless_refused(expired(tasks), batch)
-    last = window_end(using, after, ages, batch=batch)
-    if last:
-        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
-    return count, last
+    deleted, last = _prune_outdated(tasks, after, ages, batch)
+    return count + deleted, last
 
 
 def warn_of_references(using: str, known: set[str]) -> None:
     """Log the tables whose rows refuse the deletion of tasks, except for ``known`` tables. Add them to ``known``."""
-    for table in sorted({key.table for key in refusing_keys(using)} - known):
+    for table in sorted({table for table, _column in run(using, REFUSING_KEYS)} - known):
         logger.warning(
             "Old tasks to which rows of %s refer are not pruned. Give its foreign key ON DELETE in the database.", table
         )
         known.add(table)
 
 
-def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
-    """Return the last id of the window behind ``after``; 0 if no task behind ``after`` can be old enough."""
-    if not ages:
-        return 0
-    [(last, is_young)] = run(using, NEXT_WINDOW, min(ages.values()) * DAY, after, batch)
-    return 0 if is_young else last or 0
+def _prune_outdated(tasks: Any, after: int, ages: Mapping[str, float], batch: int) -> tuple[int, int]:
+    """Delete the outdated tasks of the window behind ``after``. Return how many, and the last id of the window.
+
+    The last id is 0 if no task behind ``after`` can be old enough.
+    """
+    [(last, is_young)] = run(tasks.db, NEXT_WINDOW, min(ages.values()) * DAY, after, batch) if ages else [(0, True)]
+    if is_young or not last:
+        return 0, 0
+    return _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch), last
 
 
 def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
@@ -227,7 +226,8 @@ def delete_free(tasks: Any, limit: int | None = None) -> int:
     return int(count)
 
 
-# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns.
+# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns: the
+# table and the column, with quoted names.
 # Foreign keys of Django models have no ON DELETE in the database, whatever ``on_delete`` is. The database's own check
 # at the end of the transaction needs no rights.
 REFUSING_KEYS = """
@@ -239,24 +239,12 @@ ORDER BY 1, 2
 """
 
 
-class ForeignKey(NamedTuple):
-    """A column that refers to tasks, with quoted names."""
-
-    table: str
-    column: str
-
-
-def refusing_keys(using: str) -> list[ForeignKey]:
-    """Return the foreign keys of the project that refuse the deletion of a task."""
-    return [ForeignKey(*row) for row in run(using, REFUSING_KEYS)]
-
-
 def unreferenced(tasks: Any) -> Any:
     """Return the tasks to which no row of the project refers by such a foreign key. Reads the catalog."""
-    for key in refusing_keys(tasks.db):
-        column = f"referring.{key.column}"
+    for table, name in run(tasks.db, REFUSING_KEYS):
+        column = f"referring.{name}"
         # A subquery instead of NOT EXISTS, which is a join, as ``statements.py`` says.
-        names = f"SELECT {column} FROM {key.table} AS referring WHERE {column}".replace("%", "%%%%")
+        names = f"SELECT {column} FROM {table} AS referring WHERE {column}".replace("%", "%%%%")
         template = f"({names} = %(expressions)s LIMIT 1) IS NULL"
         tasks = tasks.filter(Func(F("pk"), template=template, output_field=BooleanField()))
     return tasks

@@ -19,10 +19,11 @@ from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import prune
 from django_pglock.store.id_range import first_id_since
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
-from django_pglock.store.prune import outdated, prune_window, refusing_keys, warn_of_references
+from django_pglock.store.prune import REFUSING_KEYS, outdated, prune_window, warn_of_references
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
+from django_pglock.store.statements import run
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.worker.upkeep import upkeep
 from tests.sample import keyed_tasks as keyed
@@ -113,7 +114,6 @@ def test_statuses_and_ages_can_be_named():
         ({"statuses": ["FAILED"]}, "keeps FAILED tasks forever; give older_than, in days"),
         ({"older_than": -1}, "older_than is -1"),
         ({"older_than": float("nan")}, "older_than is nan"),
-        ({"batch": 0}, "batch is 0; give 1"),
     ],
 )
 def test_invalid_arguments_raise_an_error(wish, text):
@@ -446,7 +446,7 @@ def test_a_role_that_may_not_read_the_table_prunes_what_it_can(refer, caplog):
         cursor.execute("CREATE ROLE reads_nothing; GRANT ALL ON ALL TABLES IN SCHEMA public TO reads_nothing")
         cursor.execute('REVOKE ALL ON "keeps %task" FROM reads_nothing; SET ROLE reads_nothing')
         try:
-            assert refusing_keys("default") == []
+            assert run("default", REFUSING_KEYS) == []
             assert prune_window("default", 0, {"SUCCESSFUL": 7}, batch=1) == (0, row.pk)
             assert prune_window("default", row.pk, {"SUCCESSFUL": 7}, batch=1) == (1, other.pk)
             assert caplog.text.count("are not deleted, because the database refuses it") == 1
