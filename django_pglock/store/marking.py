@@ -20,20 +20,17 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 def first_free(
-    rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False, skip_locked: bool = True
+    rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False
 ) -> models.QuerySet[Any, Any]:
     """Return a queryset that locks up to ``limit`` rows (None: all) that are not locked, and selects their keys.
 
-    ``no_key``: also rows of which another transaction has locked only the key, as a foreign key does. ``skip_locked``:
-    False waits for locked rows.
+    ``no_key``: also rows of which another transaction has locked only the key, as a foreign key does.
     """
     # OF: a filter may join other tables. Their rows are not changed, and if one is locked, this must not skip a row of
     # ours. Django writes OF only if the queryset selects instances, so not with values("pk").
-    locked = (
-        rows.select_for_update(skip_locked=skip_locked, no_key=no_key, of=("self",)).select_related(None).only("pk")
-    )
+    locked = rows.select_for_update(skip_locked=True, no_key=no_key, of=("self",)).select_related(None).only("pk")
     locked.query.set_annotation_mask(())
-    return locked[: _ALL if limit is None else limit]
+    return locked[:limit]
 
 
 def mark(
@@ -115,7 +112,3 @@ def _is_claimed(keys: Sequence[models.Field[Any, Any]]) -> models.Q:
 def _key_columns(model: type[models.Model]) -> list[models.Field[Any, Any]]:
     """Return the fields of the primary key in the order in which a query selects them."""
     return [field for field in model._meta.concrete_fields if field in model._meta.pk_fields]
-
-
-#: A limit that no statement reaches.
-_ALL = 2**31 - 1
