@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.store import admit, bulk, claim, insert_tasks, marking, numbers, ready, release, settle
+from django_pglock.store import admit, bulk, claim, claim_manager, insert_tasks, numbers, ready, release, settle
 from django_pglock.store import schedules as ticks
 from qa.interleavings.cases import Case
 from qa.interleavings.other_tables import other_tables
@@ -80,7 +80,7 @@ def no_look_at_the_date(monkeypatch):
 
 
 def no_lock_of_own_rows(monkeypatch):
-    monkeypatch.setattr(marking, "first_free", first)
+    monkeypatch.setattr(claim_manager, "first_free", first)
 
 
 def no_sum(monkeypatch):
@@ -107,7 +107,7 @@ FAULTS = [
     Fault(schedules, Case("schedules", "tick", 1, COMMIT, ("tick",)), "enqueued", no_look_at_the_date),
     Fault(
         schedules,
-        Case("schedules", "tick", 4, ROLL_BACK, ("disable",)),
+        Case("schedules", "tick", 11, ROLL_BACK, ("disable",)),
         "passed without a task",
         no_transaction_around(ticks),
     ),
