@@ -34,7 +34,7 @@ MOST_TICKS = 50
 class ScheduleVerb(Verb):
     """A verb that is a method of the queryset of schedules."""
 
-    def apply(self, rows: Any, value: str = "", progress: Any = None) -> int:
+    def apply(self, rows: Any, value: str = "") -> int:
         """Apply it. ``run_now`` returns the ids of the new tasks."""
         found = getattr(rows, self.name)()
         return len(found) if isinstance(found, list) else int(found)

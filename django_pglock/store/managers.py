@@ -22,7 +22,6 @@ from django_pglock.store import pause as pausing
 from django_pglock.store import prune as pruning
 from django_pglock.store import ready as ready_tasks
 from django_pglock.store.claim_manager import LockingQuerySet
-from django_pglock.store.statements import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,16 +72,16 @@ Returns how many. {about}
 
 A task whose row another transaction has locked, or whose unique key it is taking, is left out. Some thousand tasks are
 changed at a time. Outside of a transaction, each time is a transaction, so after an interruption the finished ones
-stay. ``progress`` is called after each, with the number of tasks so far and the last id.
+stay.
 """
 
 
 def _method_of(verb: operate.Verb) -> Callable[..., int]:
-    def change(tasks: Any, *, progress: Progress | None = None) -> int:
-        return verb.apply(tasks, progress=progress)
+    def change(tasks: Any) -> int:
+        return verb.apply(tasks)
 
-    def change_to(tasks: Any, queue: str, *, progress: Progress | None = None) -> int:
-        return verb.apply(tasks, queue, progress=progress)
+    def change_to(tasks: Any, queue: str) -> int:
+        return verb.apply(tasks, queue)
 
     function = change_to if verb.takes_queue else change
     function.__name__, function.__qualname__ = verb.name, f"TaskQuerySet.{verb.name}"

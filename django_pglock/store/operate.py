@@ -39,7 +39,6 @@ from django_pglock.store.statements import (
     EXPIRES_AT,
     LIMIT_WAITS,
     WINDOW,
-    Progress,
     in_status,
     is_among,
     rows_of,
@@ -136,22 +135,17 @@ class Verb:
             self.movable(rows, value).order_by("-pk" if self.newest_first else "pk").values_list("pk", flat=True)
         )
 
-    def apply(self, rows: Any, value: str = "", progress: Progress | None = None) -> int:
+    def apply(self, rows: Any, value: str = "") -> int:
         """Change the rows of a queryset, in windows of some thousand. Return how many.
 
         Outside of a transaction, each window is a transaction, so after an interruption the finished windows stay.
-        ``progress`` is called after each, with the number of rows so far and the last id. Raises ``ValueError`` for a
-        wrong value.
+        Raises ``ValueError`` for a wrong value.
         """
         connection_for(rows.db)  # raises a sentence for an alias that does not exist
         self.check(rows.db, value)
-        count, ids = 0, self.ids(rows, value)
-        for start in range(0, len(ids), WINDOW):
-            window = ids[start : start + WINDOW]
-            count += _change_window(rows, window, self, value)
-            if progress:
-                progress(count, window[-1])
-        return count
+        ids = self.ids(rows, value)
+        windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+        return sum(_change_window(rows, window, self, value) for window in windows)
 
     def message(self, text: Message, number: int, *, most: int | None = None) -> str:
         """Return the text about a number of rows; ``most`` is the number at which counting stops."""

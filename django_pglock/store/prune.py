@@ -33,7 +33,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.id_range import DAY, first_id_since
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.statements import MOST_COUNTED, WINDOW, Progress, in_status, rows_of, run, run_together
+from django_pglock.store.statements import MOST_COUNTED, WINDOW, in_status, rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
@@ -77,7 +77,6 @@ def prune(
     statuses: Collection[str] = (),
     batch: int = WINDOW,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> int:
     """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
 
@@ -85,7 +84,6 @@ def prune(
     - ``statuses``: only these statuses; none: those that ``PRUNE_AFTER`` does not keep forever.
     - ``batch``: the number of rows that one statement reads.
     - ``dry_run``: delete nothing, only count, up to 10,001.
-    - ``progress``: called after each batch, with the number of tasks so far and the last id that was read.
 
     A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a transaction.
     Inside of one, all batches are one batch. Raises ``ValueError``.
@@ -102,8 +100,6 @@ def prune(
         if not last:
             return count
         count += deleted
-        if progress:
-            progress(count, last)
 
 
 def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:

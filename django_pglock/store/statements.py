@@ -94,8 +94,6 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 WINDOW = 5000
 #: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
 MOST_COUNTED = 10_000
-#: Called after each window of rows with the number of rows changed so far and the last id examined.
-Progress = Callable[[int, int], None]
 
 #: The tables that the statements name.
 _TABLES = ("task", "attempt", "number", "queue", "rate_limit", "schedule", "waiter", "worker")

@@ -23,8 +23,8 @@ def verb(request):
     return VERBS[request.param]
 
 
-def apply(verb, **options):
-    return verb.apply(Task.objects.all(), "other" if verb.takes_queue else "", **options)
+def apply(verb):
+    return verb.apply(Task.objects.all(), "other" if verb.takes_queue else "")
 
 
 @pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
@@ -35,10 +35,8 @@ def test_a_verb_changes_the_tasks_in_its_statuses_and_counts_them_before(verb, b
     for status in verb.statuses:
         make(status)
     assert set(verb.movable(Task.objects.all(), "other").values_list("status", flat=True)) == verb.statuses
-    ids, told = verb.ids(Task.objects.all(), "other"), []
     with block():
-        assert apply(verb, progress=lambda *values: told.append(values)) == len(verb.statuses)
-    assert told == [(len(ids), ids[-1])], "a window has no other tasks"
+        assert apply(verb) == len(verb.statuses)
     assert list(Task.objects.filter(pk__in=others).order_by("pk").values()) == before
 
 
