@@ -92,7 +92,8 @@ WITH RECURSIVE {WITNESS}, {_HELD}, alive AS MATERIALIZED (
     SET status = mine.status,
         rescues = LEAST(task.rescues, 32766) + 1,
         finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
-        expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
+        expires_at = CASE WHEN mine.status = 'FAILED' AND task.meta ? 'keeps_failures' THEN NULL
+                          WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END,
         fingerprint = CASE WHEN mine.status = 'FAILED' THEN {_FINGERPRINT} END
     FROM mine

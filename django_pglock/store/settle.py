@@ -91,7 +91,8 @@ WITH outcome AS MATERIALIZED (
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END,
-        expires_at = CASE WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
+        expires_at = CASE WHEN outcome.status = 'FAILED' AND task.meta ? 'keeps_failures' THEN NULL
+                          WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
         worker = CASE WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN task.worker END,
         started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
                                AND task.started_at = task.last_attempted_at

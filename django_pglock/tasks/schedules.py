@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from itertools import islice, takewhile
+from functools import lru_cache
+from itertools import islice, pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -61,11 +62,22 @@ class Timing(NamedTuple):
             return tick + ((now - tick) // self.step + 1) * self.step
         return next(cron_ticks(self.expression, self.zone, now))
 
+    @property
+    def interval(self) -> float:
+        """Seconds between two ticks; of a cron expression, the shortest time between some of its next ticks."""
+        return self.step.total_seconds() if self.is_every else _cron_interval(self.expression, self.zone)
+
     def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
         """Return how many ticks are between two ticks, without these two; ``most`` if there are more."""
         if self.is_every:
             return max(0, min(most, math.ceil((later - tick) / self.step) - 1))
         return sum(1 for _ in takewhile(later.__gt__, islice(cron_ticks(self.expression, self.zone, tick), most)))
+
+
+@lru_cache(maxsize=1024)
+def _cron_interval(expression: str, zone: str) -> float:
+    ticks = list(islice(cron_ticks(expression, zone, SOME_DAY), 10))
+    return min((later - tick).total_seconds() for tick, later in pairwise(ticks)) if ticks[1:] else math.inf
 
 
 def timing_of(task: TaskFields) -> Timing:

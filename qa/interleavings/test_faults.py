@@ -75,8 +75,8 @@ def no_transaction_around(module):
 
 
 def no_look_at_the_date(monkeypatch):
-    statement = ticks.TAKE_TICK.replace("next_at = %s FOR", "(next_at = %s OR true) FOR")
-    monkeypatch.setattr(ticks, "TAKE_TICK", statement)
+    statement = ticks.TAKE_TICKS.replace("schedule.next_at = given.tick", "schedule.next_at IS NOT NULL")
+    monkeypatch.setattr(ticks, "TAKE_TICKS", statement)
 
 
 def no_lock_of_own_rows(monkeypatch):

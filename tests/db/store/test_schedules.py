@@ -10,15 +10,21 @@ import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock import task
-from django_pglock.models import Schedule, Task
+from django_pglock.models import RateLimit, Schedule, Task
 from django_pglock.store import schedules
+from django_pglock.store.outcome import Failed, Succeeded
+from django_pglock.store.rescue import rescue
 from django_pglock.store.schedules import ScheduleKeeper, known, last_runs, set_last_status
-from django_pglock.tasks import registry
+from django_pglock.store.settle import settle
+from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
-from django_pglock.tasks.options import Unique
+from django_pglock.tasks.options import Group, Unique
+from tests.conftest import NEVER
+from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
 from tests.db.store.test_prune import make
 from tests.sample import scheduled
@@ -139,7 +145,10 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
     [made] = Task.objects.all()
     assert enqueued.tasks == [made.pk]
     assert 1200 < enqueued.next_in <= 1800
-    assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
+    assert (made.task_path, made.status, made.meta) == (
+        *(NIGHTLY, "READY"),
+        {"schedule": row.next_at.isoformat(), "keeps_failures": True},
+    )
     after = Schedule.objects.get()
     assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
     assert enqueue_due().tasks == []
@@ -327,30 +336,100 @@ def test_dates_are_right_without_time_zones(settings):
 
 @pytest.fixture
 def many():
-    """Make schedules of three functions due."""
-    for number in range(3):
+    """Return a function that makes schedules of many functions due, all of which have the same options."""
 
-        def function(): ...
+    def make(count, **options):
+        for number in range(count):
 
-        function.__module__, function.__qualname__ = scheduled.__name__, f"each_{number}"
-        decorate(function, every=HOUR)
-    register()
-    Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
+            def function(number=number): ...
 
+            function.__module__, function.__qualname__ = scheduled.__name__, f"each_{number:03}"
+            decorate(function, **{"every": HOUR, **options})
+        register()
+        Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
 
-def test_many_due_ticks_leave_time_for_other_work(many, monkeypatch):
-    """The same thread rescues the tasks of dead workers."""
-    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", -1)
-    calls = [enqueue_due() for _ in range(3)]
-    assert [len(each.tasks) for each in calls] == [1, 1, 1]
-    assert [each.next_in > 0 for each in calls] == [False, False, True]
+    return make
 
 
-def test_a_tick_that_fails_again_and_again_comes_behind_the_others(many, receiver, monkeypatch):
-    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", -1)
-    receiver(f"{scheduled.__name__}.each_0", OperationalError("the disk is full"))
+ALL_KINDS = [
+    {},
+    {"lock": "each:{number}"},
+    {"unique": True},
+    {"rate": "1000/s"},
+    {"fair": "each:{number}", "keep_result": 5},
+    {"every": None, "cron": "0 * * * *"},
+]
+
+
+@pytest.mark.parametrize("options", ALL_KINDS, ids=str)
+def test_many_due_ticks_cost_a_few_statements(many, options, django_assert_max_num_queries):
+    many(100, **options)
     keeper = ScheduleKeeper("default")
-    assert [len(keeper.keep().tasks) for _ in range(4)] == [0, 1, 1, 0]
+    with django_assert_max_num_queries(10):
+        enqueued = keeper.keep()
+    assert len(set(enqueued.tasks)) == 100
+    assert len(set(ticks())) == 100
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+    assert set(Schedule.objects.values_list("last_task", flat=True)) == set(enqueued.tasks)
+    assert keeper.keep().tasks == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lock": "a:{number}", "concurrency": 2, "priority": 3, "queue_name": "night", "max_attempts": 4},
+        {"unique": Unique(period=HOUR), "keep_result": 7, "meta": {"who": "me"}},
+        {"rate": "10/s"},
+        {"fair": "f:{number}", "redact": ("return",)},
+        {"group": Group("all", gather=60.0)},
+    ],
+    ids=str,
+)
+def test_a_tick_among_many_writes_the_same_row_as_a_call(options):
+    """Except for the date of the tick. PRUNE_AFTER says how long the runs of a rare schedule are kept."""
+
+    def function(number=7): ...
+
+    function.__module__, function.__qualname__ = scheduled.__name__, "each"
+    send = decorate(function, every=24 * HOUR, **options)
+    register()
+    columns = [each.name for each in Task._meta.fields if each.name not in ("id", "enqueued_at")]
+    send.using(meta={**send.meta, "schedule": None}).enqueue()
+    one = Task.objects.values(*columns).get()
+    Task.objects.all().delete()
+    RateLimit.objects.all().delete()
+    Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
+    assert len(enqueue_due().tasks) == 1
+    other = Task.objects.values(*columns).get()
+    other["meta"]["schedule"] = None
+    for name in ("run_after", "unique_until"):
+        dates = one.pop(name), other.pop(name)
+        assert dates == (None, None) or abs(dates[0] - dates[1]) < HOUR / 2
+    assert other == one
+
+
+def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog, monkeypatch):
+    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", NEVER)
+    many(20)
+    receiver(f"{scheduled.__name__}.each_007", OperationalError("the disk is full"))
+    keeper = ScheduleKeeper("default")
+    assert len(keeper.keep().tasks) == 19
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
+    with CaptureQueriesContext(connection) as queries:
+        assert len(keeper.keep().tasks) == 19
+    assert len(queries) < 40, "the others are together again"
+    assert caplog.text.count("The worker tries again: the disk is full") == 2
+
+
+def test_in_a_process_with_instruments_each_tick_is_observed(many, monkeypatch):
+    many(3)
+    ids = []
+    observer = SimpleNamespace(headers={}, ended=lambda some, error: ids.extend(some))
+    monkeypatch.setattr(
+        instrumentation, "instruments", (SimpleNamespace(name="test", enqueuing=lambda task: observer),)
+    )
+    assert ScheduleKeeper("default").keep().tasks == [int(each) for each in ids] != []
 
 
 # Enable and disable
@@ -461,3 +540,56 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
     assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
     with django_assert_num_queries(0):
         set_last_status("default", rows[3:])
+
+
+# Keeping
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"every": 2}, 3600),
+        ({"every": 600}, 60_000),
+        ({"every": None, "cron": "*/20 8-10 * * *"}, 120_000),
+        # By PRUNE_AFTER, which is sooner.
+        ({"every": 86_400}, None),
+        ({"every": None, "cron": "0 3 * * *"}, None),
+        ({"every": 2, "keep_result": 60}, 60),
+    ],
+)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_successful_runs_of_a_schedule_are_kept_for_a_hundred_ticks(claim, options, kept, is_alone):
+    """Otherwise every=2 would keep 43,200 rows of a day, and the rows of a week."""
+    schedule(due=timedelta(seconds=1), **options)
+    keeper, tasks = ScheduleKeeper("default"), known("default")
+    if is_alone:
+        keeper._alone = dict.fromkeys(tasks)
+    keeper.enqueue_due(tasks, schedules._read_rows("default", tasks))
+    [run] = claim()
+    settle("default", [(run, Succeeded())], run.worker)
+    row = Task.objects.get()
+    assert row.keep_result == kept
+    assert (row.expires_at and round((row.expires_at - row.finished_at).total_seconds())) == kept
+
+
+@pytest.mark.parametrize(("options", "expires"), [({}, False), ({"keep_result": 60}, True)])
+@pytest.mark.parametrize("ending", ["failed", "rescued"])
+def test_failed_runs_of_a_schedule_stay_as_other_failed_tasks_do(claim, options, expires, ending, settings):
+    settings.DJANGO_PGLOCK = {"MAX_RESCUES": 0}
+    schedule(due=timedelta(seconds=1), **{"every": 2, **options})
+    enqueue_due()
+    [run] = claim()
+    if ending == "failed":
+        settle("default", [(run, Failed(FAILURE))], run.worker)
+    else:
+        # A worker without a row is dead.
+        rescue("default")
+    row = Task.objects.get()
+    assert (row.status, row.expires_at is not None) == ("FAILED", expires)
+
+
+def test_a_project_that_keeps_successful_tasks_for_ever_keeps_all_runs(settings):
+    settings.DJANGO_PGLOCK = {"PRUNE_AFTER": {"SUCCESSFUL": None}}
+    schedule(due=timedelta(seconds=1), every=2)
+    enqueue_due()
+    assert Task.objects.get().keep_result is None

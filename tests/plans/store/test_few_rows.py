@@ -13,7 +13,7 @@ from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRS
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.ready import READY_PATHS, READY_QUEUES
 from django_pglock.store.release import FIND_ENDED, WRITE_WAITERS
-from django_pglock.store.schedules import SCHEDULE_RUNS
+from django_pglock.store.schedules import LAST_STATUSES, SCHEDULE_RUNS
 from django_pglock.store.settle import GIVE_BACK
 from django_pglock.store.statements import filled
 from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, REPLACE_UNIQUE
@@ -71,6 +71,7 @@ def calls(backlog):
         "WRITE_WAITERS": Call(filled(WRITE_WAITERS), [f"{{{backlog.ids[0]}}}"] * 2),
         "FIND_ENDED": Call(filled(FIND_ENDED), [backlog.array]),
         # The runs of a schedule are found one from the other, and the statuses of the last ones, by their ids.
+        "LAST_STATUSES": Call(filled(LAST_STATUSES), [backlog.array]),
         "SCHEDULE_RUNS": Call(filled(SCHEDULE_RUNS), (backlog.ids[-1], PATH, PATH, BATCH)),
         # Unique keys are looked up, freed and replaced by their index.
         "FIND_UNIQUE": Call(filled(FIND_UNIQUE), (["key 7"],)),
