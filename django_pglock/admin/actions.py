@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
@@ -93,40 +92,31 @@ def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None
     )
 
 
+def value_of(request: HttpRequest) -> str:
+    """Return the value that a user has typed for a verb."""
+    # PostgreSQL cannot store a NUL character in text.
+    return request.POST.get("value", "").strip().replace("\x00", "")
+
+
 def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
         is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
-        needs_answer = is_across_pages or verb.extra
-        if needs_answer and "confirmed" not in request.POST:
-            return _confirmation(verb, model_admin, request, queryset)
-        # PostgreSQL cannot store a NUL character in text.
-        value = request.POST.get("value", "").strip().replace("\x00", "")
+        if (is_across_pages or verb.extra) and "confirmed" not in request.POST:
+            answer: HttpResponse = model_admin.question(request, verb, queryset)
+            return answer
         try:
-            verb.check(router.db_for_write(queryset.model), value)
+            verb.check(router.db_for_write(queryset.model), value_of(request))
         except ValueError as error:
             messages.error(request, str(error))
             return None
-        perform(verb, request, queryset, value)
+        model_admin.perform(verb, request, queryset, value_of(request))
         return None
 
     action.__name__ = verb.name
     return admin.action(description=verb.label, permissions=[verb.permission])(action)
-
-
-def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
-    """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
-    names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
-    context = {
-        "title": verb.label,
-        **question_of(verb, queryset.order_by()),
-        "value_label": verb.extra.label if verb.extra else "",
-        "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
-    }
-    answer: HttpResponse = model_admin.answer(request, "task/confirm", context)
-    return answer
 
 
 def question_of(verb: Verb, rows: Any) -> dict[str, Any]:

@@ -51,7 +51,6 @@ class LeaseAdmin(ReadOnlyAdmin):
         *("name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at", "released_at"),
         *("key", "holder"),
     )
-    readonly_fields = fields
     has_free_permission = needs("free_lease")
 
     def get_queryset(self, request: HttpRequest) -> Any:

@@ -50,7 +50,6 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
         *("named", "key", "mode", "held_or_waits", "pid", "waits_for", "waiters", "since"),
         *("application_name", "state", "username", "client_address", "query"),
     )
-    readonly_fields = fields
     has_terminate_permission = needs("terminate_advisorylock")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:

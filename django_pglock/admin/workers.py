@@ -22,7 +22,6 @@ class WorkerAdmin(ReadOnlyAdmin):
     ordering = ["started_at"]
     sortable_by = ["name"]
     fields = ("id", "name", "hostname", "pid", "served_queues", "threads", "lock_key", "running", "heartbeat", "state")
-    readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the number of running tasks, the age of the heartbeat, and whether it is recent, in the same query."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
-from django.test import Client
-from django.urls import reverse
 
 from django_pglock.admin import queues
 from django_pglock.models import Number, Queue
-from tests.db.admin.visits import act, make, person, said
+from tests.db.admin.visits import act, make, person, said, url
 
 pytestmark = pytest.mark.django_db
 
-LIST = reverse("admin:django_pglock_queue_changelist")
-ADD = reverse("admin:django_pglock_queue_add")
+LIST, ADD = url("queue"), url("queue", "add")
 
 
 def page_of(name):
-    return reverse("admin:django_pglock_queue_change", args=[name])
+    return url("queue", "change", name)
 
 
 def button(verb, name="mail"):
-    return reverse("admin:django_pglock_queue_verb", args=[name, verb])
+    return url("queue", "verb", name, verb)
 
 
 @pytest.fixture
@@ -43,8 +40,8 @@ def test_a_button_pauses_and_another_resumes(client, queue):
     page = client.get(page_of("mail")).content.decode()
     assert button("pause") in page
     assert button("resume") not in page
-    assert 'name="reason"' in page
-    response = client.post(button("pause"), {"reason": "provider \x00is down"}, follow=True)
+    assert 'name="value"' in page
+    response = client.post(button("pause"), {"value": "provider \x00is down"}, follow=True)
     assert said(response) == ["1 queue was paused."]
     queue.refresh_from_db()
     assert (queue.paused_by, queue.reason) == (user.username, "provider is down")
@@ -56,25 +53,6 @@ def test_a_button_pauses_and_another_resumes(client, queue):
     assert not is_paused()
     messages = list(LogEntry.objects.filter(user=user).order_by("pk").values_list("object_id", "change_message"))
     assert messages == [("mail", "pause: mail (provider is down)"), ("mail", "pause: -"), ("mail", "resume: mail")]
-
-
-def test_buttons_need_post_csrf_and_the_permission(client, queue):
-    person(client, "view_queue")
-    assert "pglock-verb" not in client.get(page_of("mail")).content.decode()
-    assert client.post(button("pause")).status_code == 403
-    person(client, "pause_queue")
-    assert client.post(button("pause")).status_code == 403, "what one does not see"
-    user = person(client, "view_queue", "pause_queue")
-    assert client.get(button("pause")).status_code == 405
-    assert client.post(button("explode")).status_code == 403
-    assert client.post(button("pause", "nobody")).status_code == 404
-    strict = Client(enforce_csrf_checks=True)
-    strict.force_login(user)
-    assert strict.post(button("pause")).status_code == 403
-    client.logout()
-    assert "login" in client.post(button("pause"))["Location"]
-    assert not is_paused()
-    assert not LogEntry.objects.exists()
 
 
 def test_actions_on_the_list(client, queue):
@@ -101,7 +79,7 @@ def test_an_unused_queue_is_paused_by_its_name(client):
     user = person(client, "view_queue", "pause_queue")
     assert client.get(ADD).status_code == 200
     response = client.post(ADD, {"name": "mail", "reason": "not yet"}, follow=True)
-    assert response.status_code == 200
+    assert said(response) == ["Queue mail was paused: workers claim no task from it."]
     row = Queue.objects.get()
     assert row.paused_at
     assert (row.name, row.paused_by, row.reason) == ("mail", user.username, "not yet")
@@ -119,12 +97,12 @@ def test_a_prefix_is_no_queue(client):
 
 def test_a_paused_queue_cannot_be_deleted(client, queue):
     person(client, "view_queue", "delete_queue")
-    url = reverse("admin:django_pglock_queue_delete", args=["mail"])
+    address = url("queue", "delete", "mail")
     Queue.objects.pause("mail")
-    assert client.post(url, {"post": "yes"}).status_code == 403
+    assert client.post(address, {"post": "yes"}).status_code == 403
     assert "delete_selected" not in client.get(LIST).content.decode()
     Queue.objects.resume("mail")
-    assert client.post(url, {"post": "yes"}).status_code == 302
+    assert client.post(address, {"post": "yes"}).status_code == 302
     assert not Queue.objects.exists()
 
 
@@ -145,21 +123,13 @@ def test_a_queue_of_any_name_has_an_escaped_page_and_a_button(client, name):
     assert not is_paused(name)
 
 
-@pytest.mark.parametrize(
-    ("query", "count"), [("", 2), ("?paused=1", 1), ("?q=ma", 1), ("?q=%00", 2), ("?paused=x", 2), ("?o=1", 2)]
-)
+@pytest.mark.parametrize(("query", "count"), [("", 2), ("?paused=1", 1), ("?q=ma", 1), ("?paused=x", 2), ("?o=1", 2)])
 def test_the_list_of_queues_answers_any_filter_value(client, queue, query, count):
     Queue.objects.pause("night")
     person(client, "view_queue")
     response = client.get(LIST + query, follow=True)
     assert response.status_code == 200
     assert response.context["cl"].result_count == count
-
-
-def test_pausing_a_queue_by_its_name_shows_that_it_is_paused(client):
-    person(client, "view_queue", "pause_queue")
-    response = client.post(reverse("admin:django_pglock_queue_add"), {"name": "mail", "reason": ""}, follow=True)
-    assert said(response) == ["Queue mail was paused: workers claim no task from it."]
 
 
 def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
