@@ -10,13 +10,13 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
-from django.db.models import F, OuterRef, Subquery
+from django.db.models import F
 from django.db.models.functions import Right
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -25,10 +25,7 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.pages import elapsed
 from django_pglock.error_reading import is_own, message_in
 from django_pglock.models import Attempt, Task, Waiter, Worker
-from django_pglock.store.admit import holders
-from django_pglock.store.id_range import id_in
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -36,10 +33,8 @@ from django_pglock.tasks.states import TaskStatus
 MOST_SHOWN = 10_000
 #: Characters of a traceback that are read, from its end: for the page, and for the message in a list.
 MOST_READ, FEW_READ = 20_000, 2_000
-#: Tasks before and after this one that are shown, and those that hold its key.
-FEW, FEW_HOLDERS = 10, 5
-#: The number of attempts on the page of a task, and on one page of the list of all its attempts.
-SHOWN_ATTEMPTS, PER_PAGE = 20, 100
+#: Tasks before and after this one that are shown, and attempts.
+FEW, SHOWN_ATTEMPTS = 10, 50
 #: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
 STACK_TIMEOUT = 2.0
 _FRAME = re.compile(r'^ +File "', re.MULTILINE)
@@ -202,21 +197,14 @@ def _link_to_list(parameter: str, value: str) -> str:
 
 @admin.display(description=_("lock key"))
 def lock_key(task: Task) -> Any:
-    """Return the lock key, as a link to the tasks that wait for it, and the tasks that hold it.
+    """Return the lock key, as a link to the tasks that hold it or wait for it.
 
-    The key limits how many tasks with the same key run at once. A redacted key is no link: the list would not find it.
+    A redacted key is no link: the list would not find it.
     """
     key = shown(task, "lock_key")
     if key is None or key != task.lock_key:
         return key
-    link = _link_to_list("key", key)
-    # A task that has got a token of its rate holds nothing.
-    is_over = task.finished_at or key.startswith(RATED)
-    held = [] if is_over else holders(Task.objects.db, key, limit=FEW_HOLDERS)
-    if not held:
-        return link
-    tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))
-    return format_html(gettext("{key}, held by {tasks}"), key=link, tasks=tasks)
+    return _link_to_list("key", key)
 
 
 @admin.display(description=_("log of the last attempt"))
@@ -231,15 +219,10 @@ def log(task: Task) -> str:
 
 @admin.display(description=_("worker"))
 def worker(task: Task) -> str:
-    """Return the worker of the last attempt: its name, as a link while its row exists; else its name or its id."""
-    # A failed or lost attempt keeps the name. Of a task that has succeeded only the id is left.
-    last = Attempt.objects.filter(task=OuterRef("pk"), number=task.attempts_made, worker=task.worker).order_by()
-    names = Task.objects.filter(pk=task.pk).values_list(
-        Subquery(Worker.objects.filter(pk=task.worker).values("name")), Subquery(last.values("worker_name"))
-    )
-    name, kept = names.first() or (None, None)
+    """Return the worker of the last attempt: its name, as a link while its row exists; else its id."""
+    name = Worker.objects.filter(pk=task.worker).values_list("name", flat=True).first()
     if name is None:
-        return str(kept or task.worker)
+        return str(task.worker)
     return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
 
 
@@ -255,29 +238,13 @@ def _has_value(task: Task, field: Any) -> bool:
     return value is True or value not in (None, "", 0, [], {})
 
 
-# Failed and lost attempts: the latest on the page, all in a list, each traceback on its own page. A task may fail a
-# thousand times, and a traceback has up to 60,000 characters, so no list loads tracebacks.
+# Failed and lost attempts. A traceback has up to 60,000 characters, so only the page of one attempt loads it.
 
 
 def latest_attempts(task: Task) -> list[Attempt]:
-    """Return the latest attempts, for the page of the task."""
-    return list(newest_first(task.failures.all())[:SHOWN_ATTEMPTS]) if task.attempts else []
-
-
-def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
-    """Show the attempts of a task, the newest first; with ``?before=N`` those with a number below N."""
-    before = id_in(request.GET.get("before", "1"))
-    # PostgreSQL would raise an error for a number outside of the range of the column.
-    if before is None or before >= 2**31:
-        raise BadRequest("before must be the number of an attempt.")
-    task = model_admin.seen(request, str(task_id))
-    rows = newest_first(task.failures.all())
-    if "before" in request.GET:
-        rows = rows.filter(number__lt=before)
-    found = list(rows[: PER_PAGE + 1])
-    older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
-    context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
-    return _answer(model_admin, request, task, "attempts", context)
+    """Return the latest attempts, in the order of the index on task and number. A task may fail a thousand times."""
+    rows = task.failures.order_by("-number").defer("traceback", "log")
+    return list(rows[:SHOWN_ATTEMPTS]) if task.attempts else []
 
 
 def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
@@ -289,11 +256,6 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
         raise Http404
     title = gettext("Attempt %(number)d") % {"number": number}
     return _answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
-
-
-def newest_first(rows: Any) -> Any:
-    """Return the attempts in the order of the index on task and number, without their tracebacks."""
-    return rows.order_by("-number").defer("traceback", "log")
 
 
 def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
