@@ -27,8 +27,8 @@ from django_pglock.tasks import registry
 
 #: The size of the drawing, in units of its own: the stylesheet stretches it to the width of its column.
 WIDTH, HEIGHT = 600.0, 120.0
-#: The share of its place that a bar fills.
-FILLED = 0.8
+#: The share of its place that a bar fills, and the height of the smallest bar.
+FILLED, SMALLEST = 0.8, 4.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def _bars(chart: Chart) -> Iterator[tuple[str, str]]:
         boxes = []
         for at, value in enumerate(line.values):
             if value:
-                height = value * scale
+                # One failure among thousands can be seen.
+                height = max(value * scale, SMALLEST)
                 boxes.append(
                     f"M{at * place:.1f} {floor[at]:.1f}h{place * FILLED:.1f}v{-height:.1f}h{-place * FILLED:.1f}z"
                 )
@@ -151,8 +152,7 @@ SPANS = (
 
 def choice_of(request: HttpRequest, queues: Iterable[str]) -> dict[str, Any]:
     """Return the choice of a request, and what else can be chosen. An unknown span is an hour."""
-    # PostgreSQL cannot store a NUL character in text.
-    asked = {name: request.GET.get(name, "").replace("\x00", "") for name in ("span", "queue", "task_path")}
+    asked = {name: request.GET.get(name, "") for name in ("span", "queue", "task_path")}
     span = next((each for each in SPANS if each.name == asked["span"]), SPANS[0])
     known = sorted({*queues, *filter(None, [asked["queue"]])})
     paths = sorted({*registry.known_paths(), *filter(None, [asked["task_path"]])})
@@ -166,29 +166,31 @@ def charts_of(using: str, choice: dict[str, Any]) -> list[Chart]:
     counts = [point.counts for point in points]
     moments = [_moment(point, span) for point in points]
 
-    def bars(name: str, title: str, *lines: Line) -> Chart:
-        return Chart(name, title, moments, lines, lambda value: f"{value:,.0f}", stacked=True)
-
-    def curves(name: str, title: str, *lines: Line) -> Chart:
-        return Chart(name, title, moments, lines, duration)
-
-    is_by_minute = span.step == timedelta(minutes=1)
+    finished = (
+        Line(_("succeeded"), "good", [each.succeeded for each in counts]),
+        Line(_("failed"), "bad", [each.failed for each in counts]),
+    )
+    failures = (
+        Line(_("the last of their task"), "bad", [each.failed for each in counts]),
+        Line(_("retried"), "warn", [each.retried for each in counts]),
+    )
+    titles = (
+        (_("Finished tasks per minute"), _("Failed attempts per minute"))
+        if span.step == timedelta(minutes=1)
+        else (_("Finished tasks per hour"), _("Failed attempts per hour"))
+    )
+    waits, runs = ([getattr(each, name) for each in counts] for name in ("wait_quantile", "run_quantile"))
     return [
-        bars(
-            "finished",
-            _("Finished tasks per minute") if is_by_minute else _("Finished tasks per hour"),
-            Line(_("succeeded"), "good", [each.succeeded for each in counts]),
-            Line(_("failed"), "bad", [each.failed for each in counts]),
-        ),
-        bars(
-            "failures",
-            _("Failed attempts per minute") if is_by_minute else _("Failed attempts per hour"),
-            Line(_("the last of their task"), "bad", [each.failed for each in counts]),
-            Line(_("retried"), "warn", [each.retried for each in counts]),
-        ),
-        curves("wait", _("Time from ready to started"), *_quantiles([each.wait_quantile for each in counts])),
-        curves("run", _("Run time"), *_quantiles([each.run_quantile for each in counts])),
+        Chart("finished", titles[0], moments, finished, whole, stacked=True),
+        Chart("failures", titles[1], moments, failures, whole, stacked=True),
+        Chart("wait", _("Time from ready to started"), moments, _quantiles(waits), duration),
+        Chart("run", _("Run time"), moments, _quantiles(runs), duration),
     ]
+
+
+def whole(value: float) -> str:
+    """Return a count as people read it."""
+    return f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:

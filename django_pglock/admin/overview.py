@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -18,9 +18,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.charts import charts_of, choice_of
-from django_pglock.admin.overview_attention import Facts, RunningTask, attention
+from django_pglock.admin.overview_attention import Facts, attention
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.store.numbers import finished_per_minute
 from django_pglock.tasks.compat import task_backends
 
 #: A user who may view one of these models may view the overview. Each section shows only data that the user may view.
@@ -34,7 +35,7 @@ def queue_table(facts: Facts) -> dict[str, Any]:
     configured = [queue for backend in task_backends.all() for queue in sorted(backend.queues)]
     running = [queue for queue, each in facts.depths.items() if each.counts["RUNNING"]]
     names = list(dict.fromkeys([*facts.ages, *facts.paused, *running, *configured]))
-    rates = facts.rates(names[:MOST_SHOWN])
+    rates = finished_per_minute(facts.using, names[:MOST_SHOWN])
     rows = [_queue_row(facts, name, rates.get(name, 0)) for name in names[:MOST_SHOWN]]
     return {"rows": rows, "more": len(names) - len(rows)}
 
@@ -60,28 +61,18 @@ def worker_table(facts: Facts) -> dict[str, Any]:
     return {"rows": rows, "more": len(workers) - len(rows)}
 
 
-def _worker_row(facts: Facts, worker: Worker, running: list[RunningTask]) -> dict[str, Any]:
+def _worker_row(facts: Facts, worker: Worker, running: list[Task]) -> dict[str, Any]:
     """Return one living worker: which queues it serves, its first running tasks, and how many more run."""
-    oldest = sorted(running, key=lambda task: task.since)
+    oldest = sorted(running, key=attrgetter("last_attempted_at"))
     return {
         "name": worker.name,
         "url": facts.address("worker_change", worker.pk),
         "queues": ", ".join(worker.queues) or gettext("all"),
         "since": elapsed(worker.started_at),
         "is_stopping": worker.is_stopping,
-        "tasks": list(_shown_tasks(facts, oldest[:FEW])),
+        "tasks": [(f"{task.name} #{task.pk}", elapsed(task.last_attempted_at), task.pk) for task in oldest[:FEW]],
         "more": len(oldest) - FEW,
     }
-
-
-def _shown_tasks(facts: Facts, running: list[RunningTask]) -> Iterator[tuple[str, str]]:
-    """Yield the text and the address of each task."""
-    for task in running:
-        text = gettext("%(task)s #%(id)s for %(time)s")
-        yield (
-            text % {"task": task.name, "id": task.id, "time": elapsed(task.since)},
-            facts.address("task_change", task.id),
-        )
 
 
 class Overview(models.Model):
@@ -137,7 +128,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         facts = Facts(request, self.admin_site)
-        context: dict[str, Any] = {"sentences": attention(facts)}
+        context: dict[str, Any] = {"sentences": list(attention(facts))}
         if facts.may_view(Task):
             queues = queue_table(facts)
             choice = choice_of(request, {*(each["name"] for each in queues["rows"]), *facts.ages, *facts.paused})

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from django.urls import reverse
 from django.utils import timezone
 
 from django_pglock.admin.charts import SPANS, duration
 from django_pglock.models import Queue
 from django_pglock.store.numbers import Counts, add_numbers
-from tests.db.admin.visits import person
+from tests.db.admin.visits import person, url
 
 pytestmark = pytest.mark.django_db
 
-PAGE = reverse("admin:django_pglock_overview_changelist")
+PAGE = url("overview")
 PATH = "tests.sample.tasks.nothing"
 
 
@@ -41,7 +40,7 @@ def history(client):
     [
         ({}, 61, 37), ({"span": "hour", "queue": "mail"}, 61, 30), ({"task_path": "another.function"}, 61, 7),
         ({"span": "day"}, 25, 37), ({"span": "week"}, 169, 137), ({"span": "month"}, 61, 37),
-        ({"queue": "nobody\x00s"}, 61, 0),
+        ({"queue": "nobody"}, 61, 0),
     ],
 )  # fmt: skip
 def test_the_charts_count_the_chosen_tasks(client, history, query, steps, succeeded):
