@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, mark, needs
 from django_pglock.models import Lease
 
 
@@ -41,7 +41,7 @@ class LeaseAdmin(ReadOnlyAdmin):
     refuse the next holder.
     """
 
-    list_display = ["name", "state", "owner", "token", "ttl", "held", "renewed", "expires"]
+    list_display = ["name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires"]
     list_filter = [IsHeld]
     search_fields = ["name", "owner"]
     ordering = ["-acquired_at"]
@@ -68,16 +68,6 @@ class LeaseAdmin(ReadOnlyAdmin):
         if lease.is_kept:
             return mark("scheduled", _("released, not free yet"))
         return mark("successful", _("free"))
-
-    @admin.display(description=_("held for"))
-    def held(self, lease: Any) -> str:
-        """Return how long the lease has been held."""
-        return elapsed(lease.acquired_at, lease.server_time) if lease.is_held else "-"
-
-    @admin.display(description=_("renewed"))
-    def renewed(self, lease: Any) -> str:
-        """Return how long ago the holder renewed the lease."""
-        return str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at, lease.server_time)}) if lease.is_held else "-"
 
     @admin.display(description=_("expires"))
     def expires(self, lease: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
@@ -28,17 +28,7 @@ def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
 class AdvisoryLockAdmin(ReadOnlyAdmin):
     """The list of advisory locks of the database: each holder, and below it the sessions that wait for the lock."""
 
-    list_display = [
-        "named",
-        "mode",
-        "held_or_waits",
-        "session",
-        "waits_for",
-        "waiters",
-        "age",
-        "application_name",
-        "state",
-    ]
+    list_display = ["named", "mode", "is_granted", "pid", "blocked_by", "waiters", "age", "application_name", "state"]
     list_filter = [("is_granted", admin.BooleanFieldListFilter), ("mode", admin.AllValuesFieldListFilter)]
     search_fields = ["name"]
     search_help_text = _("The name of a lock, a key, or the process id of a session.")
@@ -47,7 +37,7 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     actions = [terminate]
     change_list_template = "admin/django_pglock/advisorylock/change_list.html"
     fields = (
-        *("named", "key", "mode", "held_or_waits", "pid", "waits_for", "waiters", "since"),
+        *("named", "key", "mode", "is_granted", "pid", "blocked_by", "waiters", "since"),
         *("application_name", "state", "username", "client_address", "query"),
     )
     has_terminate_permission = needs("terminate_advisorylock")
@@ -61,21 +51,6 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
         """Return the name of the lock. Waiting sessions are indented below the holder."""
         style = "pglock-holder" if row.is_granted else "pglock-waiter"
         return format_html('<span class="{}" title="{}">{}</span>', style, "" if row.key is None else row.key, str(row))
-
-    @admin.display(description=_("held"), boolean=True)
-    def held_or_waits(self, row: AdvisoryLock) -> bool:
-        """Return True if the session holds the lock, False if it waits for it."""
-        return bool(row.is_granted)
-
-    @admin.display(description=_("session"))
-    def session(self, row: AdvisoryLock) -> str:
-        """Return the process id of the session, as in ``pg_stat_activity``."""
-        return str(row.pid)
-
-    @admin.display(description=_("waits for"))
-    def waits_for(self, row: AdvisoryLock) -> str:
-        """Return the process ids of the sessions that block this one."""
-        return format_html_join(", ", "{}", ((pid,) for pid in row.blocked_by)) or "-"
 
     @admin.display(description=_("since"))
     def age(self, row: AdvisoryLock) -> str:

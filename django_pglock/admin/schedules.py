@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from django_pglock.admin.pages import ReadOnlyAdmin, mark, needs
 from django_pglock.admin.task_list import wait_or_run_time
 from django_pglock.admin.task_page import last_failures, tick_of
 from django_pglock.models import Schedule, Task
-from django_pglock.store.operate import Verb
+from django_pglock.store.operate import Message, Verb
 from django_pglock.store.schedules import last_runs
 from django_pglock.tasks.states import TaskStatus
 
@@ -26,8 +27,15 @@ from django_pglock.tasks.states import TaskStatus
 OVERDUE = timedelta(minutes=1)
 
 
+@dataclass(frozen=True)
 class ScheduleVerb(Verb):
     """A verb that is a method of the queryset of schedules."""
+
+    unchanged: Message = lambda number: ngettext(
+        "%(count)s schedule was not changed: it is as wanted already.",
+        "%(count)s schedules were not changed: they are as wanted already.",
+        number,
+    )
 
     def apply(self, rows: Any, value: str = "", progress: Any = None) -> int:
         """Apply it. ``run_now`` returns the ids of the new tasks."""
@@ -42,11 +50,6 @@ _VERBS = (
         label=_("Enable selected schedules"),
         button=_("Enable"),
         done=lambda number: ngettext("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", number),
-        unchanged=lambda number: ngettext(
-            "%(count)s schedule was not changed: it was enabled already.",
-            "%(count)s schedules were not changed: they were enabled already.",
-            number,
-        ),
     ),
     ScheduleVerb(
         name="disable",
@@ -54,11 +57,6 @@ _VERBS = (
         label=_("Disable selected schedules"),
         button=_("Disable"),
         done=lambda number: ngettext("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", number),
-        unchanged=lambda number: ngettext(
-            "%(count)s schedule was not changed: it was disabled already.",
-            "%(count)s schedules were not changed: they were disabled already.",
-            number,
-        ),
     ),
     ScheduleVerb(
         name="run_now",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -23,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import elapsed
-from django_pglock.error_reading import is_own, message_in
+from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Task, Waiter, Worker
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
 from django_pglock.tasks.redaction import shown
@@ -37,7 +34,6 @@ MOST_READ, FEW_READ = 20_000, 2_000
 FEW, SHOWN_ATTEMPTS = 10, 50
 #: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
 STACK_TIMEOUT = 2.0
-_FRAME = re.compile(r'^ +File "', re.MULTILINE)
 
 # The state, the last failure, and the tasks before and after this one
 
@@ -50,25 +46,6 @@ _STATES = {
     "READY": _("Has been ready for %(ago)s. Attempts so far: %(made)d of %(most)d."),
     "WAITING": _("Has been waiting for %(ago)s. Attempts so far: %(made)d of %(most)d."),
 }
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Lines of a traceback: frames of the project, or a number of frames of libraries, which are shown folded."""
-
-    text: str
-    #: How many frames of libraries these are; 0 for frames of the project.
-    folded: int
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The last failed or lost attempt."""
-
-    number: int
-    exception: str
-    message: str
-    frames: list[Frames]
 
 
 def sentence(task: Task) -> str:
@@ -90,15 +67,14 @@ def sentence(task: Task) -> str:
     return text
 
 
-def last_failure(task: Task) -> Failure | None:
+def last_failure(task: Task) -> dict[str, Any] | None:
     """Return the last failed or lost attempt; None if there is none. One statement, which reads the end of one row."""
     rows = task.failures.order_by("-number").annotate(end=Right("traceback", MOST_READ))
-    found = rows.values_list("number", "exception_path", "end").first()
-    if found is None:
-        return None
-    number, path, trace = found
-    exception = path.removeprefix("builtins.")
-    return Failure(number, exception, message_in(trace, exception), list(_frames_of(trace)))
+    for number, path, trace in rows.values_list("number", "exception_path", "end")[:1]:
+        exception = path.removeprefix("builtins.")
+        about = {"exception": exception, "place": place_in(trace), "message": message_in(trace, exception)}
+        return {"number": number, "trace": trace, **about}
+    return None
 
 
 def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
@@ -132,18 +108,6 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
 def tick_of(task: Task) -> str:
     """Return the tick of the schedule that has enqueued the task; an empty string if something else has."""
     return str(task.meta.get("schedule", "")) if isinstance(task.meta, dict) else ""
-
-
-def _frames_of(trace: str) -> Iterator[Frames]:
-    places = [*(match.start() for match in _FRAME.finditer(trace)), len(trace)]
-    frames = [trace[start:end] for start, end in pairwise(places)]
-    for is_foreign, group in groupby(frames, key=_is_foreign):
-        texts = list(group)
-        yield Frames("".join(texts), len(texts) if is_foreign else 0)
-
-
-def _is_foreign(frame: Any) -> bool:
-    return not is_own(frame.partition("\n")[0])
 
 
 # Fields

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from django.db.models.functions import Now
 
-from django_pglock.admin.task_page import last_failure, sentence
+from django_pglock.admin.task_page import sentence
 from django_pglock.models import Task
 from django_pglock.store.release import release
 from tests.db.admin.visits import LIST, add_attempt, make, page_of, person, start_worker, url
@@ -36,16 +36,11 @@ def failed():
     return row
 
 
-def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_libraries(client):
+def test_the_page_begins_with_the_last_failure_and_the_last_frame_of_the_project(client):
     row = failed()
-    failure = last_failure(row)
-    assert (failure.exception, failure.message) == ("ConnectionError", "the bank is away: 503")
-    assert [frames.folded for frames in failure.frames] == [1, 0, 2]
-    assert "bank.py" in failure.frames[1].text
     person(client, "view_task")
     page = page_of(client, row)
-    assert "ConnectionError: the bank is away: 503</p>" in page
-    assert "2 frames of libraries</summary>" in page
+    assert '<p class="pglock-exception">ConnectionError in bank.py:88: the bank is away: 503</p>' in page
     assert "connect(&lt;bank&gt;)" in page
     assert "at attempt 5 of 5." in page
     assert "the one before" not in page
