@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.apps import apps as django_apps
 from django.apps.registry import Apps
@@ -29,14 +29,6 @@ from django.views.decorators.http import require_http_methods
 from django_pglock.admin.actions import perform, question_of, value_of
 from django_pglock.store.operate import Verb
 from django_pglock.store.statements import MOST_COUNTED
-
-# Django's classes are generic only for type checkers.
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[Any]
-    AnyPaginator = Paginator[Any]
-else:
-    AnyModelAdmin = admin.ModelAdmin
-    AnyPaginator = Paginator
 
 
 def elapsed(since: datetime, now: datetime | None = None) -> str:
@@ -86,7 +78,8 @@ def capped(count: int, most: int) -> int:
     return AtLeast(most) if count > most else count
 
 
-class CappedPaginator(AnyPaginator):
+# Django's classes are generic only for type checkers.
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to ``MOST_COUNTED`` rows and stops."""
 
     @cached_property
@@ -135,7 +128,7 @@ class OneChoiceFilter(admin.SimpleListFilter):
         return getattr(queryset, self.method)() if self.value() == self.choice[0] else queryset
 
 
-class ReadOnlyAdmin(AnyModelAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A list page and a row page without editable fields. Actions and buttons change rows by guarded verbs."""
 
     show_full_result_count = False
@@ -190,14 +183,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
         if callable(list_filter):
             return [getattr(list_filter, "parameter_name", None)]
         name, make = list_filter if isinstance(list_filter, tuple) else (list_filter, admin.FieldListFilter.create)
-        name = str(getattr(name, "name", name))
         field: Any = get_fields_from_path(self.model, name)[-1]
         names: Any = make(field, request, {}, self.model, self, field_path=name).expected_parameters()
         return [each for each in names if field.null or not each.endswith("__isnull")]
-
-    def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
-        """Return whether ``_to_field`` names the primary key. Rows are found by no other field."""
-        return to_field == self.opts.pk.name
 
     def seen(self, request: HttpRequest, object_id: str) -> Any:
         """Return a row that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such row."""
@@ -230,8 +218,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
         if found.is_deletion and "confirmed" not in request.POST:
             return self.question(request, found, rows)
         self.perform(found, request, rows, value_of(request))
-        is_gone = found.is_deletion
-        return HttpResponseRedirect(self.address("changelist") if is_gone else self.address("change", object_id))
+        if found.is_deletion:
+            return HttpResponseRedirect(self.address("changelist"))
+        return HttpResponseRedirect(self.address("change", object_id))
 
     def perform(self, verb: Verb, request: HttpRequest, rows: Any, value: str) -> None:
         """Apply the verb to the rows."""

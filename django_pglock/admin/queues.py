@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import ValidationError
 from django.db import router, transaction
-from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
-from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import admin_action, record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
@@ -18,12 +16,6 @@ from django_pglock.admin.task_list import queues_of_the_code
 from django_pglock.models import Queue
 from django_pglock.store.numbers import queues_without_row
 from django_pglock.store.operate import Verb
-from django_pglock.store.pause import check_pausable
-
-if TYPE_CHECKING:
-    AnyModelForm = ModelForm[Queue]
-else:
-    AnyModelForm = ModelForm
 
 VERBS = {
     "pause": Verb(
@@ -52,23 +44,9 @@ class IsPaused(OneChoiceFilter):
     method = "paused"
 
 
-class QueueForm(AnyModelForm):
-    """The form that pauses a queue by its name."""
-
-    def clean_name(self) -> str:
-        """Return the name. Raises ``ValidationError`` if ``pause()`` would refuse the name."""
-        name: str = self.cleaned_data["name"]
-        try:
-            check_pausable(router.db_for_write(Queue), name)
-        except ValueError as error:
-            raise ValidationError(str(error)) from error
-        return name
-
-
 class QueueAdmin(ReadOnlyAdmin):
-    """The queues that have been paused at least once, and below them all others. To add a row pauses a queue."""
+    """The queues that have been paused at least once, and below them all others."""
 
-    form = QueueForm
     list_display = ["name", "state", "since", "paused_by", "reason"]
     list_filter = [IsPaused]
     search_fields = ["name"]
@@ -78,31 +56,19 @@ class QueueAdmin(ReadOnlyAdmin):
     actions = [admin_action(verb) for verb in VERBS.values()]
     change_list_template = "admin/django_pglock/queue/change_list.html"
     change_form_template = "admin/django_pglock/queue/change_form.html"
-    has_add_permission = has_pause_permission = needs("pause_queue")
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return the fields of the form that pauses a queue, or all fields of an existing row."""
-        return ["name", "reason"] if obj is None else ["name", "state", "since", "paused_by", "reason"]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return all fields of an existing row; none of the form that pauses a queue."""
-        return [] if obj is None else self.get_fields(request, obj)
+    fields = ("name", "state", "since", "paused_by", "reason")
+    has_pause_permission = needs("pause_queue")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this row: not while the queue is paused, for that would resume it."""
         is_deletable = obj is not None and obj.paused_at is None
         return is_deletable and request.user.has_perm("django_pglock.delete_queue")
 
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Pause the queue. Django writes the log entry."""
-        queues = Queue.objects.db_manager(router.db_for_write(Queue))
-        queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
-
-    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
-        """Show a message about the change. Django's own message would be that a queue was added."""
-        text = gettext("Queue %(name)s was paused: workers claim no task from it.")
-        messages.success(request, text % {"name": obj.pk})
-        return self.response_post_save_add(request, obj)
+    def seen(self, request: HttpRequest, object_id: str) -> Any:
+        """Return a queue that the user may view. One that has never been paused gets its row here."""
+        if self.has_view_permission(request) and object_id in _without_row():
+            Queue.objects.db_manager(router.db_for_write(Queue)).get_or_create(name=object_id)
+        return super().seen(request, object_id)
 
     def verbs_of(self, row: Queue) -> list[Verb]:
         """Return the verb that changes the state of the queue."""
@@ -121,10 +87,10 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add the queues without a row, which have never been paused, and the address of the list of tasks."""
-        others = [] if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
+        others = [] if request.GET else _without_row()
         may_see = request.user.has_perm("django_pglock.view_task")
         tasks = self.address("changelist", model="task") if may_see else ""
-        about = {"pglock_queues": others, "pglock_tasks": tasks}
+        about = {"pglock_queues": others, "pglock_tasks": tasks, "may_pause": self.has_pause_permission(request)}
         return super().changelist_view(request, {**about, **(extra_context or {})})
 
     @admin.display(description=_("state"))
@@ -138,3 +104,7 @@ class QueueAdmin(ReadOnlyAdmin):
     def since(self, queue: Queue) -> str:
         """Return how long the queue has been paused."""
         return elapsed(queue.paused_at) if queue.paused_at else "-"
+
+
+def _without_row() -> list[str]:
+    return queues_without_row(Queue.objects.db, also=queues_of_the_code())

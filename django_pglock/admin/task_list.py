@@ -13,13 +13,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from datetime import timezone as zones
 from functools import reduce
 from itertools import islice
 from operator import or_
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
@@ -419,10 +419,9 @@ def moment_in(text: str, shift: timedelta = timedelta(0)) -> datetime:
     moment = parse_datetime(text)
     if moment is None:
         raise ValueError(text)
-    if timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
+    if timezone.is_naive(moment) and settings.USE_TZ:
         moment = timezone.make_aware(moment)
-    # PostgreSQL reads no offset from UTC of 16 hours or more.
-    return (moment.astimezone(zones.utc) if timezone.is_aware(moment) else moment) + shift
+    return moment + shift
 
 
 def _has(lookup: str, values: Iterable[Any]) -> Q:

@@ -234,7 +234,7 @@ class LooseAdmin(TaskAdmin):
     ("lookup", "is_allowed"),
     [
         ("status__exact", True), ("status__isnull", False), ("status", False), ("id__lt", True), ("rescues__gt", True),
-        ("rescues__lt", False), ("priority", True), ("priority__isnull", False), ("priority__regex", False),
+        ("rescues__lt", False), ("priority", True), ("priority__regex", False),
         ("finished_at__gte", True), ("finished_at__lt", True), ("finished_at__isnull", True),
         ("finished_at__year", False), ("failures__id__exact", True), ("failures__traceback__contains", False),
         ("enqueued_at__gte", False), ("kwargs", False),

@@ -12,7 +12,7 @@ from tests.db.admin.visits import act, make, person, said, url
 
 pytestmark = pytest.mark.django_db
 
-LIST, ADD = url("queue"), url("queue", "add")
+LIST = url("queue")
 
 
 def page_of(name):
@@ -72,26 +72,24 @@ def test_actions_on_the_list(client, queue):
     ]
 
 
-def test_an_unused_queue_is_paused_by_its_name(client):
+def test_a_queue_that_has_never_been_paused_is_paused_by_its_button(client):
+    make(queue="of READY")
     person(client, "view_queue")
-    assert client.get(ADD).status_code == 403
-    assert client.post(ADD, {"name": "mail"}).status_code == 403
+    assert client.post(button("pause", "of READY")).status_code == 403
+    assert not Queue.objects.exists()
     user = person(client, "view_queue", "pause_queue")
-    assert client.get(ADD).status_code == 200
-    response = client.post(ADD, {"name": "mail", "reason": "not yet"}, follow=True)
-    assert said(response) == ["Queue mail was paused: workers claim no task from it."]
+    assert button("pause", "of READY") in client.get(LIST).content.decode()
+    response = client.post(button("pause", "of READY"), {"value": "not yet"}, follow=True)
+    assert said(response) == ["1 queue was paused."]
     row = Queue.objects.get()
-    assert row.paused_at
-    assert (row.name, row.paused_by, row.reason) == ("mail", user.username, "not yet")
-    assert LogEntry.objects.get(user=user).object_id == "mail"
-    again = client.post(ADD, {"name": "mail"})
-    assert "already exists" in again.content.decode()
+    assert (row.name, row.paused_by, row.reason) == ("of READY", user.username, "not yet")
+    assert LogEntry.objects.get(user=user).object_id == "of READY"
 
 
-def test_a_prefix_is_no_queue(client):
+def test_a_name_that_nothing_has_is_no_queue(client):
     person(client, "view_queue", "pause_queue")
-    response = client.post(ADD, {"name": "defa*"})
-    assert "There is no queue &#x27;defa*&#x27;" in response.content.decode()
+    for name in ("typo", "defa*"):
+        assert client.post(button("pause", name)).status_code == 404
     assert not Queue.objects.exists()
 
 
@@ -109,7 +107,7 @@ def test_a_paused_queue_cannot_be_deleted(client, queue):
 @pytest.mark.parametrize("name", ["a/b", "<script>alert('x')</script>", "mail/do/pause", "ä ?#&%_2F"])
 def test_a_queue_of_any_name_has_an_escaped_page_and_a_button(client, name):
     person(client, "view_queue", "pause_queue")
-    client.post(ADD, {"name": name, "reason": "<script>alert('x')</script>"})
+    Queue.objects.pause(name, reason="<script>alert('x')</script>")
     listing = client.get(LIST).content.decode()
     assert "<script>alert" not in listing
     [queue] = Queue.objects.all()
@@ -132,7 +130,7 @@ def test_the_list_of_queues_answers_any_filter_value(client, queue, query, count
     assert response.context["cl"].result_count == count
 
 
-def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
+def test_the_list_has_every_queue(client, queue):
     person(client, "view_queue", "view_task", "pause_queue")
     make("READY", queue="of READY")
     page = client.get(LIST)
@@ -140,22 +138,15 @@ def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
     assert "of READY" in names
     assert "default" in names, "from the settings and the code"
     assert "mail" not in names, "it has a row"
-    text = page.content.decode()
-    assert "task/?queue=of%20READY" in text
-    form = client.get(f"{ADD}?name=of%20READY").content.decode()
-    assert 'value="of READY"' in form
-    assert 'name="reason"' in form
-    response = client.post(ADD, {"name": "of READY", "reason": "x"}, follow=True)
-    assert is_paused("of READY")
-    assert "of READY" not in response.context["pglock_queues"]
+    assert "task/?queue=of%20READY" in page.content.decode()
 
 
-def test_the_pause_form_and_the_link_to_tasks_need_their_rights(client):
+def test_the_button_and_the_link_to_tasks_need_their_rights(client):
     person(client, "view_queue")
     make(queue="bulk")
     page = client.get(LIST).content.decode()
     assert "bulk" in page
-    assert "?name=bulk" not in page
+    assert button("pause", "bulk") not in page
     assert "?queue=bulk" not in page
 
 

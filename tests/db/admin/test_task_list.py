@@ -29,7 +29,7 @@ QUERIES = (
     "?q=" + "9" * 5000, "?id__lt=" + "9" * 5000, "?q=x&id__lt=" + "9" * 5000, "?argument=a=" + "9" * 5000,
     "?p=" + "9" * 5000, "?o=" + "9" * 5000,
     "?since=2026-01-01&status__exact=FAILED&fingerprint__exact=x", "?key=a&q=x", "?worker=a&q=x&status__exact=RUNNING",
-    "?key=a&queue=b&since=2026-01-01", "?since=2026-01-01T00:00-23:59", "?before=0001-01-01T00:00%2B23:59",
+    "?key=a&queue=b&since=2026-01-01",
     "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5",
 )  # fmt: skip
 
