@@ -93,7 +93,7 @@ class Chart:
             yield moment, ["-" if value is None else self.shown(value) for value in values]
 
     def __str__(self) -> str:
-        return render_to_string("admin/django_pglock/overview/chart.html", {"chart": self})
+        return render_to_string("admin/django_pglock/chart.html", {"chart": self})
 
     __html__ = __str__
 
