@@ -136,4 +136,4 @@ def chart_of(group: FailureCounts) -> str:
     title = _("Failures in each of the last {hours} hours: {numbers}")
     title = title.format(hours=len(group.by_hour), numbers=", ".join(map(str, group.by_hour)))
     line = Line(_("failed"), "bad", group.by_hour)
-    return Chart(f"group{group.fingerprint}", title, group.by_hour, [line], whole, stacked=True).drawing
+    return Chart(f"group{group.fingerprint}", title, group.by_hour, [line], whole, is_stacked=True).drawing
