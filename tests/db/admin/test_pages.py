@@ -130,16 +130,6 @@ def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
         assert (response.status_code, queries) == (400, []), field
 
 
-@pytest.mark.parametrize("field", ["args", "kwargs", "result", "meta", "unique_key", "lock_key", "progress"])
-def test_redacted_fields_cannot_be_searched(client, field):
-    """Whether the list is empty would reveal a value letter by letter."""
-    person(client, "view_task")
-    make("SUCCESSFUL", args=["user"], kwargs={"email": "user"}, result={"email": "user"}, meta={"email": "user"})
-    for lookup in ("email__startswith", "0__startswith", "contains", "startswith", "email__isnull", "has_key"):
-        response, queries = asked(client, address(Task), {f"{field}__{lookup}": "u"})
-        assert (response.status_code, queries) == (400, [])
-
-
 def test_an_action_on_all_matching_tasks_refuses_forbidden_lookups(client):
     person(client, "view_task", "retry_task")
     row = make("FAILED", kwargs={"email": "user"})
@@ -179,18 +169,16 @@ def test_admin_pages_refuse_to_field_unless_it_names_the_primary_key(client, mod
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
 def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, rf, model):
-    """The order of the rows would reveal the hidden values."""
+    """The order of the rows would reveal the hidden values, and no index has it."""
     user = person(client, permission_to_view(model))
-    for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
-        request = rf.get("/", {"o": order})
+    orders = set()
+    for order in ("", "kwargs", "-kwargs", "2.3.4.5.6.7.8.9", "-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
+        request = rf.get("/", {"o": order} if order else {})
         request.user = user
-        with CaptureQueriesContext(connection) as captured:
-            # The view reads the rows. To render the page takes longer.
-            assert admin.site._registry[model].changelist_view(request).status_code == 200
-        queries = [each["sql"] for each in captured if "ORDER BY" in each["sql"]]
-        assert queries
-        for sql in queries:
-            assert not {"args", "kwargs", "result", "meta"} & {*sql.rpartition("ORDER BY")[2].split('"')}
+        # The view reads the rows. To render the page takes longer.
+        rows = admin.site._registry[model].changelist_view(request).context_data["cl"].queryset
+        orders.add(tuple(dict.fromkeys(rows.query.order_by)))
+    assert len(orders) == 1, "as without the parameter"
 
 
 @pytest.mark.usefixtures("own_registry")

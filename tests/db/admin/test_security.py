@@ -231,10 +231,10 @@ def test_buttons_need_post_a_token_and_the_permission(client, model, verb, permi
     assert not LogEntry.objects.exists()
 
 
-def test_no_user_can_add_or_change_rows_by_hand(client):
+def test_no_user_can_add_change_or_delete_rows_by_hand(client):
     """This also holds for a user with all permissions."""
     person(client, *(f"{verb}_task" for verb in ("add", "change", "view", "delete")))
-    row = make("READY")
+    row = make("SUCCESSFUL")
     assert client.get(url("task", "add")).status_code == 403
     assert client.post(url("task", "add"), {"task_path": "os.system"}).status_code == 403
     assert client.post(url("task", "change", row.pk), {"task_path": "os.system"}).status_code == 403

@@ -51,15 +51,6 @@ def test_a_verb_on_a_missing_task_is_404(client, verb, key):
     assert not LogEntry.objects.exists()
 
 
-def test_a_user_with_the_view_right_sees_neither_buttons_nor_actions(client):
-    person(client, "view_task")
-    row = make("FAILED")
-    assert 'name="action"' not in client.get(LIST).content.decode()
-    page = url("task", "change", row.pk)
-    assert "pglock-verb" not in client.get(page).content.decode()
-    assert client.post(page, {"status": "READY"}).status_code == 403
-
-
 def test_the_button_that_deletes_asks_for_confirmation(client):
     person(client, "view_task", "delete_task")
     row = make("FAILED", attempts=1)
@@ -97,11 +88,3 @@ def test_a_task_whose_unique_key_is_taken_for_a_period_is_not_deleted(client):
     Task.objects.filter(pk=row.pk).update(unique_until=Now() - timedelta(seconds=1))
     assert NOT_DELETED not in said(delete(client, row))
     assert not Task.objects.exists()
-
-
-def test_tasks_are_not_added_and_only_by_the_verb_deleted(client):
-    person(client, "view_task", "add_task", "change_task", "delete_task")
-    row = make("SUCCESSFUL")
-    assert client.get(url("task", "add")).status_code == 403
-    assert client.post(url("task", "delete", row.pk), {"post": "yes"}).status_code == 403
-    assert list(Task.objects.all()) == [row]
