@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db import models, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -18,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from django_pglock.admin.actions import record, value_of
 from django_pglock.admin.charts import Chart, Line, whole
-from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed, needs
+from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, needs
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_redrive, redrives
@@ -41,6 +39,7 @@ class FailureGroup(models.Model):
         return str(self._meta.verbose_name)
 
 
+@admin.register(FailureGroup)
 class FailureGroupAdmin(ReadOnlyAdmin):
     """The page of all groups, and the confirmation of a change of all tasks of a group."""
 
@@ -63,7 +62,13 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         """Show the groups."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        rows = list(self._rows(failures(Task.objects.db, most=MOST_IN_GROUP)))
+        groups = failures(Task.objects.db, most=MOST_IN_GROUP)
+        running = redrives(Task.objects.db, [each.fingerprint for each in groups])
+        # Each with its count, its chart, and the task that retries it at this moment.
+        rows = [
+            (each, AtLeast(each.count) if each.is_capped else each.count, chart_of(each), running.get(each.fingerprint))
+            for each in groups
+        ]
         verbs = [verb for verb in self.verbs.values() if self.may(request, verb)]
         about = {"title": capfirst(self.opts.verbose_name_plural), "rows": rows, "verbs": verbs}
         return self.answer(request, "failuregroup/change_list", {**about, **(extra_context or {})})
@@ -89,26 +94,6 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         else:
             self.perform(found, request, rows, "")
         return HttpResponseRedirect(self.address("changelist"))
-
-    # The page
-
-    def _rows(self, groups: list[FailureCounts]) -> Iterator[dict[str, Any]]:
-        """Yield the groups as lines of the table, each with the task that retries it at this moment."""
-        now, running = timezone.now(), redrives(Task.objects.db, [group.fingerprint for group in groups])
-        tasks = self.address("changelist", model="task")
-        for group in groups:
-            redrive = running.get(group.fingerprint)
-            yield {
-                "group": group,
-                "count": AtLeast(group.count) if group.is_capped else group.count,
-                "first": elapsed(group.first_at, now),
-                "last": elapsed(group.last_at, now),
-                "chart": chart_of(group),
-                "tasks_url": f"{tasks}?status__exact=FAILED&fingerprint__exact={group.fingerprint}",
-                "newest_url": self.address("change", group.newest, model="task"),
-                "redrive": redrive,
-                "redrive_url": self.address("change", redrive.pk, model="task") if redrive else "",
-            }
 
     def _redrive(self, request: HttpRequest, number: int) -> None:
         try:

@@ -34,6 +34,7 @@ class IsHeld(OneChoiceFilter):
     method = "held"
 
 
+@admin.register(Lease)
 class LeaseAdmin(ReadOnlyAdmin):
     """The list of leases, the latest acquired first, and the page of one lease.
 

@@ -25,6 +25,7 @@ def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
     messages.success(request, text % {"count": len(ended)})
 
 
+@admin.register(AdvisoryLock)
 class AdvisoryLockAdmin(ReadOnlyAdmin):
     """The list of advisory locks of the database: each holder, and below it the sessions that wait for the lock."""
 

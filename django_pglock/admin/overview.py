@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest, HttpResponse
@@ -74,6 +75,7 @@ class Overview(models.Model):
         return str(self._meta.verbose_name)
 
 
+@admin.register(Overview)
 class OverviewAdmin(ReadOnlyAdmin):
     """The page. While it is visible, its script loads it every five seconds, and takes the part that changes."""
 

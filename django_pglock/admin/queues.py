@@ -44,6 +44,7 @@ class IsPaused(OneChoiceFilter):
     method = "paused"
 
 
+@admin.register(Queue)
 class QueueAdmin(ReadOnlyAdmin):
     """The queues that have been paused at least once, and below them all others."""
 

@@ -74,6 +74,7 @@ _VERBS = (
 VERBS = {verb.name: verb for verb in _VERBS}
 
 
+@admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
+from django.contrib import admin
 from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.messages import WARNING
 from django.http import HttpRequest, HttpResponse
@@ -34,6 +35,7 @@ from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.states import TaskStatus
 
 
+@admin.register(Task)
 class TaskAdmin(ReadOnlyAdmin):
     """The list of tasks and the page of one task, with the verbs of tasks as actions and buttons."""
 

@@ -15,6 +15,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.liveness import is_alive
 
 
+@admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
     """The list of workers and the page of one worker."""
 
