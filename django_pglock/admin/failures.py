@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -44,7 +45,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     """The page of all groups, and the confirmation of a change of all tasks of a group."""
 
     #: What can be done with a group.
-    verbs: ClassVar[dict[str, Verb]] = {verb.name: verb for verb in (RETRY, DISCARD)}
+    verbs: ClassVar[Mapping[str, Verb]] = {verb.name: verb for verb in (RETRY, DISCARD)}
 
     # Groups have no permission of their own.
     has_view_permission = has_module_permission = needs("view_task")
@@ -121,4 +122,4 @@ def chart_of(group: FailureCounts) -> str:
     title = _("Failures in each of the last {hours} hours: {numbers}")
     title = title.format(hours=len(group.by_hour), numbers=", ".join(map(str, group.by_hour)))
     line = Line(_("failed"), "bad", group.by_hour)
-    return Chart(f"group{group.fingerprint}", title, group.by_hour, [line], whole, is_stacked=True).drawing
+    return Chart(f"group{group.fingerprint}", title, [""] * len(group.by_hour), [line], whole, is_stacked=True).drawing

@@ -102,7 +102,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         facts = Facts(request, self.admin_site)
-        context = {"title": capfirst(self.opts.verbose_name), "sentences": list(attention(facts))}
+        context: dict[str, Any] = {"title": capfirst(self.opts.verbose_name), "sentences": list(attention(facts))}
         if facts.may_view(Task):
             queues = queue_table(facts)
             choice = choice_of(request, {*(each["name"] for each in queues["rows"]), *facts.ages, *facts.paused})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from django_pglock.store.operate import Verb
 from django_pglock.store.statements import MOST_COUNTED
 
 
-def elapsed(since: datetime, now: datetime | None = None) -> str:
+def elapsed(since: Any, now: datetime | None = None) -> str:
     """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``.
 
     ``now`` is the server's time, if it is known; else the host's clock is used.
@@ -139,7 +139,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     #: Lookups in the links of our own templates. Those of ``list_filter`` are added.
     linked_lookups: tuple[str, ...] = ()
     #: What users may do with rows, by name: the actions of the list, and the buttons of the page of a row.
-    verbs: ClassVar[dict[str, Verb]] = {}
+    verbs: ClassVar[Mapping[str, Verb]] = {}
 
     class Media:
         """One stylesheet, no inline style and no script: the pages work under a strict Content Security Policy."""

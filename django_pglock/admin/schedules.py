@@ -32,8 +32,8 @@ class ScheduleVerb(Verb):
     """A verb that is a method of the queryset of schedules."""
 
     unchanged: Message = lambda number: ngettext(
-        "%(count)s schedule was not changed: it is as wanted already.",
-        "%(count)s schedules were not changed: they are as wanted already.",
+        "%(count)s schedule was not changed: it had this state already.",
+        "%(count)s schedules were not changed: they had this state already.",
         number,
     )
 
