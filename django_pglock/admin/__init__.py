@@ -1,3 +1,3 @@
 """The pages of the Django admin: overview, tasks, failures, workers, locks, leases, queues and schedules."""
 
-from django_pglock.admin import failures, leases, locks, overview, queues, schedules, tasks, workers  # noqa: F401
+from django_pglock.admin import failures, locks, overview, queues, schedules, tasks, workers  # noqa: F401

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.http import HttpRequest
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
@@ -89,11 +88,6 @@ class Chart:
         for at, moment in enumerate(self.moments):
             values = [line.values[at] for line in self.lines]
             yield moment, ["-" if value is None else self.shown(value) for value in values]
-
-    def __str__(self) -> str:
-        return render_to_string("admin/django_pglock/chart.html", {"chart": self})
-
-    __html__ = __str__
 
 
 def _known(line: Line) -> list[float]:

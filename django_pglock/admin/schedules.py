@@ -16,8 +16,8 @@ from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import admin_action
 from django_pglock.admin.pages import ReadOnlyAdmin, mark, needs
-from django_pglock.admin.task_list import wait_or_run_time
 from django_pglock.admin.task_page import last_failures, tick_of
+from django_pglock.admin.tasks import wait_or_run_time
 from django_pglock.models import Schedule, Task
 from django_pglock.store.operate import Message, Verb
 from django_pglock.store.schedules import last_runs

@@ -29,13 +29,11 @@ from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect
 from django.http.response import StreamingHttpResponse
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter, elapsed, mark
+from django_pglock.admin.pages import AtLeast, CappedChangeList, OneChoiceFilter
 from django_pglock.admin.task_page import last_failures
 from django_pglock.conf import redact_hook
 from django_pglock.models import Task, Worker
@@ -441,62 +439,6 @@ def _pair(text: str) -> tuple[str, list[Any]]:
         return name, [value, json.loads(value, parse_constant=str)]
     except (ValueError, RecursionError):
         return name, [value]
-
-
-# Columns. The page of a task shows them, too.
-
-
-@admin.display(description=_("task"), ordering="-id")
-def name_and_id(task: Task) -> str:
-    """Return the name of the function and the id of the task."""
-    return format_html(
-        '<span class="pglock-name" title="{}">{}</span> <span class="pglock-id">#{}</span>',
-        task.task_path,
-        task.name,
-        task.pk,
-    )
-
-
-@admin.display(description=_("status"))
-def status_mark(task: Task) -> str:
-    """Return the status in its colour, with a note if a cancel was requested."""
-    is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
-    # Not inside of an f-string, where makemessages does not find it.
-    asked = gettext("cancel requested")
-    note = f" ({asked})" if is_asked else ""
-    return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
-
-
-@admin.display(description=_("last failure"))
-def last_failure(task: Any) -> str:
-    """Return the exception of the last failed attempt, as a link to all failures with it, and its message."""
-    if task.last_failure is None:
-        return "-"
-    path, message = task.last_failure
-    return format_html(
-        '<span class="pglock-failure" title="{}"><a href="?{}">{}</a>{}</span>',
-        message,
-        urlencode({"exception": path}),
-        path.rpartition(".")[2],
-        f": {message}" if message else "",
-    )
-
-
-@admin.display(description=_("attempts"))
-def attempts_made(task: Task) -> int:
-    """Return how often the function was started."""
-    return task.attempts_made
-
-
-@admin.display(description=_("wait or run time"))
-def wait_or_run_time(task: Task) -> str:
-    """Return how long the task has waited so far, has run so far or, once it is finished, ran."""
-    if task.finished_at:
-        if not task.started_at:
-            return "-"
-        took = (task.finished_at - task.started_at).total_seconds()
-        return gettext("%(seconds).3f s") % {"seconds": took}
-    return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
 
 
 # Export of the filtered list as CSV: streamed, and redacted as the pages are

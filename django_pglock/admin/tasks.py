@@ -10,29 +10,75 @@ from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.messages import WARNING
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
+from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import task_page as page
 from django_pglock.admin.actions import admin_action
 from django_pglock.admin.enqueue import again_page, enqueue_page
-from django_pglock.admin.pages import ReadOnlyAdmin, needs
-from django_pglock.admin.task_list import (
-    FILTERS,
-    IndexedList,
-    StatusFilter,
-    attempts_made,
-    export_view,
-    find,
-    last_failure,
-    name_and_id,
-    status_mark,
-    wait_or_run_time,
-)
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.admin.task_list import FILTERS, IndexedList, StatusFilter, export_view, find
 from django_pglock.models import Task
 from django_pglock.store.operate import VERBS, Verb
 from django_pglock.store.why_it_waits import why_it_waits
 from django_pglock.tasks.states import TaskStatus
+
+# Columns. The page of a task shows them, too.
+
+
+@admin.display(description=_("task"), ordering="-id")
+def name_and_id(task: Task) -> str:
+    """Return the name of the function and the id of the task."""
+    return format_html(
+        '<span class="pglock-name" title="{}">{}</span> <span class="pglock-id">#{}</span>',
+        task.task_path,
+        task.name,
+        task.pk,
+    )
+
+
+@admin.display(description=_("status"))
+def status_mark(task: Task) -> str:
+    """Return the status in its colour, with a note if a cancel was requested."""
+    is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
+    # Not inside of an f-string, where makemessages does not find it.
+    asked = gettext("cancel requested")
+    note = f" ({asked})" if is_asked else ""
+    return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
+
+
+@admin.display(description=_("last failure"))
+def last_failure(task: Any) -> str:
+    """Return the exception of the last failed attempt, as a link to all failures with it, and its message."""
+    if task.last_failure is None:
+        return "-"
+    path, message = task.last_failure
+    return format_html(
+        '<span class="pglock-failure" title="{}"><a href="?{}">{}</a>{}</span>',
+        message,
+        urlencode({"exception": path}),
+        path.rpartition(".")[2],
+        f": {message}" if message else "",
+    )
+
+
+@admin.display(description=_("attempts"))
+def attempts_made(task: Task) -> int:
+    """Return how often the function was started."""
+    return task.attempts_made
+
+
+@admin.display(description=_("wait or run time"))
+def wait_or_run_time(task: Task) -> str:
+    """Return how long the task has waited so far, has run so far or, once it is finished, ran."""
+    if task.finished_at:
+        if not task.started_at:
+            return "-"
+        took = (task.finished_at - task.started_at).total_seconds()
+        return gettext("%(seconds).3f s") % {"seconds": took}
+    return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
 
 
 @admin.register(Task)

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from django.template.loader import render_to_string
 
 from django_pglock.admin.charts import HEIGHT, SMALLEST, WIDTH, Chart, Line
 
@@ -66,14 +67,15 @@ def test_screen_readers_get_a_title_a_description_and_a_table():
     texts = {each.get("id"): each.text for each in root if each.get("id")}
     assert root.get("role") == "img"
     assert [texts[name] for name in named] == ["Throughput", "p50: 1 a minute; p95: 5 a minute"]
-    page = str(drawn)
+    page = render_to_string("admin/django_pglock/chart.html", {"chart": drawn})
     for row in ('<th scope="row">14:00</th><td>1 a minute</td><td>5 a minute</td>', "<td>-</td><td>2.5 a minute</td>"):
         assert row in page
 
 
 def test_no_text_becomes_markup():
     line = Line("<b>label</b>", "half", [1])
-    page = str(chart(line, title="<i>title</i>", moments=["<u>now</u>"]))
+    drawn = chart(line, title="<i>title</i>", moments=["<u>now</u>"])
+    page = render_to_string("admin/django_pglock/chart.html", {"chart": drawn})
     assert not re.search("<[biu]>", page)
     assert " style=" not in page
     assert "<script" not in page
