@@ -23,10 +23,10 @@ from django_pglock.store.statements import WINDOW
 MOST_NAMED = 100
 
 
-def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") -> int:
-    """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows.
+def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") -> None:
+    """Apply the verb to the rows, show a message and write a log entry.
 
-    More rows than ``WINDOW`` are changed by a task, because a request may not take that long; then return 0.
+    More rows than ``WINDOW`` are changed by a task, because a request may not take that long.
     """
     # The admin passes a queryset in display order, possibly on a replica. The verb needs an unordered one on the
     # database that takes writes.
@@ -35,7 +35,7 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") ->
     with transaction.atomic(using=chosen.db):
         if len(asked) > WINDOW:
             _perform_by_task(verb, request, chosen, value)
-            return 0
+            return
         remark = verb.remark(chosen) if asked else ""
         count = verb.apply(chosen, value) if asked else 0
         left, why = verb.rest(chosen) if len(asked) > count else (0, "")
@@ -50,7 +50,6 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") ->
         messages.warning(request, verb.message(verb.unchanged, len(asked) - count - left))
     elif not asked:
         messages.warning(request, _("The selected rows no longer exist."))
-    return count
 
 
 def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any, value: str) -> None:
