@@ -19,6 +19,7 @@ from typing import Any
 import hypothesis
 import psycopg
 import pytest
+from django.db import Error as DatabaseFailure
 from django.db import connection, connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test import TransactionTestCase
@@ -144,6 +145,19 @@ def eventually() -> Callable[..., Any]:
     return wait
 
 
+def wait_until(is_true: Callable[[], Any], why: str) -> None:
+    """Wait outside of tests until something is true, also while the database cannot be reached."""
+    deadline = time.monotonic() + NEVER
+    while time.monotonic() < deadline:
+        try:
+            if is_true():
+                return
+        except DatabaseFailure:
+            connection.close()
+        time.sleep(0.1)
+    raise TimeoutError(why)
+
+
 @pytest.fixture
 def in_threads() -> Callable[..., list[Any]]:
     """Run a function in several threads at once, each with a connection of its own, and return what they return."""
@@ -265,16 +279,33 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
         worker.executor.wait(3)
 
 
-def environment_at(url: str, **environment: str) -> dict[str, str]:
-    """Return the environment of a process on a database."""
+def database_url(name: str = "") -> str:
+    """Return the address of a database on the tests' server: by default, of the one that the tests have made there."""
+    return f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{name or connection.settings_dict['NAME']}"
+
+
+def environment_at(url: str = "", **environment: str) -> dict[str, str]:
+    """Return the environment of a process on a database, by default on that of the tests."""
     path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
     return {
         **os.environ,
-        "DATABASE_URL": url,
+        "DATABASE_URL": url or database_url(),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "PYTHONPATH": os.pathsep.join(path),
         **environment,
     }
+
+
+def session_at(server: PrivatePostgres, **options: str) -> psycopg.Connection[Any]:
+    """Return a session of the superuser of a server of our own."""
+    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True, **options)
+
+
+def ask(server: PrivatePostgres, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+    """Run one statement in a session of its own, and return its rows."""
+    with session_at(server) as session:
+        answer = session.execute(sql, params or None)
+        return answer.fetchall() if answer.description else []
 
 
 def make_tables(server: PrivatePostgres, **environment: str) -> None:
@@ -290,10 +321,7 @@ class WorkerProcess:
     It is a new interpreter, and so are the processes that it supervises, unless ``is_forked``.
     """
 
-    def __init__(self, *arguments: str, url: str | None = None, is_forked: bool = True, **environment: str) -> None:
-        if url is None:
-            # The same server as ours, but the database that the tests have made in it.
-            url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
+    def __init__(self, *arguments: str, url: str = "", is_forked: bool = True, **environment: str) -> None:
         # The autoreloader starts the process again, with its original command line.
         self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],

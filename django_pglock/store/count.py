@@ -16,8 +16,8 @@ from django_pglock.tasks.queues import OWN_QUEUE
 #: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
 #: enough: the task with the lowest id may have become due just now.
 OLDEST = 3
-#: The largest number of tasks that are read without a fitting index: by a first search, and by a second one.
-FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
+#: The largest number of tasks that are searched without a fitting index: that takes less than 50 ms.
+MOST_SEARCHED = 20_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 

@@ -83,7 +83,7 @@ class Verb:
     """A change that users may apply to rows."""
 
     name: str
-    #: The permission is ``django_pglock.<permission>_<model>``.
+    #: The admin asks ``has_<permission>_permission``.
     permission: str
     #: The name of the action on a list page, and of the button on the page of one row. Empty: there is no button.
     label: Any
@@ -466,10 +466,10 @@ MOVE = Verb(
 )
 DELETE = Verb(
     name="delete_finished",
-    permission="delete",
+    # Not "delete": with that, Django would offer its own page, which loads all attempts, and asks no verb.
+    permission="remove",
     label=_("Delete finished tasks"),
-    # Django's own page deletes one.
-    button="",
+    button=_("Delete"),
     help=_("Delete finished tasks, whatever their age, with their attempts."),
     about="A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the "
     "project refers to it.",

@@ -70,18 +70,6 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     assert not ran_at_once(path)
 
 
-def test_a_running_task_holds_its_advisory_lock_until_a_kill(worker_process, eventually, path, tmp_path):
-    worker = worker_process("--threads", "1")
-    tasks.hold_shelf.enqueue(7, path, str(tmp_path / "go on"))
-    eventually((tmp_path / "go on.inside").exists)
-    with try_lock("shelf", 7) as is_held, try_lock("shelf", 8) as is_other_held:
-        assert (bool(is_held), bool(is_other_held)) == (False, True)
-    worker.send(signal.SIGKILL)
-    with lock("shelf", 7, timeout=NEVER), tasks.alone(path):
-        pass
-    assert not ran_at_once(path)
-
-
 def test_a_frozen_worker_excludes_others_until_it_continues(worker_process, eventually, path, tmp_path):
     """Another worker claims the task after the hard limit, and waits for the session of the frozen worker."""
     go_on = tmp_path / "go on"

@@ -14,7 +14,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.supervising.channel import LEFT_BEHIND
-from tests.conftest import NEVER, WorkerProcess, heartbeat_processes_of
+from tests.conftest import NEVER, WorkerProcess, database_url, heartbeat_processes_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -98,7 +98,7 @@ def test_a_draining_worker_waits_for_a_rescue_only_for_a_limited_time(settings):
 
 @pytest.mark.parametrize(("options", "expected"), [((), LEFT_BEHIND), (("--processes", "2"), 1)])
 def test_a_draining_worker_ends_if_its_database_does_not_exist(options, expected):
-    process = WorkerProcess("--drain", *options, url=f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/nowhere")
+    process = WorkerProcess("--drain", *options, url=database_url("nowhere"))
     try:
         code = process.wait()
     finally:

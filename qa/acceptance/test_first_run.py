@@ -11,13 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from example_project import postgres_guard
 from example_project.postgres import NoPostgres, PrivatePostgres, find_programs
 from example_project.postgres_guard import sweep
-from tests.conftest import BASE_PYTHON, ROOT
+from tests.conftest import BASE_PYTHON, ROOT, session_at
 
 pytestmark = pytest.mark.acceptance
 
@@ -28,10 +27,6 @@ server = PrivatePostgres().start()
 print(server.home, server._guard.pid, flush=True)
 time.sleep(600)
 """
-
-
-def connect(server):
-    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True)
 
 
 def processes_of(folder):
@@ -57,7 +52,7 @@ def test_the_private_server_does_not_listen_on_tcp_and_removes_its_files():
     mode = Path("/tmp").stat().st_mode
     users = len(pwd.getpwall())
     with PrivatePostgres() as server:
-        with connect(server) as connection:
+        with session_at(server) as connection:
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
             assert connection.execute("SHOW fsync").fetchone() == ("off",)
         folder = server.home

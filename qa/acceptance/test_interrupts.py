@@ -28,7 +28,6 @@ from django_pglock.models import Lease as LeaseRow
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
-from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Only boundaries in our own code count. The boundary around a call covers what Django and psycopg do in it.
@@ -154,13 +153,6 @@ def _free_soon(somebody, name):
         if time.monotonic() > limit:
             return False
     return True
-
-
-@pytest.fixture
-def somebody():
-    other = Somebody()
-    yield other
-    other.leaves()
 
 
 KINDS = {

@@ -1,18 +1,16 @@
-"""Leases between processes: a holder that is killed, and a holder that is stopped and continues too late."""
+"""Leases between processes: a holder that is stopped and continues too late."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from django.db import connection
 
-from django_pglock import Lease, LockNotAvailable
+from django_pglock import Lease
 from django_pglock.models import Lease as Row
-from tests.conftest import ROOT
+from tests.conftest import environment_at
 from tests.sample.models import Effect
 from tests.warm.process import start
 
@@ -41,31 +39,12 @@ except LockLost:
 
 @pytest.fixture
 def holder():
-    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    process = start(
-        [sys.executable, "-c", HOLDER],
-        env={
-            **os.environ,
-            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start([sys.executable, "-c", HOLDER], env=environment_at(), stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "holds 1\n"
     yield process
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-def test_the_lease_of_a_process_that_was_killed_ends_by_itself(holder):
-    holder.kill()
-    with pytest.raises(LockNotAvailable), Lease("report", ttl=1):
-        pass
-    with Lease("report", ttl=60, timeout=60) as lease:
-        assert lease.token == 2
 
 
 def test_a_process_that_was_stopped_notices_and_its_late_write_is_refused(holder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from http.client import HTTPConnection
 from uuid import uuid4
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from tests.conftest import NEVER, ROOT, WorkerProcess, environment_at
+from tests.conftest import NEVER, ROOT, WorkerProcess, database_url, environment_at
 from tests.sample.later_version import LAST
 from tests.warm.process import start
 
@@ -40,16 +39,12 @@ def empty_database():
         session.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def url_of(name):
-    return f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{name}"
-
-
 LATER = "tests.settings_later_version"
 
 
 def migrate(database, *names):
     command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "django_pglock", *names]
-    process = start(command, env=environment_at(url_of(database), DJANGO_SETTINGS_MODULE=LATER))
+    process = start(command, env=environment_at(database_url(database), DJANGO_SETTINGS_MODULE=LATER))
     assert process.wait(NEVER) == 0
 
 
@@ -65,7 +60,7 @@ def readiness(port):
 def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventually):
     """First there is nothing at all, then all but the last migration, then all."""
     probes = ["--probe-port", "127.0.0.1:0"]
-    process = WorkerProcess(*probes, url=url_of(empty_database), DJANGO_SETTINGS_MODULE=LATER)
+    process = WorkerProcess(*probes, url=database_url(empty_database), DJANGO_SETTINGS_MODULE=LATER)
     try:
         process.wait_for("manage.py migrate django_pglock --database default")
         port = int(process.output.partition("127.0.0.1 port ")[2].partition(".")[0])
@@ -87,7 +82,7 @@ def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventu
 
 
 def test_a_worker_that_waits_can_be_stopped(empty_database):
-    process = WorkerProcess(url=url_of(empty_database))
+    process = WorkerProcess(url=database_url(empty_database))
     try:
         process.wait_for("manage.py migrate")
         process.process.terminate()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from django.db import connection
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.conftest import database_url, environment_at
+
 SETTINGS = """
 import environ
 
@@ -48,16 +47,14 @@ def test_left_in_a_transaction_test():
 
 @pytest.mark.django_db(transaction=True)
 def test_the_pytest_plugin_holds_locks_and_reports_locks_left_held(tmp_path):
-    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH"), str(ROOT)])),
-        "DJANGO_SETTINGS_MODULE": "settings",
-        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}_plugin",
-        "PGLOCK_NO_BOOTSTRAP": "1",
+    environment = environment_at(
+        database_url(f"{connection.settings_dict['NAME']}_plugin"),
+        PYTHONPATH=str(tmp_path),
+        DJANGO_SETTINGS_MODULE="settings",
+        PGLOCK_NO_BOOTSTRAP="1",
         # Other plugins that are installed here have no part in it, and take as long to import as Django.
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
     (tmp_path / "test_project.py").write_text(TESTS)
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

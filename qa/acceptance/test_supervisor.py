@@ -12,10 +12,9 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from tests.conftest import NEVER, ROOT
+from tests.conftest import NEVER, environment_at
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -66,11 +65,9 @@ def supervisor(worker_process, eventually):
 )
 def test_a_program_without_a_file_starts_processes_if_its_code_is_an_argument(is_code, code, text):
     tasks.nothing.enqueue()
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     ran = subprocess.run(
         [sys.executable, *(["-c", PROGRAM] if is_code else ["-"])],
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
-        input=PROGRAM, capture_output=True, text=True, timeout=300, check=False,
+        env=environment_at(), input=PROGRAM, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == code, ran.stderr
     assert text in ran.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
 from tests.conftest import NEVER, ROOT, environment_at
@@ -100,10 +98,9 @@ call_command("runlockworker", reload=False, grace=0.5, threads=2)
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_worker_whose_services_hang_in_the_log_ends(eventually, is_told):
     """By itself, and at SIGTERM."""
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     slow = {"DJANGO_SETTINGS_MODULE": "tests.settings_slow_beats"} if is_told else {}
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGING], cwd=ROOT, env=environment_at(url, **slow), stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANGING], cwd=ROOT, env=environment_at(**slow), stderr=subprocess.PIPE, text=True
     )
     try:
         eventually(lambda: Worker.objects.exists(), why="it did not start")

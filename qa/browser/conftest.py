@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -9,11 +8,10 @@ import urllib.request
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
 
 from example_project.demo.processes import free_port
 from qa.browser.chromium import Chromium
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment_at
 from tests.warm.process import start
 
 
@@ -35,15 +33,9 @@ def browser(chromium):
 def server(django_db_setup):
     """The address of the shop's server with a strict policy, on which a user is logged in."""
     port = free_port()
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     process = start(
         [sys.executable, str(ROOT / "manage.py"), "serveshop", str(port)],
-        env={
-            **os.environ,
-            "DATABASE_URL": url,
-            "DJANGO_SETTINGS_MODULE": "qa.browser.settings",
-            "PYTHONPATH": str(ROOT),
-        },
+        env=environment_at(DJANGO_SETTINGS_MODULE="qa.browser.settings"),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"

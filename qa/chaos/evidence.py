@@ -168,10 +168,6 @@ class Evidence:
             others=min(finished, default=math.inf) - since,
         )
 
-    def unfinished(self, worker: UUID) -> set[int]:
-        """Return the tasks that a worker has begun and never ended. An atomic task that was cut off leaves no run."""
-        return {run.task for run in self.runs if run.worker == worker and run.ended is None}
-
     def begins(self, worker: UUID, since: float) -> float:
         """Return after how many seconds a worker began anything, counted from a moment."""
         return min(self.begins_of_threads(worker, since).values(), default=math.inf)

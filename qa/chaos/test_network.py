@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.db.models import Max
 from django.db.models.functions import Extract, Now
-from django.utils import timezone
 
 from django_pglock.conf import Settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Attempt, Task, Worker
-from example_project.postgres import PrivatePostgres
 from qa.chaos.experiment import Fault
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.proxy import Proxy
@@ -85,24 +82,6 @@ def test_a_worker_behind_a_black_hole(proxy, experiment, beats, eventually):
     experiment.show("its tasks run elsewhere", recovery.last, bound)
     experiment.show("others continue", recovery.others, 2)
     experiment.show("it works again after the end", evidence.begins(victim.id, since), AGAIN)
-
-
-@pytest.mark.fault("a worker's connections are reset, again and again")
-def test_a_worker_whose_connections_are_cut(proxy, experiment, eventually, is_short):
-    victim = experiment.worker("--threads", "2", url=proxy.url("postgres"))
-    end = time.monotonic() + (4 if is_short else 30)
-    while time.monotonic() < end:
-        experiment.load(1)
-        proxy.cut()
-        time.sleep(0.3)
-    # For a while no server accepts connections.
-    proxy.cut(new=True)
-    time.sleep(2 if is_short else 10)
-    proxy.pass_through()
-    since = time.time()
-    eventually(experiment.all_begin([victim], since), why="the victim does not work again")
-    eventually(experiment.is_over, why="some task is stuck")
-    experiment.show("it works again after the end", experiment.judge().begins(victim.id, since), AGAIN)
 
 
 @pytest.fixture
@@ -190,28 +169,6 @@ def test_a_frozen_pgbouncer(experiment, poolers, wait_until_busy, eventually):
     experiment.show("the last of twelve threads begins a task again", last_thread(evidence, workers, [at]), 60)
     for worker in workers:
         worker.end()
-
-
-@pytest.mark.short
-@pytest.mark.fault("the address leads to a standby for some seconds")
-def test_an_address_that_leads_to_a_standby(proxy, experiment, server, eventually, is_short):
-    workers = experiment.workers(2, "--threads", "4", url=proxy.url("postgres"))
-    seconds = 5 if is_short else 30
-    with PrivatePostgres(standby_of=server) as standby:
-        eventually(experiment.under_load(lambda: experiment.running(4), seconds=0.3), why="the work did not begin")
-        proxy.lead_to(str(standby.folder))
-        for _ in range(seconds):
-            experiment.load(2)
-            time.sleep(1)
-        proxy.host = str(server.folder)  # open connections stay with their pooler
-        since = time.time()
-        eventually(experiment.all_begin(workers, since), why="some worker does not work again")
-        eventually(experiment.is_over, why="some task is stuck")
-        later = chaos_tasks.work.using(run_after=timezone.now() + timedelta(seconds=1)).enqueue(0)
-        experiment.expect(later)
-        eventually(experiment.is_over, why="upkeep is still at the standby")
-    evidence = experiment.judge()
-    experiment.show("every worker works again", max(evidence.begins(each.id, since) for each in workers), AGAIN)
 
 
 @pytest.mark.short

@@ -1,12 +1,14 @@
-"""Faults of workers: signals, deploys, wrong clocks, and tasks that crash their process."""
+"""Faults of workers: signals, deploys, wrong clocks, and a task that kills its process."""
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import time
 from datetime import timedelta
+from uuid import uuid4
 
-import psycopg
 import pytest
 from django.db import transaction
 from django.db.models import Max
@@ -68,20 +70,25 @@ def test_all_workers_dead_at_once(experiment, eventually, whom, fault):
     experiment.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
 
 
-@pytest.mark.fault("SIGTERM, tasks shorter than the grace")
-def test_a_worker_that_ends_in_order(experiment, eventually):
-    victim, *_others = experiment.workers(2, "--threads", "2")
-    eventually(
-        experiment.under_load(lambda: len(experiment.in_flight(victim.id)) >= 2, seconds=0.7),
-        why="the work did not begin",
-    )
-    fault = experiment.send_signal(victim, signal.SIGTERM)
-    assert fault.in_flight, "the victim had no task in flight"
-    assert victim.wait() == 0
+@pytest.mark.fault("SIGKILL of a supervisor's process")
+def test_a_killed_process_of_a_supervisor(experiment, eventually):
+    process = experiment.start("--processes", "2", "--threads", "2")
+    process.id = uuid4()  # the supervisor is no worker itself
+    eventually(lambda: process.output.count("is ready") == 2, why="the processes did not start")
+    victim, other = Worker.objects.order_by("pid")
+    begun = experiment.under_load(lambda: experiment.running(20) and experiment.in_flight(victim.pk), seconds=0.5)
+    eventually(begun, why="the work did not begin")
+    in_flight = experiment.stop_at_work(victim.pid, victim.pk)
+    assert in_flight, "the victim had no task in flight"
+    at = time.time()
+    os.kill(victim.pid, signal.SIGKILL)
+    experiment.out_of_reach(victim.pk, at, math.inf)
+    eventually(lambda: Worker.objects.exclude(pk__in=[victim.pk, other.pk]).exists(), why="not replaced")
+    experiment.show("it is replaced", time.time() - at, bound=10)
     eventually(experiment.is_over, why="some task is stuck")
-    experiment.judge()
-    assert not Attempt.objects.exists(), "a task that runs is left to finish"
-    experiment.show("the worker ends as soon as its tasks have", victim.ended_at - fault.at, bound=0.7 + 2)
+    recovery = experiment.judge().recovery(in_flight, victim.pk, at)
+    experiment.show("its tasks run elsewhere", recovery.last, bound=10)
+    experiment.show("others continue", recovery.others, bound=2)
 
 
 @pytest.mark.fault("SIGTERM, tasks longer than the grace")
@@ -155,39 +162,6 @@ def test_wrong_clocks(experiment, eventually):
     experiment.show("a scheduled task runs when it is due", lateness, bound=5)
 
 
-@pytest.mark.parametrize("how", chaos_tasks.FATAL)
-@pytest.mark.fault("a task takes its worker down")
-def test_a_task_that_takes_its_worker_down(experiment, eventually, how):
-    experiment.fault_name = f"a task takes its worker down: {how}"
-    experiment.workers(2, "--threads", "2")
-    experiment.load(10, seconds=0.2)
-    experiment.expect(chaos_tasks.take_down.enqueue(how))
-    eventually(lambda: any(worker.ended_at for worker in experiment.started), why="nobody went down")
-    (victim,) = [worker for worker in experiment.started if worker.ended_at]
-    eventually(lambda: experiment.replace_dead() and experiment.is_over(), why="some task is stuck")
-    evidence = experiment.judge()
-    # This test notices the death after the heartbeat process has reported it, and perhaps after its tasks run
-    # elsewhere.
-    last_begun = max(run.started for run in evidence.runs if run.worker == victim.id)
-    recovery = evidence.recovery(evidence.unfinished(victim.id), victim.id, last_begun)
-    experiment.show("its tasks run elsewhere", recovery.last, bound=10)
-
-
-@pytest.mark.short
-@pytest.mark.fault("a task eats all memory that its process may have")
-def test_a_task_that_eats_memory(experiment, eventually):
-    """MemoryError is a failure like others: it is tried again, then it is FAILED, and all other workers continue."""
-    experiment.workers(2, "--threads", "2", CHAOS_MEMORY="1024")
-    hungry = experiment.expect(*[chaos_tasks.eat.enqueue() for _ in range(3)])
-    experiment.load(20)
-    eventually(experiment.is_over, why="some task is stuck")
-    experiment.judge("it fails by itself; nothing else is lost, stuck, or fails", may_fail=hungry)
-    errors = Attempt.objects.filter(task__in=hungry)
-    assert set(errors.values_list("exception_path", flat=True)) == {"builtins.MemoryError"}
-    assert errors.count() == 2 * len(hungry)
-    assert all(worker.ended_at is None for worker in experiment.started), "a worker went down"
-
-
 @pytest.mark.short
 @pytest.mark.fault("a task keeps all memory that its process may have")
 def test_a_process_without_memory_begins_nothing(experiment, eventually):
@@ -208,7 +182,7 @@ def test_a_poison_pill(experiment, eventually):
     """Long tasks run in the same process each time, so each crash ends them, too. They must not fail."""
     experiment.workers(1, "--threads", "4", pglock=QUICK)
     with transaction.atomic():
-        pill = experiment.expect(chaos_tasks.take_down.enqueue("out-of-memory kill", times=1000, after=0.3))
+        pill = experiment.expect(chaos_tasks.take_down.enqueue(after=0.3))
         innocent = experiment.expect(*[chaos_tasks.work.enqueue(1.5) for _ in range(3)])
     eventually(lambda: experiment.replace_dead() and experiment.is_over(), why="some task is stuck")
     experiment.judge("it ends FAILED, and nobody else does", may_fail=pill)
@@ -234,38 +208,3 @@ def test_deploys_in_a_row(experiment, eventually, count):
     experiment.judge()
     assert not Attempt.objects.exists(), "no task is interrupted"
     assert Worker.objects.count() == 2, "whoever ends signs off"
-
-
-@pytest.mark.fault("two versions of the code at once")
-def test_two_versions_of_the_code(experiment, eventually):
-    experiment.workers(2, "--threads", "2", CHAOS_CODE="old")
-    new = experiment.expect(*[chaos_tasks.work_newly.enqueue(0.05) for _ in range(20)])
-    experiment.load(10)
-    others = Task.objects.exclude(pk__in=new)
-    eventually(lambda: not others.filter(finished_at=None).exists(), why="known tasks have to wait")
-    waiting = Task.objects.filter(pk__in=new)
-    assert set(waiting.values_list("status", "attempts")) == {("READY", 0)}, "an old worker touched a new task"
-    began = time.time()
-    worker = experiment.worker("--threads", "2")
-    eventually(experiment.is_over, why="some task is stuck")
-    evidence = experiment.judge()
-    assert {run.worker for run in evidence.runs if run.task in new} == {worker.id}
-    assert waiting.aggregate(Max("attempts"))["attempts__max"] == 1, "an attempt was spent"
-    experiment.show("new tasks wait for a new worker, and run then", evidence.recovery(new, None, began).last, bound=15)
-
-
-@pytest.mark.parametrize("count", [pytest.param(200, marks=pytest.mark.short), 3000])
-@pytest.mark.fault("a long transaction holds back vacuum")
-def test_a_long_transaction(experiment, eventually, count):
-    """Dead rows stay in the indexes. Claims must not read all of them each time."""
-    experiment.workers(2, "--threads", "4")
-    with psycopg.connect(host=str(experiment.server.folder), user="postgres", dbname="postgres") as holder:
-        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        holder.execute("SELECT pg_current_xact_id()")
-        experiment.load(count, seconds=0)
-        eventually(experiment.is_over, seconds=500, why="some task is stuck")
-        began = time.time()
-        last = experiment.expect(chaos_tasks.work.enqueue(0))
-        eventually(experiment.is_over, why="the last one is stuck")
-        evidence = experiment.judge()
-        experiment.show(f"a task starts, after {3 * count} others", evidence.recovery(last, None, began).last, bound=1)

@@ -19,7 +19,7 @@ from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
 from qa.chaos.experiment import ENVIRONMENT
-from tests.conftest import make_tables
+from tests.conftest import make_tables, session_at
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
 
@@ -44,7 +44,7 @@ def own_server():
 @pytest.fixture
 def server(own_server):
     """A server to which faults are applied. It runs when a test begins, also after a fault of the test before."""
-    with contextlib.suppress(psycopg.OperationalError), closing(connect(own_server)):
+    with contextlib.suppress(psycopg.OperationalError), closing(session_at(own_server)):
         return own_server
     own_server.restart("immediate")
     return own_server
@@ -70,10 +70,6 @@ def keep_busy(experiment, eventually):
     return lambda workers, since: eventually(
         experiment.all_begin(workers, since), why="some worker does not work again"
     )
-
-
-def connect(server, **options):
-    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True, **options)
 
 
 def ask(statement):
@@ -187,7 +183,7 @@ def sessions_of_workers():
 def take_all(server, clients):
     with contextlib.suppress(psycopg.OperationalError):
         while True:
-            clients.enter_context(closing(connect(server, application_name="other client")))
+            clients.enter_context(closing(session_at(server, application_name="other client")))
 
 
 REFUSE = """
@@ -215,29 +211,6 @@ def test_the_table_refuses_outcomes(experiment, keep_busy, show_that_work_contin
     experiment.affirm("no task fails", is_kept=not Task.objects.filter(status="FAILED").exists())
 
 
-@pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
-def test_the_table_is_locked(experiment, keep_busy, show_that_work_continues, eventually):
-    """As by VACUUM FULL or REINDEX."""
-    workers = experiment.workers(2, "--threads", "2")
-    experiment.load(40)
-    eventually(lambda: experiment.running(5), why="the work did not begin")
-    ask("ALTER ROLE postgres SET statement_timeout = '500ms'")
-    try:
-        ask(TERMINATE)
-        with closing(connect(experiment.server, options="-c statement_timeout=0")) as dba:
-            with dba.transaction():
-                dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
-                time.sleep(20)
-            since = time.time()
-            keep_busy(workers, since)
-            # The work of a DBA at night, while the workers run.
-            for statement in ("VACUUM FULL django_pglock_task", "REINDEX TABLE django_pglock_task"):
-                dba.execute(statement)
-    finally:
-        ask("ALTER ROLE postgres RESET statement_timeout")
-    show_that_work_continues(workers, since)
-
-
 @pytest.mark.short
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than the hard limit")
 def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_continues, eventually, is_short):
@@ -247,25 +220,8 @@ def test_the_table_is_locked_for_long(experiment, keep_busy, show_that_work_cont
     long = experiment.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
     eventually(lambda: experiment.running(3), why="the work did not begin")
     experiment.load(10)
-    with closing(connect(experiment.server)) as dba, dba.transaction():
+    with closing(session_at(experiment.server)) as dba, dba.transaction():
         dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
-        time.sleep(seconds)
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since)
-    experiment.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
-
-
-@pytest.mark.short
-@pytest.mark.fault("a row of the workers' table locked for longer than the hard limit")
-def test_the_row_of_a_worker_is_locked(experiment, keep_busy, show_that_work_continues, eventually, is_short):
-    """As by somebody's SELECT ... FOR UPDATE. The heartbeat waits; its worker is alive."""
-    seconds, beats = (12, QUICK) if is_short else (45, {})
-    workers = experiment.workers(2, "--threads", "2", pglock=beats)
-    long = experiment.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
-    eventually(lambda: experiment.running(3), why="the work did not begin")
-    with closing(connect(experiment.server)) as somebody, somebody.transaction():
-        somebody.execute("SELECT FROM django_pglock_worker WHERE id = %s FOR UPDATE", [workers[0].id])
         time.sleep(seconds)
     since = time.time()
     keep_busy(workers, since)
@@ -299,7 +255,7 @@ def test_the_role_gives_up_locks_soon(experiment, keep_busy, show_that_work_cont
         workers = experiment.workers(2, "--threads", "4", url=url)
         enqueue_with_one_attempt(experiment)
         eventually(lambda: experiment.running(4), why="the work did not begin")
-        with closing(connect(experiment.server)) as dba, dba.transaction():
+        with closing(session_at(experiment.server)) as dba, dba.transaction():
             dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
             time.sleep(5)
         since = time.time()
@@ -331,80 +287,12 @@ def end_all(workers):
         worker.end()
 
 
-@pytest.mark.fault("a query that crashes the server each time it runs")
-def test_a_query_crashes_the_server(experiment, keep_busy, show_that_work_continues, eventually):
-    """A poison pill that ends its session, and with it everybody's. It ends, alone, and costs nobody an attempt."""
-    workers = experiment.workers(2, "--threads", "2")
-    experiment.load(20)
-    fatal = experiment.expect(chaos_tasks.crash_server.enqueue())
-
-    def is_over():
-        try:
-            return experiment.is_over()
-        except OperationalError:
-            connection.close()
-            return False
-
-    eventually(is_over, why="some task is stuck")
-    since = time.time()
-    keep_busy(workers, since)
-    show_that_work_continues(workers, since, may_fail=fatal)
-    experiment.affirm(
-        "the task ends FAILED and is not run forever", is_kept=Task.objects.get(pk=fatal[0]).status == "FAILED"
-    )
-
-
-#: Moves all dates of our tables, so that the server's clock is behind or ahead of what is stored, as after a failover.
-SHIFT = """
-DO $$ DECLARE found record; BEGIN
-    SET LOCAL session_replication_role = 'replica';
-    FOR found IN
-        SELECT c.oid::regclass AS name,
-               string_agg(format('%1$I = %1$I + make_interval(secs => {seconds})', attname), ', ') AS changes
-        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-        WHERE c.relkind = 'r' AND c.relname LIKE 'django_pglock_%' AND a.atttypid = 'timestamptz'::regtype
-          AND NOT a.attisdropped AND c.relname <> 'django_pglock_number'
-        GROUP BY c.oid
-    LOOP
-        EXECUTE format('UPDATE %s SET %s', found.name, found.changes);
-    END LOOP;
-END $$
-"""
-
-
-@pytest.mark.short
-@pytest.mark.parametrize(
-    ("seconds", "fault"),
-    [(300, "the server's clock steps back by 5 minutes"), (-300, "the server's clock steps forward by 5 minutes")],
-)
-@pytest.mark.fault("the server's clock steps")
-def test_the_servers_clock_steps(experiment, keep_busy, eventually, seconds, fault):
-    """As after a failover to a host with another clock. Meanwhile a worker dies, whose tasks have to run elsewhere."""
-    experiment.fault_name = fault
-    victim, *others = experiment.workers(3, "--threads", "2")
-    begun = experiment.under_load(lambda: experiment.running(10) and experiment.in_flight(victim.id), seconds=0.5)
-    eventually(begun, why="the work did not begin")
-    ask(SHIFT.format(seconds=seconds))
-    experiment.kill_heartbeat_processes(victim)
-    dead = experiment.send_signal(victim, signal.SIGKILL)
-    assert dead.in_flight, "the victim had no task in flight"
-    keep_busy(others, dead.at)
-    eventually(experiment.is_over, why="some task is stuck")
-    recovery = experiment.judge().recovery(dead.in_flight, dead.victim, dead.at)
-    # After a step, another worker has to see the dead one silent for as long as without a step.
-    experiment.show("tasks of a worker that dies meanwhile run elsewhere", recovery.last, bound=15)
-    rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
-    experiment.affirm(
-        "no living worker is taken for dead", is_kept=set(rescued.values_list("worker", flat=True)) <= {victim.id}
-    )
-
-
 @pytest.mark.fault("a transaction that holds xmin back")
 def test_an_old_snapshot(experiment, eventually):
     """No dead row can be removed while it lasts. A claim of few tasks must not read all of them each time."""
     count = 60_000
     experiment.worker("default", CHAOS_CLAIM="16")
-    with closing(connect(experiment.server)) as reader:
+    with closing(session_at(experiment.server)) as reader:
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM django_pglock_task")
         enqueue_many(nothing, range(count))

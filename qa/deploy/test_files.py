@@ -17,10 +17,9 @@ import compose_spec
 import kubernetes_validate
 import pytest
 import yaml
-from django.db import connection
 
 from django_pglock.models import Task
-from tests.conftest import NEVER, ROOT
+from tests.conftest import NEVER, ROOT, environment_at
 from tests.sample import tasks
 
 DEPLOY = ROOT / "deploy"
@@ -121,16 +120,9 @@ def test_every_alert_fires_when_it_should_and_not_before():
 def test_honcho_runs_the_worker_of_the_procfile(transactional_db, eventually):
     """For real: from the folder of the file's commands, by a shell of its own."""
     result = tasks.nothing.enqueue()
-    server = os.environ["DATABASE_URL"].rpartition("/")[0]
     process = subprocess.Popen(
         [sys.executable, "-m", "honcho", "start", "-f", str(DEPLOY / "Procfile"), "-d", str(ROOT), "worker"],
-        env={
-            **os.environ,
-            "PATH": PROGRAMS,
-            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PGLOCK_NO_BOOTSTRAP": "1",
-        },
+        env=environment_at(PATH=PROGRAMS, PGLOCK_NO_BOOTSTRAP="1"),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:

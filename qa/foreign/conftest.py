@@ -9,9 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 
-# Tests that two projects share.
-pytest.register_assert_rewrite("qa.foreign.wagtail_tasks")
-
 PROJECT = os.environ["DJANGO_SETTINGS_MODULE"].rpartition(".")[2]
 
 

@@ -31,14 +31,7 @@ BY_THREE = {
     *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
     *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
     *("cancel_in_a_transaction", "rescue_claims", "sweep", "claim_ready", "give_back_lost_answers", "promote_due"),
-    *(
-        "tick",
-        "register_again",
-        "enable",
-        "remove",
-        "run_schedules_now",
-    ),
-    *("take_two", "bring_back", "lose", "write_off", "write_numbers", "count_for_all"),
+    *("tick", "register_again", "enable", "remove", "run_schedules_now"),
 }
 #: The short form runs one of so many triples.
 ONE_TRIPLE_IN = 360
@@ -149,7 +142,7 @@ def pairs(world: str, recorded: dict[str, VerbRun], *, is_short: bool) -> Iterat
 def is_forms_turn(first: str, second: str) -> bool:
     """Return whether the short form runs a pair in this form: both inside of a transaction or none, or one of the two.
 
-    Verbs that have one form only are run anyway, and so are the few of the worlds with other tables.
+    Verbs that have one form only are run anyway, and so are those of schedules.
     """
     plain = sorted(name.removesuffix(IN_A_TRANSACTION) for name in (first, second))
     has_forms = any(f"{name}{IN_A_TRANSACTION}" in VERBS for name in plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, Task
 from django_pglock.store.release import ended, write_waiters
 from django_pglock.store.requests_to_worker import request_stack
+from django_pglock.tasks.states import FINISHED
 from qa.interleavings.verbs import VERBS, Results, in_a_transaction, verb
 from qa.interleavings.worlds import World, amend
 from tests.sample import keyed_tasks as keyed
@@ -17,77 +19,55 @@ from tests.sample import tasks
 
 IN_AN_HOUR = timedelta(hours=1)
 
-# People and their code
+#: What people call, by the name of the verb: the worlds in which it meets others, and the call.
+CALLS: dict[str, tuple[str, Callable[[World], object]]] = {
+    "enqueue": ("plain", lambda world: tasks.nothing.enqueue()),
+    "enqueue_later": ("plain", lambda world: tasks.nothing.using(run_after=IN_AN_HOUR).enqueue()),
+    "enqueue_several": ("plain", lambda world: enqueue_many(tasks.nothing, [1, 2])),
+    "enqueue_at_a_key": ("key after", lambda world: keyed.step.enqueue("a")),
+    "enqueue_at_a_free_key": ("key", lambda world: keyed.step.enqueue("free")),
+    "enqueue_at_several_keys": ("key", lambda world: enqueue_many(keyed.step, ["free", "b", "a"])),
+    "enqueue_beside_others": ("concurrent", lambda world: keyed.call.enqueue("x")),
+    "enqueue_for_a_group": ("group", lambda world: keyed.digest.enqueue(user=1, text="")),
+    "enqueue_for_a_group_at_a_key": ("group", lambda world: keyed.note.enqueue(order_id="a", author=1, text="")),
+    "enqueue_at_a_rate": ("shared", lambda world: keyed.trickle.enqueue("a")),
+    "enqueue_several_at_a_rate": ("shared", lambda world: enqueue_many(keyed.trickle, ["new", "a", "new"])),
+    "enqueue_in_turns": ("shared", lambda world: keyed.serve.enqueue("m")),
+    "enqueue_while_waiting": ("unique", lambda world: keyed.refresh.enqueue(1)),
+    "enqueue_while_unfinished": ("unique", lambda world: keyed.rebuild.enqueue(1)),
+    "enqueue_several_unique": ("unique", lambda world: enqueue_many(keyed.rebuild, [3, 2, 1])),
+    "enqueue_several_unique_backwards": ("unique", lambda world: enqueue_many(keyed.rebuild, [1, 2, 3])),
+    "take_the_place_of_another": ("unique", lambda world: keyed.save.enqueue(1, text="y")),
+    "take_the_place_of_another_at_another_key": ("unique", lambda world: amend.enqueue(2, text="y")),
+    "enqueue_after": ("after", lambda world: keyed.step.using(after=world.parents).enqueue("a")),
+    "enqueue_several_after": (
+        "after",
+        lambda world: enqueue_many(keyed.step.using(after=world.parents), ["a", "b"]),
+    ),
+    "retry": ("", lambda world: Task.objects.all().retry()),
+    "cancel": ("", lambda world: Task.objects.all().cancel()),
+    "discard": ("plain unique after", lambda world: Task.objects.all().discard()),
+    "run_now": ("plain key shared", lambda world: Task.objects.all().run_now()),
+    "prune": ("plain unique after", lambda world: Task.objects.all().prune(older_than=0, statuses=[*FINISHED])),
+    "delete_finished": ("plain unique after", lambda world: Task.objects.all().delete_finished()),
+    "move_to_queue": ("plain", lambda world: Task.objects.all().move_to_queue("other")),
+    "pause": ("plain", lambda world: Queue.objects.pause("default")),
+}
+RETRIES, PRUNES = {"retry", "discard"}, {"prune", "delete_finished"}
 
 
-@verb("plain")
-def enqueue(world: World, results: Results) -> None:
-    tasks.nothing.enqueue()
+def add(name: str, worlds: str, call: Callable[[World], object]) -> None:
+    """Add such a call to the table of verbs."""
+
+    def without_result(world: World, results: Results) -> None:
+        call(world)
+
+    without_result.__name__ = name
+    verb(*worlds.split(), retries=name in RETRIES, prunes=name in PRUNES)(without_result)
 
 
-@verb("plain")
-def enqueue_later(world: World, results: Results) -> None:
-    tasks.nothing.using(run_after=IN_AN_HOUR).enqueue()
-
-
-@verb("plain")
-def enqueue_several(world: World, results: Results) -> None:
-    enqueue_many(tasks.nothing, [1, 2])
-
-
-@verb("key", "after")
-def enqueue_at_a_key(world: World, results: Results) -> None:
-    keyed.step.enqueue("a")
-
-
-@verb("key")
-def enqueue_at_a_free_key(world: World, results: Results) -> None:
-    keyed.step.enqueue("free")
-
-
-@verb("key")
-def enqueue_at_several_keys(world: World, results: Results) -> None:
-    enqueue_many(keyed.step, ["free", "b", "a"])
-
-
-@verb("concurrent")
-def enqueue_beside_others(world: World, results: Results) -> None:
-    keyed.call.enqueue("x")
-
-
-@verb("group")
-def enqueue_for_a_group(world: World, results: Results) -> None:
-    keyed.digest.enqueue(user=1, text="")
-
-
-@verb("group")
-def enqueue_for_a_group_at_a_key(world: World, results: Results) -> None:
-    keyed.note.enqueue(order_id="a", author=1, text="")
-
-
-@verb("shared")
-def enqueue_at_a_rate(world: World, results: Results) -> None:
-    keyed.trickle.enqueue("a")
-
-
-@verb("shared")
-def enqueue_several_at_a_rate(world: World, results: Results) -> None:
-    enqueue_many(keyed.trickle, ["new", "a", "new"])
-
-
-@verb("shared")
-def enqueue_in_turns(world: World, results: Results) -> None:
-    keyed.serve.enqueue("m")
-
-
-@verb("unique")
-def enqueue_while_waiting(world: World, results: Results) -> None:
-    keyed.refresh.enqueue(1)
-
-
-@verb("unique")
-def enqueue_while_unfinished(world: World, results: Results) -> None:
-    keyed.rebuild.enqueue(1)
+for name, (worlds, call) in CALLS.items():
+    add(name, worlds, call)
 
 
 @verb("unique")
@@ -96,86 +76,16 @@ def enqueue_for_a_period(world: World, results: Results) -> None:
         keyed.remind.enqueue(1)
 
 
-@verb("unique")
-def enqueue_several_unique(world: World, results: Results) -> None:
-    enqueue_many(keyed.rebuild, [3, 2, 1])
-
-
-@verb("unique")
-def enqueue_several_unique_backwards(world: World, results: Results) -> None:
-    enqueue_many(keyed.rebuild, [1, 2, 3])
-
-
-@verb("unique")
-def take_the_place_of_another(world: World, results: Results) -> None:
-    keyed.save.enqueue(1, text="y")
-
-
-@verb("unique")
-def take_the_place_of_another_at_another_key(world: World, results: Results) -> None:
-    amend.enqueue(2, text="y")
-
-
-@verb("after")
-def enqueue_after(world: World, results: Results) -> None:
-    keyed.step.using(after=world.parents).enqueue("a")
-
-
-@verb("after")
-def enqueue_several_after(world: World, results: Results) -> None:
-    enqueue_many(keyed.step.using(after=world.parents), ["a", "b"])
-
-
-@verb(retries=True)
-def retry(world: World, results: Results) -> None:
-    Task.objects.all().retry()
-
-
-@verb()
-def cancel(world: World, results: Results) -> None:
-    Task.objects.all().cancel()
-
-
 @verb("plain")
 def ask_for_a_stack(world: World, results: Results) -> None:
     for each in world.claims:
         request_stack("default", each.id)
 
 
-@verb("plain", "unique", "after", retries=True)
-def discard(world: World, results: Results) -> None:
-    Task.objects.all().discard()
-
-
-@verb("plain", "key", "shared")
-def run_now(world: World, results: Results) -> None:
-    Task.objects.all().run_now()
-
-
 @verb()
 def reset_stuck(world: World, results: Results) -> None:
     results.taken_back |= {each.id for each in world.zombies}
     Task.objects.all().reset_stuck()
-
-
-@verb("plain", "unique", "after", prunes=True)
-def prune(world: World, results: Results) -> None:
-    Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL", "FAILED", "CANCELLED"])
-
-
-@verb("plain", "unique", "after", prunes=True)
-def delete_finished(world: World, results: Results) -> None:
-    Task.objects.all().delete_finished()
-
-
-@verb("plain")
-def move_to_queue(world: World, results: Results) -> None:
-    Task.objects.all().move_to_queue("other")
-
-
-@verb("plain")
-def pause(world: World, results: Results) -> None:
-    Queue.objects.pause("default")
 
 
 @verb("plain")

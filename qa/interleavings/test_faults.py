@@ -10,11 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.store import admit, bulk, claim, claim_manager, insert_tasks, numbers, ready, release, settle
+from django_pglock.store import admit, bulk, claim, insert_tasks, ready, release, settle
 from django_pglock.store import schedules as ticks
 from qa.interleavings.cases import Case
-from qa.interleavings.other_tables import other_tables
-from qa.interleavings.own_rows import own_rows
 from qa.interleavings.schedules import schedules
 from qa.interleavings.sessions import COMMIT, ROLL_BACK
 from qa.interleavings.worlds import World, after, key, plain
@@ -79,20 +77,6 @@ def no_look_at_the_date(monkeypatch):
     monkeypatch.setattr(ticks, "TAKE_TICKS", statement)
 
 
-def no_lock_of_own_rows(monkeypatch):
-    monkeypatch.setattr(claim_manager, "first_free", first)
-
-
-def no_sum(monkeypatch):
-    statement = numbers.ADD_NUMBERS.replace("number.count + EXCLUDED.count", "EXCLUDED.count")
-    monkeypatch.setattr(numbers, "ADD_NUMBERS", statement)
-
-
-def no_turns(monkeypatch):
-    statement = numbers.BEGIN_DEPTHS.replace("WHERE last.total", "WHERE true OR last.total")
-    monkeypatch.setattr(numbers, "BEGIN_DEPTHS", statement)
-
-
 FAULTS = [
     Fault(plain, Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",)), "was taken back", no_fence),
     Fault(
@@ -107,25 +91,15 @@ FAULTS = [
     Fault(schedules, Case("schedules", "tick", 1, COMMIT, ("tick",)), "enqueued", no_look_at_the_date),
     Fault(
         schedules,
-        Case("schedules", "tick", 11, ROLL_BACK, ("disable",)),
+        Case("schedules", "tick", 4, ROLL_BACK, ("disable",)),
         "passed without a task",
         no_transaction_around(ticks),
     ),
-    Fault(own_rows, Case("own_rows", "take_two", 1, COMMIT, ("take_two",)), "was moved by two", no_lock_of_own_rows),
     Fault(
         plain,
         Case("plain", "redrive_failures", 1, COMMIT, ("give_back_lost_answers",)),
         "has not said so",
         no_transaction_around(bulk),
-    ),
-    Fault(
-        other_tables,
-        Case("other_tables", "write_numbers", 1, COMMIT, ("write_numbers_backwards",)),
-        "counts were lost",
-        no_sum,
-    ),
-    Fault(
-        other_tables, Case("other_tables", "count_for_all", 1, COMMIT, ("count_for_all",)), "two have counted", no_turns
     ),
 ]
 

@@ -10,22 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
-from pkgutil import iter_modules
 
 import pytest
 
-from django_pglock import store
-from qa.interleavings import sessions, workers, worlds
+from qa.interleavings import sessions, worlds
 from qa.interleavings.cases import Case, CaseRunner, is_worlds_turn, pairs, triples
-from qa.interleavings.other_tables import other_tables
-from qa.interleavings.own_rows import own_rows
 from qa.interleavings.schedules import schedules
 from qa.interleavings.sessions import COMMIT, SessionThread
 from qa.interleavings.verbs import VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
-BUILDS = (*worlds.BUILDS, schedules, own_rows, other_tables)
+BUILDS = (*worlds.BUILDS, schedules)
 RESCUE_BEFORE_SETTLE = Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",))
 in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
@@ -71,45 +67,7 @@ def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_ne
     assert failures(runner, iter([RESCUE_BEFORE_SETTLE])) == []
 
 
-#: Each file of ``store/`` that changes rows of tasks, and the verbs that stand for it.
-FILES = {
-    "admit": {"sweep", "open_buckets"},
-    "after": {"enqueue_after", "enqueue_several_after"},
-    "bulk": {"redrive_failures"},
-    "claim": {"claim_ready", "claim_in_turns"},
-    "claim_manager": {"hold_rows", "take_two", "take_all", "bring_back", "lose"},
-    "enqueue": {"enqueue", "enqueue_in_a_transaction"},
-    "insert_tasks": {"enqueue", "enqueue_at_a_key", "enqueue_later", "enqueue_several"},
-    "liveness": {"beat", "delete_workers"},
-    "numbers": {"write_numbers", "write_numbers_backwards", "delete_old_numbers", "count_for_all"},
-    "operate": {
-        *("cancel", "cancel_in_a_transaction", "move_to_queue", "discard", "discard_in_a_transaction", "run_now"),
-        *("reset_stuck", "retry", "retry_in_a_transaction", "delete_finished"),
-    },
-    "pause": {"pause", "pause_and_resume"},
-    "prune": {"prune", "prune_a_window"},
-    "rate": {"enqueue_at_a_rate", "open_buckets", "delete_buckets"},
-    "ready": {"promote_due"},
-    "release": {"succeed", "sweep", "wait_for_results"},
-    "requests_to_worker": {"ask_for_a_stack", "report_stacks", "report_progress"},
-    "rescue": {"rescue_claims"},
-    "schedules": {"register_again", "remove", "run_schedules_now", "enable", "disable", "tick"},
-    "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically", "give_back_lost_answers"},
-    "unique": {"enqueue_while_waiting", "take_the_place_of_another", "enqueue_several_unique"},
-}
-#: Files that change nothing, or that others use to change something;
-NO_VERB = {
-    *("attempts", "await_end", "call", "count", "failures", "id_range", "managers"),
-    *("marking", "outcome", "statements", "wake", "why_it_waits"),
-}
-
-
 def test_the_short_form_tests_every_pair_of_verbs_in_some_world():
     for first, second in combinations_with_replacement(VERBS.values(), 2):
         worlds = first.worlds & second.worlds
         assert not worlds or any(is_worlds_turn(world, first.name, second.name) for world in worlds)
-
-
-def test_every_file_of_the_store_has_its_verbs():
-    assert {module.name for module in iter_modules(store.__path__)} == FILES.keys() | NO_VERB
-    assert set().union(*FILES.values()) <= VERBS.keys()

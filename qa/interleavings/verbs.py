@@ -1,7 +1,6 @@
 """The table of verbs: how each is called in a world, by whom, and where it matters.
 
-``people.py`` and ``workers.py`` fill it, and so do the files of the worlds with other tables. ``test_interleavings.py``
-compares it with the files of ``store/``: a new verb has to be added.
+``people.py``, ``workers.py`` and ``schedules.py`` fill it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,6 @@ class Results:
         self.redriven: list[int] = []
         #: The ids of tasks that people have enqueued by a schedule.
         self.enqueued: list[int] = []
-        #: Moves of the user's own rows: which row, from which statuses, to which.
-        self.moves: list[tuple[int, tuple[str, ...], str]] = []
-        #: How many times the same was added to the history.
-        self.counted: list[int] = []
         self._lock = threading.Lock()
 
     def worker(self) -> UUID:

@@ -43,7 +43,7 @@ NAMES = [each.attname for each in FIELDS]
 PK = NAMES.index("id")
 #: The columns of JSON. Sessions of Django return it as text.
 JSON = {number for number, each in enumerate(FIELDS) if isinstance(each, models.JSONField)}
-TABLES = [model._meta.db_table for model in (*(Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter),)]
+TABLES = [each._meta.db_table for each in (Worker, Queue, Number, RateLimit, Schedule, Task, Attempt, Waiter)]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.
 amend = keyed.save.using(lock="order:{text}")
@@ -64,7 +64,6 @@ class World:
     before: dict[int, Task] = field(default_factory=dict)
     #: What the world's own verbs and laws have to know.
     facts: dict[str, Any] = field(default_factory=dict)
-    tables: list[str] = field(default_factory=lambda: [*TABLES])
     _resets: int = 0
     #: The tasks that a judge has read last: most rows of a case are as in the case before.
     _read: dict[int, tuple[tuple[Any, ...], Task]] = field(default_factory=dict)
@@ -79,11 +78,11 @@ class World:
         self.build(self)
         self.before = {task.pk: task for task in Task.objects.order_by("pk")}
         with connection.cursor() as cursor:
-            for table in self.tables:
+            for table in TABLES:
                 cursor.execute(f"CREATE TABLE {self._copy(table)} AS TABLE {table}")
             # A function keeps the plans of its statements.
-            statements = [f"DELETE FROM {table};" for table in reversed(self.tables)] + [
-                f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)};" for table in self.tables
+            statements = [f"DELETE FROM {table};" for table in reversed(TABLES)] + [
+                f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)};" for table in TABLES
             ]
             cursor.execute(
                 f"CREATE PROCEDURE {self._procedure}() LANGUAGE plpgsql AS $$BEGIN {' '.join(statements)} END$$"
@@ -94,7 +93,7 @@ class World:
         self._resets += 1
         with connection.cursor() as cursor:
             if self._resets % MADE_ANEW_EVERY == 0:
-                cursor.execute(f"TRUNCATE {', '.join(self.tables)}")
+                cursor.execute(f"TRUNCATE {', '.join(TABLES)}")
             cursor.execute(f"CALL {self._procedure}()")
 
     def task_of(self, row: tuple[Any, ...]) -> Task:
@@ -107,15 +106,11 @@ class World:
             self._read[pk] = row, Task.from_db("default", NAMES, values)
         return self._read[pk][1]
 
-    def keeps(self, model: type[models.Model]) -> None:
-        """Put back the rows of this model, too."""
-        self.tables.append(model._meta.db_table)
-
     def drop(self) -> None:
         """Drop the copy."""
         with connection.cursor() as cursor:
             cursor.execute(f"DROP PROCEDURE {self._procedure}()")
-            cursor.execute(f"DROP TABLE {', '.join(map(self._copy, self.tables))}")
+            cursor.execute(f"DROP TABLE {', '.join(map(self._copy, TABLES))}")
 
     def running(self, task: Any, *args: Any, worker: UUID = LIVING, **kwargs: Any) -> Claim:
         """Enqueue a task and let a worker claim it."""

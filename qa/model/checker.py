@@ -75,12 +75,6 @@ class Model:
             return self.never(planted=fault.number)
         return self.always(fault.finds, planted=fault.number)
 
-    def accepted(self, histories: str, *defines: str) -> set[int]:
-        """Return the numbers of those histories, the text of histories.pml, that are runs of the model."""
-        # Compiled quickly: a history leaves few states to search.
-        program = _built(self.name, ("-DTRACE", *defines), "-DNOCLAIM", "-DSAFETY", "-O0", histories=histories)
-        return {int(number) for number in re.findall(r"^accepted (\d+)$", _run(program, "-E"), re.MULTILINE)}
-
 
 def models() -> list[Model]:
     """Return all models, by name."""
@@ -93,11 +87,10 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 @cache
-def _built(name: str, defines: Sequence[str], *options: str, histories: str = "") -> Path:
+def _built(name: str, defines: Sequence[str], *options: str) -> Path:
     """Return the program that searches a model: SPIN writes it in C."""
     folder = Path(_folder().name) / str(_built.cache_info().misses)
     shutil.copytree(FOLDER, folder, ignore=lambda _, names: [each for each in names if not each.endswith(".pml")])
-    (folder / "histories.pml").write_text(histories)
     for command in (["spin", "-a", *defines, f"{name}.pml"], ["gcc", "-Og", "-w", *options, "-o", "search", "pan.c"]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

@@ -27,15 +27,6 @@ commit: it loses answers.
 #define NO_COMPARE (planted == 8) /* finds ends: nobody gives back claims whose answers were lost */
 #define NO_RESCUE (planted == 9) /* finds ends: nobody takes claims back from dead workers */
 
-/* Events of a recorded history. */
-#define CLAIM 1
-#define BEGIN 2
-#define END 3
-#define FINISH 4
-#define AGAIN 5
-#define GIVE_BACK 6
-#define RESCUE 7
-
 #define READY 0
 #define RUNNING 1
 #define SUCCESSFUL 2
@@ -101,7 +92,6 @@ inline claim(me) {
     does[me] == CHOSE;
     if
     :: status == READY || NO_RECHECK ->
-        observe(CLAIM, me, attempts + 1);
         take(me);
         claimed[me] = attempts;
         does[me] = CLAIMED
@@ -127,7 +117,6 @@ inline hear_of_claim(me) {
 /* worker/running/run.py: run */
 inline begin(me) {
     does[me] == HAS;
-    observe(BEGIN, me, claimed[me]);
     does[me] = RUNS
 }
 
@@ -144,7 +133,7 @@ inline execute_late(me) {
     late[me];
     late[me] = false;
     if
-    :: status == READY -> observe(CLAIM, me, attempts + 1); take(me)
+    :: status == READY -> take(me)
     :: true
     fi
 }
@@ -152,7 +141,6 @@ inline execute_late(me) {
 /* worker/running/run.py: run */
 inline end(me) {
     does[me] == RUNS;
-    observe(END, me, claimed[me]);
     effects = effects + !is_atomic;
     does[me] = ENDED
 }
@@ -170,7 +158,6 @@ inline settle(me) {
     does[me] == ENDED && !is_atomic;
     if
     :: is_held(me) ->
-        observe(FINISH, me, claimed[me]);
         accept(me);
         status = SUCCESSFUL;
         does[me] = WROTE
@@ -183,7 +170,6 @@ inline settle_own(me) {
     does[me] == ENDED && is_atomic;
     if
     :: is_held(me) ->
-        observe(FINISH, me, claimed[me]);
         accept(me);
         status = SUCCESSFUL;
         effects++;
@@ -198,7 +184,6 @@ inline settle_to_run_again(me) {
     (does[me] == RUNS && faults < FAULTS) || does[me] == UNSURE;
     if
     :: is_held(me) ->
-        observe(AGAIN, me, claimed[me]);
         accept(me);
         faults = faults + (does[me] == RUNS);
         status = READY;
@@ -213,7 +198,7 @@ inline release_unused(me) {
     does[me] == HAS && faults < FAULTS;
     faults++;
     if
-    :: is_held(me) -> observe(GIVE_BACK, me, claimed[me]); accept(me); status = READY; worker = NOBODY
+    :: is_held(me) -> accept(me); status = READY; worker = NOBODY
     :: else
     fi;
     does[me] = IDLE
@@ -224,7 +209,7 @@ inline settle_failure(me) {
     does[me] == RUNS && faults < FAULTS;
     faults++;
     if
-    :: is_held(me) -> observe(FINISH, me, claimed[me]); accept(me); status = FAILED
+    :: is_held(me) -> accept(me); status = FAILED
     :: else
     fi;
     does[me] = IDLE
@@ -263,7 +248,6 @@ inline take_back() {
     orphan != 0;
     if
     :: (attempts == orphan || RESCUE_BY_ID) && status == RUNNING ->
-        observe(RESCUE, worker, attempts);
         must_not(wrong_claim, attempts != orphan);
         status = READY;
         worker = NOBODY;
@@ -285,7 +269,6 @@ inline give_back(me) {
     listed[me] = false;
     if
     :: status == RUNNING && worker == me && (old || GIVE_BACK_ALL) ->
-        observe(GIVE_BACK, worker, attempts);
         must_not(wrong_claim, has_claim(me) && claimed[me] == attempts);
         status = READY;
         worker = NOBODY;
@@ -301,7 +284,7 @@ inline grow_old() {
     old = true
 }
 
-proctype Worker(byte me) while_observed {
+proctype Worker(byte me) {
     end_worker: do
     :: atomic { choose(me) }
     :: atomic { claim(me) }
@@ -320,7 +303,7 @@ proctype Worker(byte me) while_observed {
     od
 }
 
-proctype Heartbeat(byte me) while_observed {
+proctype Heartbeat(byte me) {
     end_heartbeat: do
     :: atomic { list_in_flight(me) }
     :: atomic { give_back(me) }
@@ -328,14 +311,14 @@ proctype Heartbeat(byte me) while_observed {
     od
 }
 
-proctype Upkeep() while_observed {
+proctype Upkeep() {
     end_upkeep: do
     :: atomic { look_for_orphans() }
     :: atomic { take_back() }
     od
 }
 
-proctype Time() while_observed {
+proctype Time() {
     end_time: do
     :: atomic { grow_old() }
     od

@@ -267,7 +267,7 @@ inline roll_back(task) {
     is_locked[task] = false
 }
 
-proctype Worker(byte me) while_observed {
+proctype Worker(byte me) {
     end_worker: do
     :: atomic { claim(me, 0) }
     :: atomic { claim(me, 1) }
@@ -286,7 +286,7 @@ proctype Worker(byte me) while_observed {
 }
 
 /* What runs beside the workers: heartbeats and upkeep. */
-proctype Upkeep() while_observed {
+proctype Upkeep() {
     end_upkeep: do
     :: atomic { rescue(0) }
     :: atomic { rescue(1) }
@@ -307,7 +307,7 @@ proctype Upkeep() while_observed {
     od
 }
 
-proctype Person() while_observed {
+proctype Person() {
     end_person: do
     :: atomic { insert(0) }
     :: atomic { insert(1) }

@@ -212,20 +212,20 @@ inline restart() {
     is_up = true
 }
 
-proctype Heartbeat(byte me) while_observed {
+proctype Heartbeat(byte me) {
     end_heartbeat: do
     :: atomic { beat(me) }
     od
 }
 
-proctype Worker(byte me) while_observed {
+proctype Worker(byte me) {
     end_worker: do
     :: atomic { claim(me) }
     :: atomic { settle(me) }
     od
 }
 
-proctype Upkeep(byte me) while_observed {
+proctype Upkeep(byte me) {
     end_upkeep: do
     :: atomic { rescue(me) }
     :: atomic { delete_dead(me) }
@@ -233,7 +233,7 @@ proctype Upkeep(byte me) while_observed {
 }
 
 /* The last worker is spared, so that somebody is there to rescue. */
-proctype Faults(byte me) while_observed {
+proctype Faults(byte me) {
     end_faults: do
     :: atomic { me < WORKERS - 1 -> die(me) }
     :: atomic { me < WORKERS - 1 -> die_unnoticed(me) }
@@ -246,13 +246,13 @@ proctype Faults(byte me) while_observed {
     od
 }
 
-proctype Time() while_observed {
+proctype Time() {
     end_time: do
     :: atomic { tick() }
     od
 }
 
-proctype Server() while_observed {
+proctype Server() {
     end_server: do
     :: atomic { crash() }
     :: atomic { restart() }

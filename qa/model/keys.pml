@@ -29,17 +29,6 @@ A process that freezes is one whose next step comes late.
 #define ADMIT_FIRST (planted == 6) /* finds begun: the admission looks before the end of the task is committed */
 #define NO_UPKEEP (planted == 7) /* finds begun: nobody repairs what a death or a crash has left */
 
-/* Events of a recorded history. */
-#define ENQUEUE 1
-#define ENQUEUE_READY 2
-#define ADMIT 3
-#define CLAIM 4
-#define FINISH 5
-#define AGAIN 6
-#define PROMOTE 7
-#define RESCUE 8
-#define CANCEL 9
-
 #define NOT_THERE 0
 #define BLOCKED 1
 #define READY 2
@@ -109,7 +98,6 @@ inline sync() {
 /* store/insert_tasks.py: Row `if call.lock is None else "'BLOCKED'"` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
-    observe(ENQUEUE, task, 0);
     status[task] = BLOCKED;
     is_new[task] = true
 }
@@ -135,8 +123,8 @@ inline insert_at_key(task) {
     }
     each = 0;
     if
-    :: other == NOT_THERE -> observe(ENQUEUE_READY, task, 0); status[task] = READY
-    :: else -> observe(ENQUEUE, task, 0); status[task] = BLOCKED
+    :: other == NOT_THERE -> status[task] = READY
+    :: else -> status[task] = BLOCKED
     fi;
     key_lock = (LOOKS_ALONE -> key_lock : ADMITTERS + task);
     is_new[task] = true;
@@ -161,7 +149,6 @@ inline commit_insert_at_key(task) {
 /* store/claim.py: claim_statement */
 inline claim(task) {
     status[task] == READY && !is_new[task];
-    observe(CLAIM, task, 0);
     status[task] = RUNNING;
     sync()
 }
@@ -169,7 +156,6 @@ inline claim(task) {
 /* store/settle.py: settle; worker/settling/settler.py: _release_and_admit */
 inline finish(task) {
     status[task] == RUNNING;
-    observe(FINISH, task, 0);
     status[task] = FINISHED;
     owed = owed + !ADMIT_FIRST;
     sync()
@@ -179,7 +165,6 @@ inline finish(task) {
 inline retry(task) {
     status[task] == RUNNING && faults < FAULTS;
     faults++;
-    observe(AGAIN, task, 0);
     status[task] = SCHEDULED;
     owed++;
     sync()
@@ -188,7 +173,6 @@ inline retry(task) {
 /* store/ready.py: promote `admit_on_commit(using` */
 inline promote(task) {
     status[task] == SCHEDULED;
-    observe(PROMOTE, task, 0);
     status[task] = BLOCKED;
     owed++;
     sync()
@@ -198,7 +182,6 @@ inline promote(task) {
 inline rescue(task) {
     status[task] == RUNNING && faults < FAULTS;
     faults++;
-    observe(RESCUE, task, 0);
     status[task] = BLOCKED;
     owed++;
     sync()
@@ -214,7 +197,6 @@ inline lock_row(task) {
 /* store/operate.py: _change_free `admit_on_commit(rows.db` */
 inline commit_cancel(task) {
     is_locked[task];
-    observe(CANCEL, task, 0);
     is_locked[task] = false;
     status[task] = FINISHED;
     owed++;
@@ -291,7 +273,6 @@ inline update(me) {
     does[me] == LOOKED + SNAPSHOT_FIRST;
     if
     :: chosen[me] != NOBODY && status[chosen[me]] == BLOCKED && !is_locked[chosen[me]] ->
-        observe(ADMIT, chosen[me], 0);
         status[chosen[me]] = READY;
         is_unsynced[chosen[me]] = true;
         check()
@@ -335,7 +316,7 @@ inline crash() {
     check()
 }
 
-proctype Task(byte me) while_observed {
+proctype Task(byte me) {
     end_task: do
     :: atomic { insert(me) }
     :: atomic { insert_at_key(me) }
@@ -349,7 +330,7 @@ proctype Task(byte me) while_observed {
     od
 }
 
-proctype Person(byte me) while_observed {
+proctype Person(byte me) {
     end_person: do
     :: atomic { lock_row(me) }
     :: atomic { commit_cancel(me) }
@@ -357,7 +338,7 @@ proctype Person(byte me) while_observed {
     od
 }
 
-proctype Admitter(byte me) while_observed {
+proctype Admitter(byte me) {
     end_admitter: do
     :: atomic { begin_to_admit(me) }
     :: atomic { begin_to_admit_own(me, 0) }
@@ -372,13 +353,13 @@ proctype Admitter(byte me) while_observed {
     od
 }
 
-proctype Upkeep() while_observed {
+proctype Upkeep() {
     end_upkeep: do
     :: atomic { find_orphaned_key() }
     od
 }
 
-proctype Server() while_observed {
+proctype Server() {
     end_server: do
     :: atomic { crash() }
     od

@@ -30,13 +30,6 @@ clock goes on.
 #define NO_CLOCK (planted == 7) /* finds !two_hold: the holder does not look at its clock */
 #define NO_UNDO (planted == 8) /* finds lease_is_taken: an acquire whose answer was lost is not undone */
 
-/* Events of a recorded history. */
-#define TAKE 1
-#define RENEWED 2
-#define RELEASED 3
-#define EXPIRED 4
-#define WROTE 5
-
 #define NOBODY 255
 
 /* The row. "left" is expires_at as steps from now on. */
@@ -98,7 +91,6 @@ inline acquire(me) {
     does[me] == ACQUIRING && token < TOKENS;
     if
     :: is_free || TAKES_UNEXPIRED ->
-        observe(TAKE, me, token + 1);
         token = token + !SAME_TOKEN;
         must_not(token_not_new, token <= last_token);
         last_token = token;
@@ -151,7 +143,6 @@ inline renew(me) {
     does[me] == RENEWING;
     if
     :: left > 0 && ((holder == me && token == my_token[me]) || RENEW_ANYBODYS) ->
-        observe(RENEWED, me, my_token[me]);
         left = TTL;
         does[me] = EXTENDED
     :: else -> does[me] = REVOKED
@@ -185,7 +176,6 @@ inline release(me) {
     does[me] == HOLDS && !is_writing[me];
     if
     :: left > 0 && ((holder == me && token == my_token[me]) || RELEASE_ANYBODYS) ->
-        observe(RELEASED, me, my_token[me]);
         left = 0
     :: else
     fi;
@@ -204,7 +194,6 @@ inline write(me) {
     is_writing[me] = false;
     if
     :: my_token[me] >= seen || NO_TOKEN_CHECK ->
-        observe(WROTE, me, my_token[me]);
         must_not(overwritten, my_token[me] < last_write);
         last_write = my_token[me];
         seen = my_token[me]
@@ -222,10 +211,6 @@ inline die(me) {
 /* environment: time passes for everybody, also for who is frozen */
 inline tick() {
     has_ttl;
-    if
-    :: left == 1 -> observe(EXPIRED, holder, token)
-    :: else
-    fi;
     left = (left > 0 -> left - 1 : 0);
     for (EACH) {
         deadline[each] = (deadline[each] > 0 -> deadline[each] - 1 : 0);
@@ -234,7 +219,7 @@ inline tick() {
     each = 0
 }
 
-proctype Holder(byte me) while_observed {
+proctype Holder(byte me) {
     end_holder: do
     :: atomic { ask(me) }
     :: atomic { acquire(me) }
@@ -252,14 +237,14 @@ proctype Holder(byte me) while_observed {
     od
 }
 
-proctype Renewal(byte me) while_observed {
+proctype Renewal(byte me) {
     end_renewal: do
     :: atomic { ask_to_renew(me) }
     :: atomic { renew(me) }
     od
 }
 
-proctype Time() while_observed {
+proctype Time() {
     end_time: do
     :: atomic { tick() }
     od

@@ -31,17 +31,6 @@ A producer stands for any process that makes tasks ready, a worker among them.
 #define NO_ASK_AGAIN (planted == 6) /* finds begun: a heartbeat that makes the row anew does not make the worker ask again */
 #define CLEAR_LATE (planted == 7) /* finds begun: the worker forgets its news after the look, not before */
 
-/* Observed events: a producer writes a task, or knows whether somebody sleeps; the row of a worker changes. */
-#define INSERTED 1
-#define NOTIFIED 2
-#define NOBODY 3
-#define RELIED 4
-#define CLAIMED 5
-#define ASKED 6
-#define AWAKE 7
-#define REMOVED 8
-#define REGISTERED 9
-
 /* What a worker does. */
 #define LOOKS 0
 #define FOUND_NOTHING 1
@@ -95,55 +84,15 @@ bool before[4];
 #define all_have_forgotten(worker) !was_before(0, worker)
 #endif
 
-/*
-An event is not recorded at the moment at which it takes effect. A trigger records what a statement has written before
-that is committed: it is announced here, and takes effect later. A claim takes effect when it locks the row, and what a
-producer has learned was true when it asked: they take effect here and are told later. An actor does one thing at a time.
-*/
-#ifdef TRACE
-/* A removal that is observed is one of the history, and not one of those that may happen. */
-#define REMOVAL 0
-byte announced[PRODUCERS + 2 * WORKERS];
-byte untold[PRODUCERS + 2 * WORKERS];
-#define is_announced(actor, kind) (announced[actor] == kind)
-#define will_tell(actor, kind) untold[actor] = kind
-#define goes_on(actor) (announced[actor] == 0 && untold[actor] == 0)
-#define done(actor) announced[actor] = 0
-#define will_ask(me) (does[me] == FOUND_NOTHING && !has_asked[me] && row[me] && !is_sleeping[me])
-
-/* environment: a trigger records what will be committed */
-inline announce(actor, kind, who) {
-    goes_on(actor);
-    observe(kind, who, 0);
-    announced[actor] = kind
-}
-
-/* environment: what has been done is recorded */
-inline tell(actor, who) {
-    untold[actor] != 0;
-    observe(untold[actor], who, 0);
-    untold[actor] = 0
-}
-#else
-#define REMOVAL 1
-#define is_announced(actor, kind) true
-#define will_tell(actor, kind) skip
-#define goes_on(actor) true
-#define done(actor) skip
-#endif
-#define fetcher(worker) (PRODUCERS + worker)
-#define heartbeat(worker) (PRODUCERS + WORKERS + worker)
-
 /* worker/claiming/fetcher.py: run_once `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
 inline look(me) {
-    does[me] == LOOKS && goes_on(fetcher(me));
+    does[me] == LOOKS;
     news[me] = (CLEAR_LATE -> news[me] : false);
     has_asked[me] = has_asked[me] && !is_forgotten[me];
     is_forgotten[me] = false;
     if
     :: ready > 0 ->
         ready--;
-        will_tell(fetcher(me), CLAIMED);
         does[me] = (has_asked[me] -> TOOK : LOOKS)
     :: else -> does[me] = FOUND_NOTHING
     fi
@@ -151,10 +100,9 @@ inline look(me) {
 
 /* worker/claiming/fetcher.py: _end_sleep_when_busy. After some uninterrupted work the worker asks for news no longer. */
 inline end_sleep_when_busy(me) {
-    does[me] == TOOK && (goes_on(fetcher(me)) || is_announced(fetcher(me), AWAKE));
+    does[me] == TOOK;
     if
-    :: is_announced(fetcher(me), AWAKE) || !is_sleeping[me] ->
-        done(fetcher(me));
+    :: true ->
         has_asked[me] = false;
         is_sleeping[me] = false
     :: true
@@ -164,8 +112,7 @@ inline end_sleep_when_busy(me) {
 
 /* worker/claiming/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
 inline ask_for_news(me) {
-    does[me] == FOUND_NOTHING && !has_asked[me] && (is_announced(fetcher(me), ASKED) || !row[me] || is_sleeping[me]);
-    done(fetcher(me));
+    does[me] == FOUND_NOTHING && !has_asked[me];
     is_sleeping[me] = row[me];
     byte each;
     for (each : 0 .. PRODUCERS - 1) {
@@ -177,7 +124,7 @@ inline ask_for_news(me) {
 
 /* worker/claiming/sleep.py: begin `self.since = time.monotonic()` */
 inline look_again(me) {
-    does[me] == ASKING && goes_on(fetcher(me));
+    does[me] == ASKING;
     has_asked[me] = true;
     has_rested[me] = false;
     news[me] = (CLEAR_LATE -> false : news[me]);
@@ -186,7 +133,7 @@ inline look_again(me) {
 
 /* worker/claiming/fetcher.py: _sleep `self._polled_at < self._second_poll_at` */
 inline pause(me) {
-    does[me] == FOUND_NOTHING && has_asked[me] && goes_on(fetcher(me));
+    does[me] == FOUND_NOTHING && has_asked[me];
     news[me] = (CLEAR_LATE -> false : news[me]);
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
@@ -228,9 +175,8 @@ inline listen_again(me) {
 
 /* store/liveness.py: delete_dead */
 inline remove_row(me) {
-    row[me] && faults + REMOVAL <= FAULTS && is_announced(heartbeat(me), REMOVED);
-    done(heartbeat(me));
-    faults = faults + REMOVAL;
+    row[me] && faults < FAULTS;
+    faults++;
     row[me] = false;
     is_sleeping[me] = false
 }
@@ -238,7 +184,7 @@ inline remove_row(me) {
 /* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/sleep.py: note_flag_unset */
 inline beat(me) {
     if
-    :: !row[me] && is_announced(heartbeat(me), REGISTERED) -> done(heartbeat(me))
+    :: !row[me]
     :: row[me] && has_asked[me] && !is_sleeping[me] && !is_forgotten[me] && !NO_ASK_AGAIN
     fi;
     row[me] = true;
@@ -250,8 +196,7 @@ inline beat(me) {
 
 /* store/enqueue.py: _follow; store/insert_tasks.py: insert_one */
 inline commit(me) {
-    produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST && is_announced(me, INSERTED);
-    done(me);
+    produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST;
     left[me]--;
     ready++;
     produces[me] = COMMITTED
@@ -259,14 +204,13 @@ inline commit(me) {
 
 /* store/wake.py: _no_worker_sleeps */
 inline rely_on_memory(me) {
-    produces[me] == COMMITTED && saw_nobody[me] && goes_on(me);
-    will_tell(me, RELIED);
+    produces[me] == COMMITTED && saw_nobody[me];
     produces[me] = WRITES
 }
 
 /* store/wake.py: _notify `now = time.monotonic()` */
 inline begin_to_ask(me) {
-    (produces[me] == COMMITTED || (NOTIFY_FIRST && produces[me] == WRITES && left[me] > 0)) && !saw_nobody[me] && goes_on(me);
+    (produces[me] == COMMITTED || (NOTIFY_FIRST && produces[me] == WRITES && left[me] > 0)) && !saw_nobody[me];
     is_over[me] = false;
     produces[me] = QUESTION
 }
@@ -279,9 +223,8 @@ inline read_rows(me) {
         byte each;
         for (EACH) { note[each] = listens[each] }
         each = 0;
-        will_tell(me, NOTIFIED);
         produces[me] = WRITES
-    :: else -> will_tell(me, NOBODY); produces[me] = SILENCE
+    :: else -> produces[me] = SILENCE
     fi;
     left[me] = left[me] - (NOTIFY_FIRST && produces[me] == WRITES);
     ready = ready + (NOTIFY_FIRST && produces[me] == WRITES)
@@ -289,7 +232,7 @@ inline read_rows(me) {
 
 /* store/wake.py: _notify `_no_worker_slept_at[using, except_worker] = now` */
 inline remember(me) {
-    produces[me] == SILENCE && goes_on(me);
+    produces[me] == SILENCE;
     saw_nobody[me] = !is_over[me] || COUNTED_LATE;
     is_over[me] = false;
     was_before(me, 0) = was_before(me, 0) && !COUNTED_LATE;
@@ -308,7 +251,7 @@ inline expire(me) {
     was_before(me, 1) = false
 }
 
-proctype Fetcher(byte me) while_observed {
+proctype Fetcher(byte me) {
     end_fetcher: do
     :: atomic { look(me) }
     :: atomic { end_sleep_when_busy(me) }
@@ -317,15 +260,10 @@ proctype Fetcher(byte me) while_observed {
     :: atomic { pause(me) }
     :: atomic { end_pause(me) }
     :: atomic { wake_up(me) }
-#ifdef TRACE
-    :: atomic { will_ask(me) -> announce(fetcher(me), ASKED, me) }
-    :: atomic { does[me] == TOOK && is_sleeping[me] -> announce(fetcher(me), AWAKE, me) }
-    :: atomic { tell(fetcher(me), me) }
-#endif
     od
 }
 
-proctype Listener(byte me) while_observed {
+proctype Listener(byte me) {
     end_listener: do
     :: atomic { hear(me) }
     :: atomic { lose_listener(me) }
@@ -333,32 +271,24 @@ proctype Listener(byte me) while_observed {
     od
 }
 
-proctype Heartbeat(byte me) while_observed {
+proctype Heartbeat(byte me) {
     end_heartbeat: do
     :: atomic { remove_row(me) }
     :: atomic { beat(me) }
-#ifdef TRACE
-    :: atomic { row[me] -> announce(heartbeat(me), REMOVED, me) }
-    :: atomic { !row[me] -> announce(heartbeat(me), REGISTERED, me) }
-#endif
     od
 }
 
-proctype Producer(byte me) while_observed {
+proctype Producer(byte me) {
     end_producer: do
     :: atomic { commit(me) }
     :: atomic { rely_on_memory(me) }
     :: atomic { begin_to_ask(me) }
     :: atomic { read_rows(me) }
     :: atomic { remember(me) }
-#ifdef TRACE
-    :: atomic { produces[me] == WRITES -> announce(me, INSERTED, me) }
-    :: atomic { tell(me, me) }
-#endif
     od
 }
 
-proctype Time(byte me) while_observed {
+proctype Time(byte me) {
     end_time: do
     :: atomic { expire(me) }
     od

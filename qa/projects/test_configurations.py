@@ -191,10 +191,6 @@ def start(project, settings="", **files):
 
 
 CONFIGURATIONS = {
-    "queues, and none of them is default": """
-        TASKS["default"]["QUEUES"] = ["mail", "reports"]
-        QUEUE = "mail"
-    """,
     "queues in a set, and a worker of one of them": """
         TASKS["default"]["QUEUES"] = {"mail", "reports"}
         QUEUE, WORKER = "mail", ["mail"]
@@ -215,7 +211,6 @@ CONFIGURATIONS = {
         TASKS["second"] = {**TASKS["default"], "QUEUES": ["mail"]}
         QUEUE, BACKEND, WORKER = "mail", "second", ["--backend", "second"]
     """,
-    "naive dates": "USE_TZ = False",
     "naive dates elsewhere": "USE_TZ, TIME_ZONE = False, 'Pacific/Kiritimati'",
     "other time zones": "TIME_ZONE, DATABASES['default']['TIME_ZONE'] = 'America/St_Johns', 'Asia/Kathmandu'",
     "server-side binding and a pool": "DATABASES['default']['OPTIONS'] = {'server_side_binding': True, 'pool': True}",

@@ -135,20 +135,6 @@ def test_a_database_with_fewer_features_gets_no_warnings_about_our_models(projec
 
 
 ROUTERS = """
-class TasksRouter:
-    route_app_labels = {"django_pglock"}
-
-    def db_for_read(self, model, **hints):
-        return "tasks" if model._meta.app_label in self.route_app_labels else None
-
-    db_for_write = db_for_read
-
-    def allow_migrate(self, db, app_label, model_name=None, **hints):
-        if app_label in self.route_app_labels:
-            return db == "tasks"
-        return None if db != "tasks" else False
-
-
 class PartsRouter:
     '''Locks where the data is, and all the rest on the database of tasks.'''
 
@@ -171,24 +157,6 @@ DATABASES = {"default": POSTGRES, "tasks": {**POSTGRES, "NAME": "%s"}}
 TASKS["default"]["OPTIONS"] = {"database": "tasks"}
 SILENCED_SYSTEM_CHECKS = ["django_pglock.W009"]
 """
-
-
-def test_a_router_keeps_our_tables_on_one_database(project):
-    other = project()
-    made = project(
-        settings=TWO_SERVERS % other.database + "DATABASE_ROUTERS = ['routers.TasksRouter']",
-        routers=ROUTERS,
-        shop__tasks=SHOP_TASKS,
-    )
-    made.manage_each("migrate -v0", "migrate -v0 --database tasks")
-    assert made.tables() == set()
-    assert ours(other.tables()) == TABLES
-    made.python("from shop.tasks import ship; ship.enqueue(5)")
-    made.manage("runlockworker", "--drain")
-    with other.session() as session:
-        assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
-    made.manage_each("migrate -v0 django_pglock zero", "migrate -v0 --database tasks django_pglock zero")
-    assert other.tables() == set()
 
 
 def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
@@ -217,50 +185,6 @@ def test_a_router_may_put_locks_and_tasks_into_different_databases(project):
         assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
     made.manage_each("migrate -v0 django_pglock zero", "migrate -v0 --database tasks django_pglock zero")
     assert made.tables() == other.tables() == set()
-
-
-REPLICA = """
-class ReplicaRouter:
-    def db_for_read(self, model, **hints):
-        return "replica"
-
-    def db_for_write(self, model, **hints):
-        return "default"
-"""
-
-
-def test_results_are_read_where_they_were_written(project):
-    """A replica is late; here it has no tables at all, so each query to it fails."""
-    made = project(
-        settings="""
-            INSTALLED_APPS = ["django_pglock", "shop"]
-            DATABASES = {"default": POSTGRES, "replica": SQLITE}
-            DATABASE_ROUTERS = ["routers.ReplicaRouter"]
-        """,
-        routers=REPLICA,
-        shop__tasks="""
-            from django_pglock import task
-
-            @task(max_attempts=2, backoff=0)
-            def ship(number):
-                raise LookupError(number)
-        """,
-    )
-    made.manage("migrate", "-v0")
-    said = made.python(
-        """
-        from django_pglock.worker import Worker
-        from shop.tasks import ship
-
-        result = ship.enqueue(5)
-        Worker(drain=True, threads=1).run()
-        result.refresh()
-        print(result.status, [error.exception_class.__name__ for error in result.errors], result.attempts)
-        print(ship.get_result(result.id).wait(60).errors[0].traceback[-15:])
-        """
-    )
-    assert "FAILED ['LookupError', 'LookupError'] 2" in said
-    assert "LookupError: 5" in said
 
 
 PROJECT_TESTS = """
@@ -351,10 +275,6 @@ def tested(project):
     return project(
         settings=settings, shop__tasks=SHOP_TASKS, shop__tests=PROJECT_TESTS, test_shop="from shop.tests import *"
     )
-
-
-def test_djangos_test_runner_works_with_both_databases(tested):
-    assert "OK" in tested.manage("test", "--noinput")
 
 
 def test_djangos_test_runner_works_in_parallel(tested):

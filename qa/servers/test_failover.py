@@ -14,7 +14,7 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker
 from example_project.postgres import PrivatePostgres
-from qa.servers.test_standby import connect
+from tests.conftest import session_at
 from tests.sample import tasks
 
 #: More than the 32 ids that a sequence writes into the WAL in advance.
@@ -44,7 +44,7 @@ def cut_off(servers, eventually):
     """Let the standby get all tasks, and then nothing more."""
 
     def cut():
-        with connect(servers[0]) as primary, connect(servers[1]) as standby:
+        with session_at(servers[0]) as primary, session_at(servers[1]) as standby:
             # The tables are made in several transactions.
             written = primary.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
             eventually(lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", written).fetchone()[0])
@@ -89,7 +89,7 @@ def test_after_a_failover_ids_of_lost_tasks_are_used_again(servers, cut_off, is_
     claims_of_lost = claims("old")
     fail_over(*servers)
     if is_moved:
-        with connect(servers[1]) as session:
+        with session_at(servers[1]) as session:
             session.execute(MOVE_IDS)
     new = {enqueue("new", "new") for _ in range(MANY)}
     assert claims("new").keys() == new

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import psycopg
 import pytest
 from django.db import DatabaseError, connections
 
 from example_project.postgres import PrivatePostgres
-from tests.conftest import EMPTY, NEVER, WorkerProcess, make_tables
+from tests.conftest import EMPTY, NEVER, WorkerProcess, ask, make_tables
 from tests.pgbouncer import PROGRAM, PgBouncer
 from tests.proxy import Proxy
 from tests.sample import session_tasks
@@ -32,12 +31,6 @@ def servers():
         make_tables(primary)
         with PrivatePostgres(standby_of=primary) as standby:
             yield primary, standby
-
-
-def ask(server, sql, *params):
-    with psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
-        answer = connection.execute(sql, params or None)
-        return answer.fetchall() if answer.description else None
 
 
 def test_no_session_stays_connected_to_a_standby_after_the_address_moves_back(servers, eventually):

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import Counter
 from contextlib import nullcontext
-from datetime import timedelta
 
 import pytest
 from django.core.checks import run_checks
@@ -14,7 +13,6 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
-from django_pglock.keys import reserved
 from django_pglock.models import AdvisoryLock, Attempt, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
@@ -22,11 +20,10 @@ from django_pglock.postgres import selftest
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
-from django_pglock.worker import Worker
 from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
-from tests.sample import keyed_tasks, session_tasks, tasks
+from tests.sample import session_tasks, tasks
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -146,18 +143,6 @@ def test_the_self_test_finds_that_session_locks_do_not_exclude(pgbouncer, alias,
     assert findings == {"sessions", "session_locks", "prepared_statements"}
 
 
-@pytest.mark.parametrize(
-    ("scope", "expected"),
-    [("auto", ["django_pglock.W001"]), ("session", ["django_pglock.W001"]), ("transaction", [])],
-)
-def test_the_check_names_the_pooler_where_session_locks_may_be_taken(pgbouncer, alias, settings, scope, expected):
-    alias("pooled", NAME="two", **pgbouncer)
-    settings.DJANGO_PGLOCK = {"SCOPE": scope, "USING": "pooled"}
-    problems = [problem for problem in run_checks(databases=["pooled", "default"]) if "pglock.W" in problem.id]
-    assert [problem.id for problem in problems] == expected
-    assert all("'pooled' is reached through a pooler" in problem.msg for problem in problems)
-
-
 def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias):
     alias("pooled", NAME="two", **pgbouncer)
     inside = []
@@ -272,26 +257,6 @@ def test_in_session_mode_locks_exclude_and_a_worker_polls(page, alias, worker, e
             running.shutdown()
 
 
-def locks_of_workers():
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [reserved.WORKER])
-        return cursor.fetchone()[0]
-
-
-def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, task_alias, eventually):
-    """The lock would stay in a session of the pool, and a dead worker would seem to be alive."""
-    task_alias("pooled", NAME="two", **pgbouncer)
-    heartbeat = Worker(using="pooled").heartbeat
-    heartbeat.start()
-    try:
-        row = eventually(lambda: WorkerRow.objects.using("default").first())
-        assert row.lock_key is None
-        assert locks_of_workers() == 0
-    finally:
-        heartbeat.stop()
-        heartbeat.wait(NEVER)
-
-
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
     transactional_db, worker_process, eventually, mode
@@ -322,21 +287,3 @@ def test_workers_that_share_sessions_behind_it_prepare_nothing(pgbouncer, task_a
     made = [tasks.nothing.enqueue() for _ in range(20)]
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == len(made))
     assert "prepared statement" not in caplog.text
-
-
-def test_a_worker_runs_tasks_behind_it(pgbouncer, task_alias, eventually):
-    """All clients share its sessions, and no notification arrives."""
-    task_alias("pooled", NAME="two", **pgbouncer)
-    first, later = [tasks.nothing.using(run_after=delay).enqueue() for delay in (None, timedelta(seconds=0.3))]
-    keyed = keyed_tasks.step.enqueue(1)
-    worker = Worker(using="pooled", threads=2)
-    worker.start()
-    try:
-        unfinished = Task.objects.exclude(status="SUCCESSFUL")
-        eventually(lambda: not unfinished.exists())
-        assert set(Task.objects.values_list("attempts", flat=True)) == {1}
-        assert set(Task.objects.values_list("pk", flat=True)) == {int(each.id) for each in (first, later, keyed)}
-        assert worker.shutdown()
-        assert not WorkerRow.objects.exists()
-    finally:
-        worker.shutdown()

@@ -8,11 +8,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from example_project.postgres import PrivatePostgres
-from tests.conftest import NEVER, ROOT, WorkerProcess
+from tests.conftest import NEVER, ROOT, WorkerProcess, ask
 from tests.warm.process import start
 
 pytestmark = pytest.mark.acceptance
@@ -59,12 +58,6 @@ def run(command):
     process = start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = process.communicate(timeout=NEVER)
     assert process.returncode == 0, output
-
-
-def ask(server, sql):
-    with psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
-        cursor = connection.execute(sql)
-        return cursor.fetchall() if cursor.description else None
 
 
 def customers(server):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from io import StringIO
 
-import psycopg
 import pytest
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from django_pglock import Lease, LockError, LockLost, LockNotAvailable, lock, try_lock
+from django_pglock import Lease, LockError, LockNotAvailable, lock, try_lock
 from django_pglock.models import AdvisoryLock
 from django_pglock.models import Lease as LeaseRow
 from example_project.postgres import PrivatePostgres
+from tests.conftest import session_at
 
 pytestmark = pytest.mark.acceptance
 
@@ -35,23 +35,20 @@ def servers():
 
 
 @pytest.fixture
-def two(servers, alias, settings):
+def two(servers, add_database, settings):
     """Both as databases of the project, with reads routed to the standby."""
     for name, server in servers.items():
-        alias(name, HOST=str(server.folder), PORT="", NAME="postgres", USER="postgres", PASSWORD="")
+        add_database(name, server)
     settings.DATABASE_ROUTERS = [ReadsFromStandby()]
     settings.DJANGO_PGLOCK = {"USING": "primary"}
 
 
 @pytest.fixture
 def add_database(alias):
-    """Add a server as a database of the project, with the table of leases."""
+    """Add a server as a database of the project."""
 
-    def add(name, server, *, with_table=True):
+    def add(name, server):
         alias(name, HOST=str(server.folder), PORT="", NAME="postgres", USER="postgres", PASSWORD="")
-        if with_table:
-            with connections[name].schema_editor() as editor:
-                editor.create_model(LeaseRow)
 
     return add
 
@@ -60,10 +57,6 @@ def locks_on(name):
     with connections[name].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
         return cursor.fetchone()[0]
-
-
-def connect(server):
-    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True)
 
 
 def test_locks_are_taken_on_the_database_of_the_setting_and_never_on_the_replica(two):
@@ -97,32 +90,21 @@ def test_the_check_warns_of_a_standby_only(two, settings, used, expected):
     assert warnings - {"django_pglock.W012"} == {*expected}
 
 
-def test_a_restart_ends_advisory_locks_and_no_lease(add_database):
-    """Also an immediate restart, which is like a crash."""
-    with PrivatePostgres(durable=True) as server:
-        add_database("restarted", server)
-        with pytest.raises(LockLost), lock("a", using="restarted"), Lease("a", ttl=60, using="restarted") as lease:
-            server.restart("immediate")
-            lease.assert_held()
-            with pytest.raises(LockNotAvailable), Lease("a", using="restarted"):
-                pass
-            lease.extend()
-            assert lease.token == 1
-
-
 def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):
     """The new primary has no locks of the old one, but all its leases."""
     with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
         add_database("old", primary)
+        with connections["old"].schema_editor() as editor:
+            editor.create_model(LeaseRow)
         taken = Lease("a", ttl=60, using="old")
         with pytest.raises(LockError, match=r"released .* expires within"), lock("a", using="old"), taken as lease:
-            with connect(standby) as session:
+            with session_at(standby) as session:
                 eventually(lambda: session.execute("SELECT to_regclass('django_pglock_lease')").fetchone()[0])
                 eventually(lambda: session.execute("SELECT count(*) FROM django_pglock_lease").fetchone()[0])
             primary.halt("immediate")
-            with connect(standby) as session:
+            with session_at(standby) as session:
                 session.execute("SELECT pg_promote()")
-            add_database("new", standby, with_table=False)
+            add_database("new", standby)
             with pytest.raises(LockNotAvailable), Lease("a", using="new"):
                 pass
             with try_lock("a", using="new") as held:

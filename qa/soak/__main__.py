@@ -1,8 +1,8 @@
 """``python -m qa.soak --hours 8``: mixed load, a fault every minute, and a report.
 
-The folder gets ``samples.jsonl``, ``rounds.jsonl`` and, at the end, ``report.md`` with its pictures. ``--report``
-makes the report of a folder, also while the soak runs. SIGINT ends the soak after the current round. The exit code is
-1 if a guarantee was broken.
+The folder gets ``samples.jsonl``, ``rounds.jsonl`` and, at the end, ``report.md``. ``--report`` makes the report of
+a folder, also while the soak runs. SIGINT ends the soak after the current round. The exit code is 1 if a guarantee was
+broken.
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.db import Error as DatabaseFailure
-from django.db import connection
-
 from django_pglock.models import Worker
 from qa.chaos.experiment import ChaosWorker, Experiment
+from tests.conftest import wait_until
 from tests.proxy import Proxy
 from tests.sample.models import Run
 
@@ -83,19 +81,6 @@ class Deployment:
     def _all_supervised_work(self, since: float) -> bool:
         workers = self.supervised()
         return len(workers) == PROCESSES and all(_has_begun(each.pk, since) for each in workers)
-
-
-def wait_until(is_true: Any, why: str, seconds: float = LIMIT) -> None:
-    """Wait until something is true, also while the database cannot be reached. Raises ``TimeoutError``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if is_true():
-                return
-        except DatabaseFailure:
-            connection.close()
-        time.sleep(0.1)
-    raise TimeoutError(f"{why}, after {seconds:.0f} s")
 
 
 def children_of(pid: int) -> list[int]:

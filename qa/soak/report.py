@@ -1,20 +1,17 @@
-"""The report of a soak, from its two files: a page in Markdown and a picture."""
+"""The report of a soak in Markdown, from its two files."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from qa.soak.picture import Panel, draw
-
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
-PICTURE = "soak.svg"
 #: Parts of the soak whose medians are compared, to show growth.
 PARTS = ("first tenth", "middle tenth", "last tenth")
 
@@ -27,18 +24,13 @@ def write_report(folder: Path, *, in_docs: bool = False) -> bool:
     samples, rounds = _lines(folder / "samples.jsonl"), _lines(folder / "rounds.jsonl")
     findings = [f"{each['fault']}: {text}" for each in rounds for text in each["findings"]]
     text = "\n".join([*_summary(samples, rounds), "", *_faults(rounds), "", *_growth(samples)])
-    picture = draw([Panel(*each) for each in _panels(samples)], [sample["at"] for sample in samples])
     if in_docs:
         page = ROOT / "docs" / "reliability.md"
         before, rest = page.read_text().split(BEGIN)
-        link = f"![Rate, latency, memory, sessions, dead rows and size over the soak](_static/{PICTURE})"
-        page.write_text(f"{before}{BEGIN}\n{text}\n\n{link}\n{END}{rest.split(END)[1]}")
-        (ROOT / "docs" / "_static" / PICTURE).write_text(picture)
+        page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
     else:
-        (folder / PICTURE).write_text(picture)
         broken = [f"- {each}" for each in findings] or ["Every guarantee was kept."]
-        page_lines = ["# Soak", "", text, "", f"![over time]({PICTURE})", "", "## Findings", "", *broken, ""]
-        (folder / "report.md").write_text("\n".join(page_lines))
+        (folder / "report.md").write_text("\n".join(["# Soak", "", text, "", "## Findings", "", *broken, ""]))
     return not findings
 
 
@@ -76,34 +68,29 @@ def _growth(samples: list[Line]) -> Iterator[str]:
     parts = [samples[:tenth], samples[middle : middle + tenth], samples[-tenth:]]
     yield f"| median in the | {' | '.join(PARTS)} |"
     yield "|---|---|---|---|"
-    for title, unit, _is_log, _pick, lines in _readings(samples):
+    for title, unit, lines in _readings(samples):
         for name, read in lines:
             values = [[value for each in part if (value := read(each)) is not None] for part in parts]
             cells = [f"{median(each):,.{0 if median(each) >= 10 else 2}f}" if each else "" for each in values]
             yield f"| {title}: {name} ({unit}) | {' | '.join(cells)} |"
 
 
-def _panels(samples: list[Line]) -> Iterator[tuple[Any, ...]]:
-    for title, unit, is_log, pick, lines in _readings(samples):
-        yield f"{title} ({unit})", is_log, pick, [(name, [read(each) for each in samples]) for name, read in lines]
-
-
-def _readings(samples: list[Line]) -> Iterator[tuple[str, str, bool, Callable[[Sequence[float]], float], Any]]:
-    """Yield each panel: title, unit, whether its scale is logarithmic, which of several values to show, and lines."""
-    yield "finished", "tasks/s", False, median, [("all", lambda each: _of(each, "finished", over=each["seconds"]))]
+def _readings(samples: list[Line]) -> Iterator[tuple[str, str, list[tuple[str, Read]]]]:
+    """Yield each kind of number: its title, its unit, and how to read its lines from a sample."""
+    yield "finished", "tasks/s", [("all", lambda each: _of(each, "finished", over=each["seconds"]))]
     shares = [(name, _latency(at)) for at, name in enumerate(("p50", "p95", "p99"))]
-    yield "from enqueue to start", "s", True, max, shares
+    yield "from enqueue to start", "s", shares
     roles = sorted({role for each in samples for role in each["processes"]})
-    yield "memory of the largest process", "MiB", False, max, [(role, _process(role, 0, 1024)) for role in roles]
-    yield "threads of the largest process", "threads", False, max, [(role, _process(role, 1, 1)) for role in roles]
+    yield "memory of the largest process", "MiB", [(role, _process(role, 0, 1024)) for role in roles]
+    yield "threads of the largest process", "threads", [(role, _process(role, 1, 1)) for role in roles]
     kinds = sorted({kind for each in samples for kind in each.get("sessions", ())} - {"soak"})
-    yield "database sessions", "sessions", False, max, [(kind, _session(kind)) for kind in kinds]
+    yield "database sessions", "sessions", [(kind, _session(kind)) for kind in kinds]
     tables = ("task", "worker", "schedule", "waiter")
-    yield "dead rows", "rows", False, max, [(table, _table(table, 1, 1)) for table in tables]
+    yield "dead rows", "rows", [(table, _table(table, 1, 1)) for table in tables]
     sizes = [
         (f"{table}, {part}", _table(table, at, 2**20)) for table in ("task", "attempt") for part, at in _PARTS_OF_TABLE
     ]
-    yield "size", "MiB", False, max, sizes
+    yield "size", "MiB", sizes
 
 
 _PARTS_OF_TABLE = (("table", 2), ("indexes", 3))

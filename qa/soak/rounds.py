@@ -14,11 +14,12 @@ from django.db import connection
 
 from example_project.postgres import PrivatePostgres
 from qa.chaos.experiment import Experiment
-from qa.soak.deployment import Deployment, wait_until
+from qa.soak.deployment import Deployment
 from qa.soak.faults import FAULTS
 from qa.soak.judge import Judge
 from qa.soak.load import Load
 from qa.soak.samples import Sampler
+from tests.conftest import wait_until
 from tests.proxy import Proxy
 
 

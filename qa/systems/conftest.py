@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from example_project.demo.processes import Fleet
 from example_project.demo.screen import Screen
@@ -27,8 +25,8 @@ class WarmFleet(Fleet):
 
 @pytest.fixture
 def environment(transactional_db: None) -> dict[str, str]:
-    """The environment of programs on the tests' database."""
-    return _environment()
+    """The environment of programs on the tests' database: that of all processes of tests, with one warm parent."""
+    return environment_at()
 
 
 @pytest.fixture
@@ -72,14 +70,8 @@ def process(fleet: Fleet) -> Callable[..., subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def site(django_db_setup: None) -> Iterator[Site]:
     """The example project behind real web servers, and a payment provider, for all tests of a module."""
-    fleet = WarmFleet(_environment())
+    fleet = WarmFleet(environment_at())
     try:
         yield Site(fleet)
     finally:
         fleet.stop()
-
-
-def _environment() -> dict[str, str]:
-    server = os.environ["DATABASE_URL"].rpartition("/")[0]
-    # As all other processes of tests, with which they share their warm parent.
-    return environment_at(f"{server}/{connection.settings_dict['NAME']}")

@@ -50,7 +50,7 @@ RUN = 'exec 3<&0; (read -r end <&3; kill -9 0) & exec "$@" 3<&- </dev/null'
 
 @dataclass(frozen=True)
 class Kind:
-    """A server program with a way to keep database connections. ``database`` names the fixture with its servers."""
+    """A server program with a way to keep database connections. ``database`` is the fixture with its DATABASE_URL."""
 
     program: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -79,31 +79,22 @@ KINDS = {
     "pgbouncer_transaction": Kind(
         _UVICORN, _TRANSACTION_SCOPE, is_asgi=True, is_scope_transaction=True, database="transaction_pooler"
     ),
-    "standby": Kind(_GTHREAD, _PERSISTENT, database="standby"),
 }
 ALL = tuple(KINDS)
 ASGI = tuple(name for name, kind in KINDS.items() if kind.is_asgi)
 
 
-@dataclass(frozen=True)
-class Databases:
-    """The environment that names a project's databases, and the DATABASE_URL of the one that has its locks."""
-
-    environment: Mapping[str, str]
-    locks_at: str
-
-
 class Site:
     """A server of one kind, and the folder through which tests and requests see each other."""
 
-    def __init__(self, name: str, folder: Path, databases: Databases) -> None:
+    def __init__(self, name: str, folder: Path, url: str) -> None:
         self.name = name
         self.kind = KINDS[name]
         self.gates = folder / "gates"
         self.errors = folder / "errors.log"
         self.output = folder / "output.log"
         self.gates.mkdir()
-        self.databases = databases
+        self.url = url
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Site:
@@ -149,7 +140,7 @@ class Site:
         return {
             **own,
             **self.kind.environment,
-            **self.databases.environment,
+            "DATABASE_URL": self.url,
             "DJANGO_SETTINGS_MODULE": "qa.web.project.settings",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             # A server that crashes says where.

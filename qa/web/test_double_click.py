@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from qa.web.cases import on_servers, on_servers_with
+from qa.web.cases import on_servers_with
 from qa.web.client import answered
 from qa.web.project.views import FILE_SIZE
-from qa.web.sites import ALL, KINDS
+from qa.web.sites import ALL
 
-VIEWS = ("plain", "plain_async", "stream", "stream_async", "template", "template_class", "file", "positional")
+VIEWS = ("plain", "plain_async", "stream", "stream_async", "template", "template_class", "file")
 STREAMS = ("stream", "stream_async")
 
 
@@ -45,18 +45,6 @@ def test_a_stream_keeps_others_out_until_its_end(visit, view, place):
     visit.expect_success(view)
 
 
-@on_servers_with("view", ["template", "template_class"], [name for name in ALL if not KINDS[name].is_scope_transaction])
-def test_a_template_is_rendered_under_the_lock(visit, view):
-    """Django renders the template after the view has returned, and the template may do most of the work."""
-    visit = visit()
-    click = visit.click(view, "stop=render")
-    visit.wait_at("render")
-    expect_refusal(visit.get(view))
-    visit.open()
-    assert click.answer().body == b"rendered render"
-    visit.expect_free()
-
-
 # daphne takes the whole file into its memory, and the response is over.
 @on_servers_with("view", ["file"], [name for name in ALL if not name.startswith("daphne")])
 def test_a_file_keeps_others_out_while_it_is_sent(visit, view):
@@ -66,17 +54,3 @@ def test_a_file_keeps_others_out_while_it_is_sent(visit, view):
     expect_refusal(visit.get(view))
     assert len(click.answer().body) == FILE_SIZE
     visit.expect_free()
-
-
-@on_servers()
-def test_a_lock_for_get_is_one_for_head_as_well(visit):
-    """HEAD runs the same code as GET does."""
-    visit = visit()
-    click = visit.click("get_only", "stop=view")
-    visit.wait_at("view")
-    expect_refusal(visit.get("get_only", method="HEAD"))
-    assert visit.get("get_only", method="POST").status == 200
-    visit.open()
-    assert click.answer().status == 200
-    visit.expect_free()
-    assert visit.get("get_only", method="HEAD").status == 200

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.conftest import ROOT
 
 PROGRAM = """
 from gevent import monkey; monkey.patch_all()
@@ -97,11 +98,10 @@ print("fine")
 
 
 @pytest.mark.parametrize("program", [PROGRAM, WAITING], ids=["locks", "results"])
-def test_locks_work_in_greenlets(direct, program):
-    root = Path(__file__).resolve().parent.parent.parent
+def test_locks_work_in_greenlets(program):
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, **direct.environment, "PYTHONPATH": str(root)}, cwd=root,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout == "fine\n", done.stdout + done.stderr

@@ -12,7 +12,7 @@ CASES = [("plain", "view"), ("stream", "middle"), ("stream_async", "middle")]
 #: Each way to the database: PostgreSQL or the pooler ends the session of a process that has ended, whatever its
 #: program.
 #: To start a server again after a kill takes as much CPU time as fifty other tests.
-WAYS = ("gunicorn_gthread", "uvicorn_pool", "pgbouncer_session", "pgbouncer_transaction", "standby")
+WAYS = ("gunicorn_gthread", "uvicorn_pool", "pgbouncer_session", "pgbouncer_transaction")
 
 
 @on_servers_with("case", CASES, WAYS if IS_SHORT else ALL)

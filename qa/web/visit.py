@@ -10,15 +10,15 @@ from typing import Any
 from qa.web.client import Answer, Click, answered
 from qa.web.observer import Observer
 from qa.web.sites import Site
+from tests.conftest import NEVER
 
 
 class Visit:
     """The requests of one test to one server: one address, one lock, one gate."""
 
-    def __init__(self, site: Site, observer: Observer, timeout: float) -> None:
+    def __init__(self, site: Site, observer: Observer) -> None:
         self.site = site
         self.observer = observer
-        self.timeout = timeout
         self.name = uuid.uuid4().hex
         self.lock = f"web:{self.name}"
         self._clicks: list[Click] = []
@@ -45,12 +45,12 @@ class Visit:
         """Return the number of the process in which a request has come to a place."""
         return int((self.site.gates / f"{self.name}.{place}").read_text().split()[0])
 
-    def wait_at(self, place: str, count: int = 1) -> None:
-        """Wait until requests have come to a place."""
+    def wait_at(self, place: str) -> None:
+        """Wait until a request has come to a place."""
 
         def has_come() -> bool:
             self._expect_no_failure()
-            return self.count(place) >= count
+            return self.count(place) > 0
 
         self.until(has_come, why=f"no request has come to {place!r}")
 
@@ -58,17 +58,13 @@ class Visit:
         """Let stopped requests continue."""
         (self.site.gates / f"{self.name}.open").touch()
 
-    def close(self) -> None:
-        """Let requests stop again."""
-        (self.site.gates / f"{self.name}.open").unlink(missing_ok=True)
-
     @property
     def is_locked(self) -> bool:
         return self.observer.locks(self.lock) > 0
 
     def expect_free(self) -> None:
         """Fail if the lock is held too long after its request, or if a session waits for it."""
-        self.until(lambda: not self.is_locked, why=f"the lock is held {self.timeout:g} s after its request")
+        self.until(lambda: not self.is_locked, why=f"the lock is held {NEVER:g} s after its request")
         self.until(lambda: not self.observer.waiters(self.lock), why="somebody waits for the lock")
 
     def expect_success(self, view: str) -> None:
@@ -87,9 +83,9 @@ class Visit:
         new = self._errors()[len(self._errors_before) :]
         assert not new, new
 
-    def until(self, is_true: Callable[[], bool], *, why: str, seconds: float | None = None) -> None:
+    def until(self, is_true: Callable[[], bool], *, why: str) -> None:
         """Wait until something is true."""
-        deadline = time.monotonic() + (seconds or self.timeout)
+        deadline = time.monotonic() + NEVER
         while not is_true():
             assert time.monotonic() < deadline, why + self._evidence()
             time.sleep(0.01)

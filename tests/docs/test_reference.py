@@ -14,7 +14,6 @@ from django_pglock.locks.handle import Handle
 from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
 from django_pglock.loggers import WORKER
 from django_pglock.management.commands import withlock
-from django_pglock.models import Task
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import TaskStatus
@@ -103,19 +102,6 @@ def test_every_exit_code_stands_in_the_table():
     assert f"| `runlockworker` | {LEFT_BEHIND} |" in table
     assert f"| `withlock` | {withlock.EX_TEMPFAIL} |" in table
     assert f"| `withlock` | {withlock.EX_SOFTWARE} |" in table
-
-
-def test_the_columns_that_an_insert_needs_stand_in_the_table():
-    table = section("From another language", (ROOT / "docs" / "tasks.md").read_text())
-    told = set(first_cells(table)) - {"column"}
-    columns = {field.column: field for field in Task._meta.concrete_fields}
-    optional = {
-        name
-        for name, field in columns.items()
-        if field.null or field.primary_key or field.has_default() or field.has_db_default()
-    }
-    assert told <= set(columns)
-    assert set(columns) - optional <= told
 
 
 def test_every_status_is_a_symptom_of_a_task_that_does_not_run():

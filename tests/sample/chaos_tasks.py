@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from django.db import Error as DatabaseFailure
@@ -102,32 +101,12 @@ def work_alone(context: TaskContext, key, seconds):
     return context.fencing_token
 
 
-#: Ways for a task to take its process down. The kernel sends SIGKILL when memory runs out.
-FATAL: dict[str, Callable[[], object]] = {
-    "os._exit": lambda: os._exit(3),
-    "segmentation fault": lambda: ctypes.string_at(0),
-    "out-of-memory kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}
-
-
 @task(takes_context=True)
-def take_down(context: TaskContext, how, times=1, after=0.0):
-    """Take the process down this number of times, then succeed."""
+def take_down(context: TaskContext, after):
+    """Take the process down, as the kernel does when memory runs out."""
     with recorded(context):
-        if Run.objects.filter(task=int(context.task_result.id)).count() <= times:
-            time.sleep(after)
-            FATAL[how]()
-    return context.fencing_token
-
-
-@task(takes_context=True, max_attempts=2, backoff=0.1)
-def eat(context: TaskContext):
-    """Take all memory that there is, where the process has a limit."""
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY, "the machine's is not for us"
-    with recorded(context):
-        eaten = []
-        while True:
-            eaten.append(bytes(16 * 1024**2))
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 #: What a leak has taken, in this process and for good.
@@ -146,24 +125,6 @@ def hoard(context: TaskContext):
     return context.fencing_token
 
 
-@task(takes_context=True)
-def crash_server(context: TaskContext):
-    """Crash the server process of this session, after which the server ends all others."""
-    os.kill(session_number(), signal.SIGSEGV)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_sleep(60)")
-
-
 @task
 def tell_time():
     return time.time()
-
-
-if os.environ.get("CHAOS_CODE") != "old":
-
-    @task(takes_context=True)
-    def work_newly(context: TaskContext, seconds):
-        """Only the new version of the code has this function."""
-        with recorded(context):
-            time.sleep(seconds)
-        return context.fencing_token

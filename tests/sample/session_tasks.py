@@ -127,13 +127,6 @@ def end_own_session(context: TaskContext, times):
 
 
 @task(atomic=True)
-def write_and_wait_for_note():
-    Effect.objects.create(name="atomic")
-    while not Effect.objects.filter(name="go on").exists():
-        time.sleep(0.02)
-
-
-@task(atomic=True)
 def pause_then_write():
     """Send the first statement after the pause, so that no limit of the role is over before."""
     pause()

@@ -174,11 +174,6 @@ async def stop_its_loop():
 
 
 @task
-async def break_callback():
-    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-
-
-@task
 async def cancel_itself_at_its_end():
     asyncio.current_task().cancel()
     return "the end"

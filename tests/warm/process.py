@@ -31,7 +31,6 @@ MODULE = "DJANGO_SETTINGS_MODULE"
 SIMILAR = (
     "tests.settings",
     "tests.settings_later_version",
-    "tests.settings_no_poll",
     "tests.settings_slow_beats",
     "tests.settings_transaction_scope",
 )

@@ -32,10 +32,10 @@ session.
 - It takes the lock for all that is needed. A lock cannot stop a second click that comes after the first has finished,
   nor undo a charge whose process has crashed.
 - It says that the second worker waits until the first crashes or exits. One that hangs does neither; one whose
-  session was ended works on without the lock. ``leadership.lost`` notices the latter. In the loop by ``try_lock`` the
-  next query raises, for it needs the same session; then the process ends, and its supervisor starts it again.
+  session was ended works on without the lock. Here a leader has a lease: the next one takes over when the first
+  hangs, and ``leadership.lost`` tells the first.
 - It waits for the lock without limit. The waiting statement keeps a snapshot, so vacuum removes no dead row of the
-  database until it ends. ``reconcile_by_lock`` waits a minute at a time.
+  database until it ends. Who waits for a lease holds no snapshot.
 - Its keys are CRCs. Among some ten thousand names two have the same one, and then strangers wait for each other. A
   name here is hashed to 64 bits. ``lock(crc32(b"price change"))`` takes the key of another program that uses a CRC.
 - Its query of ``pg_locks`` shows locks of all databases of the server, and a number instead of a name. ``manage.py

@@ -1,13 +1,12 @@
 """What runs beside the web servers: a reconciler, of which one works and others stand by, and a sale."""
 
 import signal
-import time
 from contextlib import suppress
 from zlib import crc32
 
 from django.db.models import F
 
-from django_pglock import LockNotAvailable, leader, lock, lock_all, try_lock
+from django_pglock import LockNotAvailable, leader, lock, lock_all
 from example_project.systems.checkout.models import Cart, Payment
 
 
@@ -24,15 +23,6 @@ def reconcile(ttl=15, pause=1):
     with leader("reconciler", ttl=ttl) as leadership:
         while not leadership.lost.wait(pause):
             settle_open()
-
-
-def reconcile_by_lock(pause=1):
-    """The same by an advisory lock alone. Nobody takes over from a frozen process: its session holds the lock."""
-    while True:
-        with try_lock("reconciler", timeout=60) as held:  # not without limit, because a wait blocks vacuum
-            while held:
-                settle_open()
-                time.sleep(pause)
 
 
 @lock_all("shop", crc32(b"price change"))  # an older program, in another language, locks the CRC of this text

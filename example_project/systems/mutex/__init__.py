@@ -31,9 +31,9 @@ Where the article is wrong
     - Its timeout is compared with the client's time. A clock that is an hour fast takes every lock of less than an hour
       away from its holder. Here each time is the server's: ``Now()`` in the statement.
     - Its capture selects with LIMIT in a subquery that locks nothing. Two clients at once read the same rows. The
-      second one waits for the first, then PostgreSQL compares the row with ``id IN (...)`` alone, and gives it to both:
-      ``qa/systems/mutex/test_article.py`` shows it. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status
-      of the row as it is now, and ``MATERIALIZED`` runs the subquery once. This is what ``claim_update()`` sends.
+      second one waits for the first, then PostgreSQL compares the row with ``id IN (...)`` alone, and gives it to
+      both. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status of the row as it is now, and
+      ``MATERIALIZED`` runs the subquery once. This is what ``claim_update()`` sends.
     - It sets a status without asking for the one before, so a late answer overwrites a newer one.
     - It needs a process that moves stale rows on. Here each client does so before it captures; this costs two searches
       in an index.

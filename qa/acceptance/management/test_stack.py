@@ -6,7 +6,6 @@ import pytest
 
 from django_pglock.models import Task
 from qa.acceptance.management.commands.processes import locktasks
-from tests.db.store.test_prune import make
 from tests.sample import running_tasks
 from tests.sample.models import Effect
 
@@ -25,8 +24,3 @@ def test_the_stack_of_a_task_that_computes_without_a_pause(worker_process, event
     assert Task.objects.get(stack__isnull=False).pk == int(made.id)
     # After SIGTERM the worker ends late, because the task leaves little time to other threads.
     worker.process.kill()
-
-
-def test_a_task_that_does_not_run_has_no_stack():
-    row = make("FAILED", days=0)
-    assert locktasks("stack", row.pk) == (1, "", f"CommandError: Task {row.pk} is not running.\n")

@@ -16,7 +16,7 @@ from django_pglock.models import Task
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.forking import REPETITIONS, ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection
-from tests.conftest import NEVER
+from tests.conftest import NEVER, environment_at
 from tests.sample import forking_tasks, tasks
 from tests.sample.models import Effect
 
@@ -218,10 +218,9 @@ print("went well")
 
 def test_children_of_a_preloaded_process_hold_none_of_its_locks(transactional_db):
     """As under gunicorn with preload_app."""
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     told = subprocess.run(
         [sys.executable, "-W", "error", "-c", PRELOADED],
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        env=environment_at(),
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (told.stdout, told.stderr, told.returncode) == ("went well\n", "", 0)

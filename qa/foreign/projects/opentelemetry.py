@@ -1,3 +1,3 @@
-"""OpenTelemetry's instrumentation of Django and of psycopg, switched on in the tests before the first connection."""
+"""Our own instrumentor for OpenTelemetry, and those of Django and of psycopg."""
 
 from qa.foreign.base import *  # noqa: F403

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from pathlib import Path
 
 import django
 from django.core.management import call_command
@@ -24,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m qa.servers.switch_over", description=__doc__)
     parser.add_argument("--switches", type=int, default=20, help="how many in a row (default: 20)")
     options = parser.parse_args()
-    with Pair() as pair, tempfile.TemporaryDirectory(prefix="pglock-switch-") as folder:
+    with Pair() as pair:
         os.environ.update(
             DJANGO_SETTINGS_MODULE="qa.servers.switch_over.settings",
             SWITCH_OVER_HOSTS=pair.hosts,
@@ -35,7 +33,7 @@ def main() -> int:
         call_command("migrate", "sample", run_syncdb=True, verbosity=0)
         from qa.servers.switch_over.rounds import Rounds  # models can be imported now
 
-        with Rounds(pair, Path(folder)) as rounds:
+        with Rounds(pair) as rounds:
             for number in range(1, options.switches + 1):
                 print(rounds.switch(number, power_off=number % 2 == 0), flush=True)
             findings = rounds.findings()

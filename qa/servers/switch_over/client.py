@@ -1,88 +1,86 @@
-"""A client process: it enqueues tasks of each kind and records, in a file, the result of each commit.
-
-``python -m qa.servers.switch_over.client JOURNAL`` runs until SIGTERM.
-"""
+"""A client: it enqueues tasks of each kind, notes the result of each commit, and holds a lock."""
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
 import threading
 import time
-from contextlib import suppress
-from typing import Any, TextIO
+from dataclasses import dataclass, field
 
-import django
 from django.db import Error as DatabaseFailure
 from django.db import connection, transaction
+
+from django_pglock import LockLost, lock
+from tests.sample import chaos_tasks, soak_tasks
 
 #: Seconds between two transactions, or two attempts to connect.
 PAUSE = 0.2
 KEYS = 4
 
 
-def main(path: str) -> None:
-    """Enqueue until SIGTERM."""
-    django.setup()
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    holder = threading.Thread(target=hold_a_lock, args=(path, over))
-    with open(path, "a") as journal:
-        holder.start()
+@dataclass
+class Written:
+    """What one transaction has enqueued, and when. ``once`` may be the id of a task from before."""
+
+    ids: list[int]
+    once: int
+    at: float = field(default_factory=time.time)
+
+
+class Client:
+    """Works from its start until its end, in two threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.committed: list[Written] = []
+        #: Those whose COMMIT has failed: they may be there or not.
+        self.unknown: list[Written] = []
+        self.losses = 0
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=each) for each in (self._enqueue_often, self._hold_a_lock)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _enqueue_often(self) -> None:
         number = 0
-        while not over.wait(PAUSE):
+        while not self._over.wait(PAUSE):
             number += 1
-            with suppress(DatabaseFailure):
-                enqueue(journal, number)
-        holder.join()
-
-
-def note(journal: TextIO, **what: Any) -> None:
-    """Write one line to the disk."""
-    journal.write(json.dumps({"at": time.time(), **what}) + "\n")
-    journal.flush()
-
-
-def enqueue(journal: TextIO, number: int) -> None:
-    """Enqueue one task of each kind in one transaction: its ids before COMMIT, then what became of it."""
-    from tests.sample import chaos_tasks, soak_tasks
-
-    try:
-        with transaction.atomic():
-            results = [
-                chaos_tasks.work.enqueue(0.02),
-                chaos_tasks.work_atomically.enqueue(0.02),
-                chaos_tasks.work_alone.enqueue(str(number % KEYS), 0.02),
-                soak_tasks.work_in_coroutine.enqueue(0.02),
-            ]
-            # The id of a task that exists already, if one with this unique key is not finished.
-            once = soak_tasks.work_once.enqueue(number % KEYS, 0.02)
-            note(journal, ids=[int(result.id) for result in results], once=[int(once.id)])
-    except DatabaseFailure:
-        note(journal, committed=False)
+            self._enqueue(number)
         connection.close()
-        raise
-    note(journal, committed=True)
 
+    def _enqueue(self, number: int) -> None:
+        """Enqueue one task of each kind in one transaction."""
+        written: Written | None = None
+        try:
+            with transaction.atomic():
+                results = [
+                    chaos_tasks.work.enqueue(0.02),
+                    chaos_tasks.work_atomically.enqueue(0.02),
+                    chaos_tasks.work_alone.enqueue(str(number % KEYS), 0.02),
+                    soak_tasks.work_in_coroutine.enqueue(0.02),
+                ]
+                # The id of a task that exists already, if one with this unique key is not finished.
+                once = soak_tasks.work_once.enqueue(number % KEYS, 0.02)
+                written = Written([int(result.id) for result in results], int(once.id))
+        except DatabaseFailure:
+            self.unknown += [written] if written else []
+            connection.close()
+        else:
+            self.committed += [written] if written else []
 
-def hold_a_lock(path: str, over: threading.Event) -> None:
-    """Hold a session lock forever, and write down each time that its loss is reported."""
-    from django_pglock import LockLost, lock
-
-    with open(path + ".lock", "a") as journal:
-        while not over.is_set():
+    def _hold_a_lock(self) -> None:
+        """Hold a session lock forever, and count how often its loss is reported."""
+        while not self._over.is_set():
             try:
-                with lock(path) as held:
-                    note(journal, held=True)
-                    while not over.wait(PAUSE):
+                with lock(self.name) as held:
+                    while not self._over.wait(PAUSE):
                         held.assert_held()
             except LockLost:
-                note(journal, held=False)
+                self.losses += 1
             except DatabaseFailure:  # no server takes writes yet
-                over.wait(PAUSE)
+                self._over.wait(PAUSE)
             connection.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

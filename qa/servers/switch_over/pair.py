@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import psycopg
 
 from example_project.postgres import PrivatePostgres
-from tests.conftest import NEVER
+from tests.conftest import ask, wait_until
 
 #: Nothing here outlives the machine, so fsync proves nothing; COMMIT has to wait for the standby, though.
 SETTINGS = {"synchronous_commit": "on"}
@@ -73,20 +67,3 @@ class Pair:
         process.wait()
         # No other process would remove the small shared memory segment by which PostgreSQL notices a second start.
         subprocess.run(["ipcrm", "-m", segment], check=False, capture_output=True)
-
-
-def ask(server: PrivatePostgres, statement: str) -> list[tuple[Any, ...]]:
-    """Run one statement on one of the servers."""
-    folder = str(server.folder)
-    with closing(psycopg.connect(host=folder, user="postgres", dbname="postgres", autocommit=True)) as session:
-        cursor = session.execute(statement)
-        return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(is_true: Callable[[], Any], why: str) -> None:
-    """Wait until something is true. Raises ``TimeoutError``."""
-    deadline = time.monotonic() + NEVER
-    while not is_true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(why)
-        time.sleep(0.05)

@@ -1,16 +1,18 @@
-"""The hand-off with a table of one's own: order, groups, crashes, and what two back ends can do to each other."""
+"""What two back ends can do to each other, and who has which rows. The scenario shows order, groups and crashes."""
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 
 import pytest
 from django.db import connection, transaction
 
+from django_pglock.models import Task
 from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
 from example_project.systems.handoff.models import Request, Sheet
 from example_project.systems.handoff.scenario import old_snapshot, pages_read, rows_by_process
+from example_project.systems.handoff.tasks import update
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,28 +28,6 @@ def ask(*lines, sheet="plan"):
 def work():
     """Do what a back end does when it is woken."""
     return oldest.claim_each(100, handle, failed={"status": "error"})
-
-
-def runs():
-    return list(Request.objects.order_by("run").values_list("run", flat=True).distinct())
-
-
-def test_a_create_runs_alone_and_all_updates_that_wait_run_together():
-    ask(*range(50))
-    assert work() == 2
-    assert Sheet.objects.get().lines == [str(number) for number in range(50)]
-    assert set(Request.objects.values_list("status", flat=True)) == {"complete"}
-    assert len(runs()) == 2, "the history says what ran together"
-
-
-def test_a_sheet_has_one_create_however_often_it_is_asked_for():
-    ask("a")
-    ask("b")
-    work()
-    ask("c")
-    work()
-    assert Request.objects.filter(kind="create").count() == 1
-    assert Sheet.objects.get().lines == ["a", "b", "c"]
 
 
 def test_while_a_create_runs_its_updates_wait_and_other_sheets_go_on(in_threads):
@@ -69,42 +49,23 @@ def test_the_database_says_which_session_has_which_rows(in_threads):
     assert rows_by_process("table") == []
 
 
+def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
+    Sheet.objects.create(name="plan")
+    update.enqueue(sheet="plan", line="a")
+    with transaction.atomic():
+        Sheet.objects.select_for_update().get()
+        worker()
+        eventually(lambda: rows_by_process("tasks") == [(os.getpid(), [Task.objects.get().pk])])
+    eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
+    assert rows_by_process("tasks") == []
+
+
 def test_updates_of_a_missing_sheet_become_errors_and_block_no_other_request():
     hand_over(*(Request(kind="update", sheet="nobody", line=line) for line in "ab"))
     ask("c")
     assert work() == 4
     assert set(Request.objects.filter(sheet="nobody").values_list("status", flat=True)) == {"error"}
     assert Sheet.objects.get().lines == ["c"]
-
-
-def stop_in_the_middle():
-    """Be a back end that has written to its sheet and not committed yet."""
-    append = Sheet.append
-
-    def append_and_stop(sheet, lines):
-        append(sheet, lines)
-        time.sleep(2 * NEVER)
-
-    Sheet.append = append_and_stop
-    while True:
-        work()
-
-
-def test_a_back_end_that_is_killed_in_the_middle_leaves_its_requests_new(process, eventually):
-    ask("a", "b")
-    victim = process(stop_in_the_middle)
-    eventually(lambda: new.count() == 2, why="the sheet was not created")
-    eventually(is_oldest_taken, why="the victim did not take the updates")
-    assert work() == 0
-    victim.kill()
-    eventually(work, why="nobody else could take them")
-    assert Sheet.objects.get().lines == ["a", "b"]
-    assert not new.exists()
-
-
-@transaction.atomic
-def is_oldest_taken():
-    return not oldest.claim(1)
 
 
 def test_an_older_request_that_is_committed_later_waits_for_the_run_of_its_sheet(in_threads, monkeypatch, eventually):

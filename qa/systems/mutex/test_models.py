@@ -30,14 +30,6 @@ def let_time_pass():
     TaskState.objects.update(expires_at=Now() - HOUR)
 
 
-def test_an_acquired_row_is_refused_to_others_until_its_release(row):
-    ours = acquire("anna")
-    assert (ours.owner, ours.status, ours.token) == ("anna", "in_progress", 1)
-    assert acquire("bert") is None
-    assert ours.release()
-    assert acquire("bert").owner == "bert"
-
-
 def test_only_the_owner_releases(row):
     ours = acquire("anna")
     assert ours.release()
@@ -64,13 +56,6 @@ def test_after_its_timeout_a_row_is_acquired_again_and_the_late_owner_finds_out(
     assert again.release(Status.DONE)
 
 
-def test_an_owner_cannot_release_a_row_after_its_timeout(row):
-    late = acquire("anna", HOUR)
-    let_time_pass()
-    assert not late.release(Status.DONE)
-    assert acquire("ben", HOUR)
-
-
 def test_the_clients_clock_is_not_asked(row, monkeypatch):
     monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the client's clock was asked"))
     with CaptureQueriesContext(connection) as queries:
@@ -89,18 +74,6 @@ def test_done_for_a_day_is_new_after_it(row):
 def test_done_without_a_timeout_stays_done(row):
     acquire().release(Status.DONE)
     assert acquire() is None
-
-
-def test_each_acquire_of_a_failed_row_uses_a_retry_until_none_is_left(row):
-    assert [acquire().release(Status.FAILED) for _ in range(3)] == [True] * 3
-    assert acquire() is None
-    assert TaskState.objects.get().retries_left == 0
-
-
-def test_a_refused_client_spends_no_retry(row):
-    acquire()
-    assert acquire() is None
-    assert TaskState.objects.get().retries_left == 2
 
 
 def test_without_a_number_retries_have_no_limit():

@@ -8,7 +8,7 @@ from django.db.models import Count
 from django.utils import timezone
 
 from django_pglock.models import Lease
-from example_project.systems.sharing import report, scenario
+from example_project.systems.sharing import scenario
 from example_project.systems.sharing.models import Report, Result, Row
 from example_project.systems.sharing.processing import MOST_ATTEMPTS, process_batch
 from example_project.systems.sharing.report import write_report
@@ -55,20 +55,6 @@ def test_four_nodes_hold_equal_shares_and_the_share_of_a_killed_one_is_free_agai
     assert Result.objects.values("row").distinct().count() == Result.objects.count() == 40
 
 
-def test_a_row_whose_processing_fails_is_skipped_after_some_attempts():
-    """Also when the database refuses it: without a savepoint, that would undo the whole batch."""
-    arrive(1, "no number", 2, "7" * 100, 3)
-    batches = []
-    while size := process_batch("node 1", limit=2):
-        batches.append(size)
-    assert sorted(Result.objects.values_list("row__data", flat=True)) == ["1", "2", "3"]
-    refused, failed = Row.objects.filter(processed=False).order_by("-error")
-    assert (refused.data, refused.attempts, failed.attempts) == ("no number", MOST_ATTEMPTS, MOST_ATTEMPTS)
-    assert "invalid literal" in refused.error
-    assert "too long" in failed.error
-    assert sum(batches) == 3 + 2 * MOST_ATTEMPTS
-
-
 def test_rows_that_failed_come_after_those_that_did_not():
     arrive("no number", 1, 2)
     process_batch("node 1", limit=1)
@@ -96,16 +82,6 @@ def test_a_claim_reads_no_processed_row():
         plan = rows.select_for_update(skip_locked=True)[:10].explain()
     assert "sharing_row_waiting" in plan
     assert "Sort" not in plan
-
-
-def test_one_node_at_a_time_writes_a_report(monkeypatch):
-    """Also one after the other: the first is kept for as long as ``lockAtLeastFor`` says."""
-    monkeypatch.setattr(report, "LOCK_AT_LEAST_FOR", NEVER)
-    assert write_report("node 1")
-    assert not write_report("node 2")
-    assert [each.node for each in Report.objects.all()] == ["node 1"]
-    lease = Lease.objects.get()
-    assert (lease.expires_at - lease.acquired_at).total_seconds() == NEVER
 
 
 def test_a_paused_node_cannot_finish_its_report_after_another_has_begun(monkeypatch):

@@ -32,10 +32,6 @@ def database(url: str) -> dict[str, Any]:
 
 DATABASES = {"default": database(env.str("DATABASE_URL"))}
 DJANGO_PGLOCK = {"SCOPE": env.str("WEB_SCOPE", default="auto")}
-if primary := env.str("WEB_PRIMARY_URL", default=""):
-    # The default is a standby, whose locks no other session sees.
-    DATABASES["primary"] = database(primary)
-    DJANGO_PGLOCK["USING"] = "primary"
 
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_pglock"]
 MIDDLEWARE = [

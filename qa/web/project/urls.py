@@ -1,6 +1,6 @@
 """The address of each kind of view."""
 
-from django.urls import path, re_path
+from django.urls import path
 
 from qa.web.project import views
 
@@ -16,6 +16,4 @@ urlpatterns = [
     path("template/<name>/", views.template),
     path("template_class/<name>/", views.Template.as_view()),
     path("file/<name>/", views.file),
-    re_path(r"^positional/([^/]+)/$", views.positional),
-    path("get_only/<name>/", views.get_only),
 ]

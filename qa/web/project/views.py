@@ -91,14 +91,3 @@ def file(request: HttpRequest, name: str) -> FileResponse:
     with path.open("wb") as content:
         content.truncate(FILE_SIZE)
     return FileResponse(path.open("rb"))
-
-
-@locked
-def positional(request: HttpRequest, name: str) -> HttpResponse:
-    """Its address has a group without a name, so Django passes the parameter by its position."""
-    return HttpResponse(stop(request, "view"))
-
-
-@lock_view(LOCK, methods=["GET"])
-def get_only(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse(stop(request, "view"))

@@ -10,16 +10,9 @@ from django_pglock.keys import make_key, reserved
 from django_pglock.models import AdvisoryLock, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.testing import hold
-from tests.db.locks.sessions import Somebody, my_pid
+from tests.db.locks.sessions import my_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def somebody():
-    other = Somebody()
-    yield other
-    other.leaves()
 
 
 @pytest.mark.parametrize("name", ["report", "order:5", "ünï %s 'quoted'", "negative key: b"])

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import LockNotAvailable, LockScopeError, lock, try_lock
 from django_pglock.keys import make_key
 from django_pglock.postgres.message import is_plain_django
-from tests.db.locks.sessions import Somebody, advisory_rows
+from tests.db.locks.sessions import advisory_rows
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,16 +67,6 @@ class InsideTestCase(TestCase):
             self.assertEqual(handle.scope, "session")
         with transaction.atomic(), lock("a") as handle:
             self.assertEqual(handle.scope, "transaction")
-
-    def test_a_timeout_leaves_its_transaction_usable(self):
-        other = Somebody()
-        try:
-            other.holds("a")
-            with self.assertRaises(LockNotAvailable), lock("a", timeout=0.01):
-                pass
-            self.assertEqual(Effect.objects.count(), 0)
-        finally:
-            other.leaves()
 
 
 def test_a_rollback_to_a_savepoint_before_the_lock_frees_it(somebody):
@@ -135,25 +125,6 @@ def test_a_lock_name_may_contain_any_text(somebody, name):
     with lock(name, timeout=1):
         assert not somebody.can_have(name)
     assert somebody.can_have(name)
-
-
-def test_waiters_show_the_name(somebody, in_threads, eventually):
-    somebody.holds("visible")
-    shown = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock:%% visible */%%'"
-        " AND wait_event = 'advisory'"
-    )
-
-    def look_or_wait(number):
-        if number == 0:
-            with lock("visible", timeout=300):
-                return
-        try:
-            eventually(lambda: somebody.ask(shown), why="no name is shown")
-        finally:
-            somebody.leaves()
-
-    in_threads(look_or_wait, 2)
 
 
 def test_acquiring_and_releasing_a_lock_makes_at_most_200_function_calls():

@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 from django.db import DatabaseError, connection
 
-from django_pglock import LockError, LockLost, lock, try_lock
+from django_pglock import LockError, LockLost, lock
 from tests.db.locks.sessions import my_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def test_a_connection_that_was_closed_in_the_body_is_noticed(somebody, eventually):
-    with pytest.raises(LockLost, match="closed"), lock("a"):
-        connection.close()
-    # The server frees the lock a moment later; the next test may want it.
-    eventually(lambda: somebody.can_have("a"))
 
 
 def test_a_session_that_was_terminated_is_noticed_before_the_end(somebody, eventually):
@@ -66,18 +59,3 @@ def test_an_error_in_the_body_frees_the_lock(somebody):
     with pytest.raises(DatabaseError), lock("a"), connection.cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
     assert somebody.can_have("a")
-
-
-def test_a_lock_is_released_when_its_session_is_ended(somebody, eventually):
-    with pytest.raises(LockLost), try_lock("a") as handle:
-        somebody.ends_session(my_pid())
-        eventually(lambda: not _holds(handle))
-    assert somebody.can_have("a")
-
-
-def _holds(handle):
-    try:
-        handle.assert_held()
-    except LockLost:
-        return False
-    return True

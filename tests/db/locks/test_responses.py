@@ -16,17 +16,9 @@ from django_pglock.locks import responses
 from django_pglock.postgres import async_sessions
 from django_pglock.postgres.connections import has_ended
 from django_pglock.signals import lock_lost, lock_released
-from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOLDER = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-
-
-@pytest.fixture
-def somebody():
-    other = Somebody()
-    yield other
-    other.leaves()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import LockError, LockNotAvailable, lock, semaphore
 from django_pglock.keys import make_key
-from tests.db.locks.sessions import Somebody, advisory_rows
+from tests.db.locks.sessions import advisory_rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,22 +57,6 @@ def test_a_semaphore_takes_a_free_slot_with_one_statement(somebody):
     with CaptureQueriesContext(connection) as queries:
         use()
     assert len(queries) == 3, "take, the question of this test, free"
-
-
-def test_a_waiter_for_one_slot_notices_another_free_slot(somebody, in_threads):
-    somebody.holds("s#1")
-    other = Somebody()
-    other.holds("s#2")
-
-    def work(number):
-        if number == 0:
-            time.sleep(0.05)
-            other.leaves()
-            return None
-        with semaphore("s", limit=2, timeout=60) as slot:
-            return slot.key
-
-    assert in_threads(work, 2)[1] == make_key("s#2").number
 
 
 def test_one_holder_never_has_a_slot_twice():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 
-from django_pglock import LockNotAvailable, lock, try_lock
+from django_pglock import LockLost, LockNotAvailable, lock, try_lock
 from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.locks.sessions import advisory_rows
+from tests.sample.tasks import nothing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,32 +54,21 @@ def test_a_backend_with_a_cursor_of_its_own_sees_every_statement(with_backend):
     assert not is_plain_django(mine)
 
 
-@pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
-def test_a_patched_connection_is_noticed(monkeypatch, name):
-    connection = connections["default"]
-    connection.ensure_connection()
-    assert is_plain_django(connection)
-    monkeypatch.setattr(connection, name, getattr(connection, name))
-    assert not is_plain_django(connection)
+@pytest.fixture
+def audit():
+    """A wrapper that notes each statement in ``audit.seen``."""
 
-
-def test_a_patched_cursor_class_is_noticed(monkeypatch):
-    connection = connections["default"]
-    connection.ensure_connection()
-    original = CursorWrapper.execute
-    monkeypatch.setattr(CursorWrapper, "execute", lambda self, sql, params=None: original(self, sql, params))
-    assert not is_plain_django(connection)
-
-
-def test_our_execute_wrapper_stays_the_first_of_the_connection():
-    """``execute_wrapper()`` removes the last wrapper of the list at its end. That must be its own wrapper."""
-    connection = connections["default"]
-    seen = []
-
-    def audit(execute, sql, params, many, context):
-        seen.append(sql)
+    def note(execute, sql, params, many, context):
+        note.seen.append(sql)
         return execute(sql, params, many, context)
 
+    note.seen = []
+    return note
+
+
+def test_our_execute_wrapper_stays_the_first_of_the_connection(audit):
+    """``execute_wrapper()`` removes the last wrapper of the list at its end. That must be its own wrapper."""
+    connection = connections["default"]
     connection.close()
     for _ in range(3):
         with connection.execute_wrapper(audit):
@@ -89,21 +79,36 @@ def test_our_execute_wrapper_stays_the_first_of_the_connection():
         assert len(connection.execute_wrappers) == 1
     with lock("b"), connection.execute_wrapper(audit), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    assert seen[-1].startswith("SELECT 1"), "others may look at how a statement begins"
-    assert "%" not in "".join(seen)
+    assert audit.seen[-1].startswith("SELECT 1"), "others may look at how a statement begins"
+    assert "%" not in "".join(audit.seen)
 
 
-def test_no_percent_sign_is_added_to_a_statement():
-    seen = []
-
-    def audit(execute, sql, params, many, context):
-        seen.append(sql)
-        return execute(sql, (), many, context)  # as django-pghistory does
-
+def test_an_audit_continues_when_the_connection_is_closed_below_a_lock(audit):
     connection = connections["default"]
-    with connection.execute_wrapper(audit), lock("50% off", timeout=1), connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    assert all("%" not in statement for statement in seen)
+    connection.ensure_connection()
+    before = [*connection.execute_wrappers]
+    with connection.execute_wrapper(audit):
+        handle = lock("lost").acquire()
+        connection.close()
+        with pytest.raises(LockLost):
+            handle.release()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    assert audit.seen[-1].startswith("SELECT 1")
+    assert connection.execute_wrappers == before
+
+
+def test_a_wrapper_that_forbids_statements_forbids_ours():
+    def forbid(*arguments):
+        raise ImproperlyConfigured("no statements here")
+
+    with connections["default"].execute_wrapper(forbid):
+        with pytest.raises(ImproperlyConfigured), lock("forbidden"):
+            pass
+        with pytest.raises(ImproperlyConfigured):
+            nothing.enqueue()
+    with try_lock("forbidden") as held:
+        assert held
 
 
 def test_locks_work_inside_a_pipeline_of_psycopg(somebody):

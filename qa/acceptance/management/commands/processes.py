@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
-from django.db import connection
-
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment_at
 from tests.warm.process import start
 
 
@@ -30,15 +27,8 @@ def locktasks(*arguments):
 
 
 def _start(*arguments, **environment):
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     return start(
         [sys.executable, *arguments],
-        env={
-            **os.environ,
-            "DATABASE_URL": url,
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": str(ROOT),
-            **environment,
-        },
+        env=environment_at(**environment),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -8,7 +8,6 @@ from uuid import uuid4
 import pytest
 from django.db.models.functions import Now
 
-from django_pglock import Lease
 from django_pglock.models import Lease as Row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,13 +48,3 @@ def test_each_lease_has_its_state_by_the_time_of_the_server():
     assert [(row.key, row.is_held, row.is_kept) for row in rows] == list(states)
     assert {row.pk for row in rows if row.is_held} == set(Row.objects.held().values_list("pk", flat=True))
     assert {row.server_time for row in rows} == {rows[0].server_time}
-
-
-def test_a_revoked_lease_can_be_taken_at_once():
-    taken = Lease("a")
-    with taken as lease:
-        row = Row.objects.get(token=lease.token)
-    Row.objects.filter(pk=row.pk).update(released_at=None, expires_at=None)
-    assert Row.objects.filter(name="a").free() == 1
-    with taken as lease:
-        assert lease.token == 2

@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 from django.db import DatabaseError
-from django.db.backends.signals import connection_created
 
 from django_pglock import Lease
 from django_pglock.locks.leases import thread
-from tests.db.locks.sessions import execute
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,37 +29,6 @@ def test_a_lease_is_released_if_the_answer_to_its_statement_is_lost(somebody, mo
     monkeypatch.undo()
     with Lease("a") as lease:
         assert lease.token == 2
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_leases_are_taken_at_read_committed_despite_the_default_of_the_role(level, in_threads):
-    """At a higher isolation level, one of two concurrent candidates would get an error."""
-    execute(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
-    try:
-
-        def work(number):
-            for _ in range(10):
-                with Lease("hot", ttl=60, timeout=60):
-                    pass
-
-        in_threads(work, 4)
-    finally:
-        execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
-
-
-def test_sessions_of_leases_pass_through_what_django_does_with_a_connection():
-    seen = []
-
-    def greet(sender, connection, **kwargs):
-        seen.append(sender)
-
-    connection_created.connect(greet)
-    try:
-        with Lease("a"):
-            pass
-    finally:
-        connection_created.disconnect(greet)
-    assert seen
 
 
 def test_many_leases_of_one_process_share_few_sessions(somebody):

@@ -15,19 +15,6 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("scope", ["auto", "transaction"])
-def test_a_snapshot_that_is_older_than_the_lock_is_refused(scope):
-    """At REPEATABLE READ the caller would get the lock and then read data from before the commit of the last holder."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        with pytest.raises(LockScopeError, match="stale_ok"), lock("a", scope=scope):
-            pass
-        with lock("a", scope=scope, stale_ok=True):
-            pass
-    with lock("a") as handle:
-        assert handle.scope == "session", "outside a transaction the lock comes before the snapshot"
-
-
 @pytest.mark.parametrize("timeout", [None, 0, 5])
 def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""What Wagtail 7 and 8 do with tasks; ``test_wagtail_7.py`` and ``test_wagtail_8.py`` run these tests.
+"""What Wagtail does with tasks.
 
 Wagtail enqueues by ``django_tasks``, the backport, whatever Django has: an update of the search index and one of the
 reference index for each object that is saved, and the removal of an image's file after its row is gone. All three are
