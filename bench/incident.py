@@ -90,7 +90,6 @@ FROM (VALUES (60, 'minute', 180), (3600, 'hour', 168)) AS kind (seconds, unit, c
 
 PAGES = {
     "overview": "overview/",
-    "overview, the part that refreshes": "overview/now/",
     "tasks": "task/",
     "tasks, FAILED": "task/?status__exact=FAILED",
     "tasks, READY": "task/?status__exact=READY",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
@@ -24,10 +23,10 @@ from django_pglock.store.statements import WINDOW
 MOST_NAMED = 100
 
 
-def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") -> int:
-    """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows.
+def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") -> None:
+    """Apply the verb to the rows, show a message and write a log entry.
 
-    More rows than ``WINDOW`` are changed by a task, because a request may not take that long; then return 0.
+    More rows than ``WINDOW`` are changed by a task, because a request may not take that long.
     """
     # The admin passes a queryset in display order, possibly on a replica. The verb needs an unordered one on the
     # database that takes writes.
@@ -36,22 +35,18 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any, value: str = "") ->
     with transaction.atomic(using=chosen.db):
         if len(asked) > WINDOW:
             _perform_by_task(verb, request, chosen, value)
-            return 0
+            return
         remark = verb.remark(chosen) if asked else ""
         count = verb.apply(chosen, value) if asked else 0
-        left, why = verb.rest(chosen) if len(asked) > count else (0, "")
         _audit(f"{verb.name} {value}".strip(), request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.message(verb.done, count))
         if remark:
             messages.warning(request, remark)
-    if left:
-        messages.warning(request, why)
-    if len(asked) > count + left:
-        messages.warning(request, verb.message(verb.unchanged, len(asked) - count - left))
+    if len(asked) > count:
+        messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
     elif not asked:
         messages.warning(request, _("The selected rows no longer exist."))
-    return count
 
 
 def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any, value: str) -> None:
@@ -93,40 +88,31 @@ def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None
     )
 
 
+def value_of(request: HttpRequest) -> str:
+    """Return the value that a user has typed for a verb."""
+    # PostgreSQL cannot store a NUL character in text.
+    return request.POST.get("value", "").strip().replace("\x00", "")
+
+
 def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         # Without statuses it is not a verb of tasks: the rows are few, and change back as easily.
         is_across_pages = request.POST.get("select_across") == "1" and verb.statuses
-        needs_answer = is_across_pages or verb.extra
-        if needs_answer and "confirmed" not in request.POST:
-            return _confirmation(verb, model_admin, request, queryset)
-        # PostgreSQL cannot store a NUL character in text.
-        value = request.POST.get("value", "").strip().replace("\x00", "")
+        if (is_across_pages or verb.takes_queue) and "confirmed" not in request.POST:
+            answer: HttpResponse = model_admin.question(request, verb, queryset)
+            return answer
         try:
-            verb.check(router.db_for_write(queryset.model), value)
+            verb.check(router.db_for_write(queryset.model), value_of(request))
         except ValueError as error:
             messages.error(request, str(error))
             return None
-        perform(verb, request, queryset, value)
+        model_admin.perform(verb, request, queryset, value_of(request))
         return None
 
     action.__name__ = verb.name
     return admin.action(description=verb.label, permissions=[verb.permission])(action)
-
-
-def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
-    """Ask for confirmation before all rows that match a filter are changed, and show how many rows these are."""
-    names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
-    context = {
-        "title": verb.label,
-        **question_of(verb, queryset.order_by()),
-        "value_label": verb.extra.label if verb.extra else "",
-        "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
-    }
-    answer: HttpResponse = model_admin.answer(request, "task/confirm", context)
-    return answer
 
 
 def question_of(verb: Verb, rows: Any) -> dict[str, Any]:

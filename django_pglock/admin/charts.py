@@ -1,6 +1,6 @@
 """The charts of the overview: the attempts that ended in each minute or hour, and their times, by queue or function.
 
-They are drawn as SVG from plain numbers: bars for counts, lines for times, and the numbers in a table below. An SVG
+They are drawn as SVG from plain numbers: bars, and the numbers in a table below. An SVG
 contains only shapes, with classes for the stylesheet: no text, which would shrink with the picture on a phone, and no
 inline style. Screen readers get the title and the description, and can open the table.
 """
@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Any
 
 from django.http import HttpRequest
-from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
@@ -27,8 +25,8 @@ from django_pglock.tasks import registry
 
 #: The size of the drawing, in units of its own: the stylesheet stretches it to the width of its column.
 WIDTH, HEIGHT = 600.0, 120.0
-#: The share of its place that a bar fills.
-FILLED = 0.8
+#: The share of its place that a bar fills, and the height of the smallest bar.
+FILLED, SMALLEST = 0.8, 4.0
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ class Chart:
     moments: Sequence[str]
     lines: Sequence[Line]
     shown: Callable[[float], str]
-    stacked: bool = False
+    is_stacked: bool = False
 
     @property
     def top(self) -> float:
         """The value at the upper edge; 0 if all values are 0 or missing."""
         columns: Iterator[Sequence[float | None]] = zip(*(line.values for line in self.lines), strict=True)
-        join = sum if self.stacked else max
+        join = sum if self.is_stacked else max
         return max((join(each or 0.0 for each in column) for column in columns), default=0.0)
 
     @property
@@ -76,13 +74,12 @@ class Chart:
     @property
     def drawing(self) -> SafeString:
         """The SVG."""
-        shapes = _bars(self) if self.stacked else _curves(self)
         return format_html(
             '<svg class="pglock-chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
             ' aria-labelledby="pglock-{}-title pglock-{}-text">'
             '<title id="pglock-{}-title">{}</title><desc id="pglock-{}-text">{}</desc>{}</svg>',
             *(int(WIDTH), int(HEIGHT), self.name, self.name, self.name, self.title, self.name, self.description),
-            format_html_join("", '<path class="pglock-chart-{}" d="{}"/>', shapes),
+            format_html_join("", '<path class="pglock-chart-{}" d="{}"/>', _bars(self)),
         )
 
     @property
@@ -92,42 +89,24 @@ class Chart:
             values = [line.values[at] for line in self.lines]
             yield moment, ["-" if value is None else self.shown(value) for value in values]
 
-    def __str__(self) -> str:
-        return render_to_string("admin/django_pglock/overview/chart.html", {"chart": self})
-
-    __html__ = __str__
-
 
 def _known(line: Line) -> list[float]:
     return [value for value in line.values if value is not None]
 
 
 def _bars(chart: Chart) -> Iterator[tuple[str, str]]:
-    """Yield the class and the path of each line: a box for each bucket, on top of the boxes of the lines before."""
+    """Yield the class and the path of each line: a box for each bucket that has a value."""
     place, scale = WIDTH / max(len(chart.moments), 1), HEIGHT / (chart.top or 1.0)
-    floor = [HEIGHT] * len(chart.moments)
+    width, floor = place * FILLED, [HEIGHT] * len(chart.moments)
     for line in chart.lines:
         boxes = []
         for at, value in enumerate(line.values):
             if value:
-                height = value * scale
-                boxes.append(
-                    f"M{at * place:.1f} {floor[at]:.1f}h{place * FILLED:.1f}v{-height:.1f}h{-place * FILLED:.1f}z"
-                )
-                floor[at] -= height
+                # One failure among thousands can be seen.
+                height = max(value * scale, SMALLEST)
+                boxes.append(f"M{at * place:.1f} {floor[at]:.1f}h{width:.1f}v{-height:.1f}h{-width:.1f}z")
+                floor[at] -= height if chart.is_stacked else 0.0
         yield line.kind, "".join(boxes)
-
-
-def _curves(chart: Chart) -> Iterator[tuple[str, str]]:
-    """Yield the class and the path of each line: broken where a value is missing, a dash if it stands alone."""
-    place, scale = WIDTH / max(len(chart.moments), 1), HEIGHT / (chart.top or 1.0)
-    for line in chart.lines:
-        parts = []
-        for is_known, group in groupby(enumerate(line.values), key=lambda each: each[1] is not None):
-            points = [f"{(at + 0.5) * place:.1f} {HEIGHT - (value or 0.0) * scale:.1f}" for at, value in group]
-            if is_known:
-                parts.append(f"M{'L'.join(points)}" + (f"h{place / 2:.1f}" if len(points) == 1 else ""))
-        yield line.kind, "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -143,16 +122,15 @@ class Span:
 
 #: There are rows of minutes and of hours, so each point of a chart is one row of each kind.
 SPANS = (
-    Span("hour", gettext_lazy("Hour"), timedelta(hours=1), timedelta(minutes=1), "H:i"),
-    Span("day", gettext_lazy("Day"), timedelta(days=1), timedelta(hours=1), "H:i"),
-    Span("week", gettext_lazy("Week"), timedelta(days=7), timedelta(hours=1), "D H:i"),
+    Span("hour", gettext_lazy("Hour, by the minute"), timedelta(hours=1), timedelta(minutes=1), "H:i"),
+    Span("day", gettext_lazy("Day, by the hour"), timedelta(days=1), timedelta(hours=1), "H:i"),
+    Span("week", gettext_lazy("Week, by the hour"), timedelta(days=7), timedelta(hours=1), "D H:i"),
 )
 
 
 def choice_of(request: HttpRequest, queues: Iterable[str]) -> dict[str, Any]:
     """Return the choice of a request, and what else can be chosen. An unknown span is an hour."""
-    # PostgreSQL cannot store a NUL character in text.
-    asked = {name: request.GET.get(name, "").replace("\x00", "") for name in ("span", "queue", "task_path")}
+    asked = {name: request.GET.get(name, "") for name in ("span", "queue", "task_path")}
     span = next((each for each in SPANS if each.name == asked["span"]), SPANS[0])
     known = sorted({*queues, *filter(None, [asked["queue"]])})
     paths = sorted({*registry.known_paths(), *filter(None, [asked["task_path"]])})
@@ -166,29 +144,26 @@ def charts_of(using: str, choice: dict[str, Any]) -> list[Chart]:
     counts = [point.counts for point in points]
     moments = [_moment(point, span) for point in points]
 
-    def bars(name: str, title: str, *lines: Line) -> Chart:
-        return Chart(name, title, moments, lines, lambda value: f"{value:,.0f}", stacked=True)
-
-    def curves(name: str, title: str, *lines: Line) -> Chart:
-        return Chart(name, title, moments, lines, duration)
-
-    is_by_minute = span.step == timedelta(minutes=1)
+    finished = (
+        Line(_("succeeded"), "good", [each.succeeded for each in counts]),
+        Line(_("failed"), "bad", [each.failed for each in counts]),
+    )
+    failures = (
+        Line(_("the last of their task"), "bad", [each.failed for each in counts]),
+        Line(_("retried"), "warn", [each.retried for each in counts]),
+    )
+    waits, runs = ([getattr(each, name) for each in counts] for name in ("wait_quantile", "run_quantile"))
     return [
-        bars(
-            "finished",
-            _("Finished tasks per minute") if is_by_minute else _("Finished tasks per hour"),
-            Line(_("succeeded"), "good", [each.succeeded for each in counts]),
-            Line(_("failed"), "bad", [each.failed for each in counts]),
-        ),
-        bars(
-            "failures",
-            _("Failed attempts per minute") if is_by_minute else _("Failed attempts per hour"),
-            Line(_("the last of their task"), "bad", [each.failed for each in counts]),
-            Line(_("retried"), "warn", [each.retried for each in counts]),
-        ),
-        curves("wait", _("Time from ready to started"), *_quantiles([each.wait_quantile for each in counts])),
-        curves("run", _("Run time"), *_quantiles([each.run_quantile for each in counts])),
+        Chart("finished", _("Finished tasks"), moments, finished, whole, is_stacked=True),
+        Chart("failures", _("Failed attempts"), moments, failures, whole, is_stacked=True),
+        Chart("wait", _("Time from ready to started"), moments, _quantiles(waits), duration),
+        Chart("run", _("Run time"), moments, _quantiles(runs), duration),
     ]
+
+
+def whole(value: float) -> str:
+    """Return a count as people read it."""
+    return f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:
@@ -201,8 +176,8 @@ def duration(seconds: float) -> str:
 
 def _quantiles(quantiles: Sequence[Any]) -> tuple[Line, Line]:
     return (
-        Line("p50", "half", [quantile(0.5) for quantile in quantiles]),
         Line("p95", "most", [quantile(0.95) for quantile in quantiles]),
+        Line("p50", "half", [quantile(0.5) for quantile in quantiles]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from inspect import Signature
 from typing import Any
@@ -23,10 +22,10 @@ from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import call_signature, is_grouped
 from django_pglock.tasks.compat import InvalidTask, task_backends
-from django_pglock.tasks.redaction import REDACTED, shown
+from django_pglock.tasks.redaction import shown
 
 
-class ArgumentsField(forms.Field):
+class ArgumentsField(forms.JSONField):
     """A list or an object, typed as JSON. What the function does not take, ``enqueue()`` refuses."""
 
     def __init__(self, kind: type, label: Any, help_text: Any) -> None:
@@ -34,12 +33,9 @@ class ArgumentsField(forms.Field):
         widget = forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"})
         super().__init__(required=False, label=label, help_text=help_text, widget=widget)
 
-    def to_python(self, value: Any) -> Any:
+    def clean(self, value: Any) -> Any:
         """Return the list or the object; an empty one for an empty text."""
-        try:
-            found = json.loads(value) if value and value.strip() else self.kind()
-        except (ValueError, RecursionError):
-            found = None
+        found = super().clean(value) or self.kind()
         if not isinstance(found, self.kind):
             raise forms.ValidationError(self.help_text)
         return found
@@ -77,13 +73,13 @@ def _page(
     task: Any = registry.find(path)
     context |= {"path": path, "is_unknown": bool(path) and task is None}
     if task is not None:
-        seen = {name: shown(earlier, name) for name in ("args", "kwargs")} if earlier else {"args": [], "kwargs": {}}
-        texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in seen.items()}
-        form = EnqueueForm(request.POST if request.method == "POST" else None, initial=texts)
-        if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, seen, earlier)):
+        values = {name: (shown(earlier, name), getattr(earlier, name)) for name in ("args", "kwargs") if earlier}
+        # Of arguments that are hidden in part, all have to be typed: the text of a hidden value would be enqueued.
+        initial = {name: stored for name, (seen, stored) in values.items() if seen == stored}
+        form = EnqueueForm(request.POST if request.method == "POST" else None, initial=initial)
+        if form.is_valid() and (address := _enqueued(model_admin, request, task, form, about, earlier)):
             return HttpResponseRedirect(address)
-        is_hidden = any(REDACTED in text for text in texts.values())
-        context |= {"form": form, "signature": _signature(task), "has_hidden": is_hidden}
+        context |= {"form": form, "signature": _signature(task), "has_hidden": len(initial) < len(values)}
     answer: HttpResponse = model_admin.answer(request, "task/enqueue", context)
     return answer
 
@@ -98,17 +94,14 @@ def _signature(task: Any) -> str:
 
 
 def _enqueued(
-    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, seen: Any, earlier: Task | None
+    model_admin: Any, request: HttpRequest, task: Any, form: EnqueueForm, about: str, earlier: Task | None
 ) -> str:
     """Enqueue the task and return the address of its page. If a call is refused, the form gets the error: return ""."""
-    args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
     try:
         if earlier is not None:
-            args = _restored(args, seen["args"], earlier.args)
-            kwargs = _restored(kwargs, seen["kwargs"], earlier.kwargs)
             task = task.using(backend=earlier.backend, queue_name=earlier.queue, priority=earlier.priority)
         with transaction.atomic(using=router.db_for_write(Task)):
-            result = task.enqueue(*args, **kwargs)
+            result = task.enqueue(*form.cleaned_data["args"], **form.cleaned_data["kwargs"])
             text = f"{about}: {task.module_path} #{result.id}"
             record(request, Task, text, object_id=str(result.id) if _has_page(result) else None, flag=ADDITION)
     except (TaskError, InvalidTask, ImproperlyConfigured, TypeError, ValueError, RecursionError) as error:
@@ -120,29 +113,6 @@ def _enqueued(
         link = format_html('<a href="{}">{}</a>', address, link)
     messages.success(request, format_html(gettext("Task {link} was enqueued."), link=link))
     return str(address)
-
-
-def _restored(typed: Any, seen: Any, stored: Any) -> Any:
-    """Return what was typed, with the stored value in each place where the page has hidden it.
-
-    Raises ``ValueError`` for the text of a hidden value in another place: it would be enqueued as the value.
-    """
-    if typed == seen != stored:
-        return stored
-    if isinstance(typed, dict):
-        return {name: _restored(each, _part(seen, name), _part(stored, name)) for name, each in typed.items()}
-    if isinstance(typed, list):
-        return [_restored(each, _part(seen, at), _part(stored, at)) for at, each in enumerate(typed)]
-    if typed == REDACTED and typed != stored:
-        raise ValueError(gettext("A hidden value can stay only where it is. Elsewhere, type the value."))
-    return typed
-
-
-def _part(value: Any, key: Any) -> Any:
-    """Return a part of a list or an object; None if it has no such part."""
-    if isinstance(value, dict):
-        return value.get(key)
-    return value[key] if isinstance(value, list) and isinstance(key, int) and key < len(value) else None
 
 
 def _has_page(result: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The admin page of advisory locks: which sessions hold or wait for which lock, and an action that ends sessions."""
+"""The admin pages of advisory locks and of leases: who holds or waits for which, and actions that take them away."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.http import HttpRequest
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, needs
-from django_pglock.models import AdvisoryLock
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark, needs
+from django_pglock.models import AdvisoryLock, Lease
 
 
 @admin.action(description=_("End the sessions that hold or wait for selected locks"), permissions=["terminate"])
@@ -25,20 +25,11 @@ def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
     messages.success(request, text % {"count": len(ended)})
 
 
+@admin.register(AdvisoryLock)
 class AdvisoryLockAdmin(ReadOnlyAdmin):
     """The list of advisory locks of the database: each holder, and below it the sessions that wait for the lock."""
 
-    list_display = [
-        "named",
-        "mode",
-        "held_or_waits",
-        "session",
-        "waits_for",
-        "waiters",
-        "age",
-        "application_name",
-        "state",
-    ]
+    list_display = ["named", "mode", "is_granted", "pid", "blocked_by", "waiters", "age", "application_name", "state"]
     list_filter = [("is_granted", admin.BooleanFieldListFilter), ("mode", admin.AllValuesFieldListFilter)]
     search_fields = ["name"]
     search_help_text = _("The name of a lock, a key, or the process id of a session.")
@@ -47,10 +38,9 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     actions = [terminate]
     change_list_template = "admin/django_pglock/advisorylock/change_list.html"
     fields = (
-        *("named", "key", "mode", "held_or_waits", "pid", "waits_for", "waiters", "since"),
+        *("named", "key", "mode", "is_granted", "pid", "blocked_by", "waiters", "since"),
         *("application_name", "state", "username", "client_address", "query"),
     )
-    readonly_fields = fields
     has_terminate_permission = needs("terminate_advisorylock")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
@@ -63,22 +53,73 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
         style = "pglock-holder" if row.is_granted else "pglock-waiter"
         return format_html('<span class="{}" title="{}">{}</span>', style, "" if row.key is None else row.key, str(row))
 
-    @admin.display(description=_("held"), boolean=True)
-    def held_or_waits(self, row: AdvisoryLock) -> bool:
-        """Return True if the session holds the lock, False if it waits for it."""
-        return bool(row.is_granted)
-
-    @admin.display(description=_("session"))
-    def session(self, row: AdvisoryLock) -> str:
-        """Return the process id of the session, as in ``pg_stat_activity``."""
-        return str(row.pid)
-
-    @admin.display(description=_("waits for"))
-    def waits_for(self, row: AdvisoryLock) -> str:
-        """Return the process ids of the sessions that block this one."""
-        return format_html_join(", ", "{}", ((pid,) for pid in row.blocked_by)) or "-"
-
     @admin.display(description=_("since"))
     def age(self, row: AdvisoryLock) -> str:
         """Return how long the session has waited or, for a holder, the age of its transaction or last statement."""
         return elapsed(row.since) if row.since else "-"
+
+
+@admin.action(description=_("Revoke selected leases"), permissions=["free"])
+def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
+    """Revoke the selected leases. Each holder notices the loss at its next renewal."""
+    chosen = queryset.order_by()
+    names = sorted(chosen.values_list("name", flat=True))
+    count = chosen.free()
+    record(request, Lease, f"free: {count} of {', '.join(names)}")
+    text = ngettext("%(count)d lease was revoked.", "%(count)d leases were revoked.", count)
+    (messages.success if count else messages.warning)(request, text % {"count": count})
+
+
+class IsHeld(OneChoiceFilter):
+    """Filter: only leases that are held."""
+
+    title = _("state")
+    parameter_name = "held"
+    choice = ("1", _("held"))
+    method = "held"
+
+
+@admin.register(Lease)
+class LeaseAdmin(ReadOnlyAdmin):
+    """The list of leases, the latest acquired first, and the page of one lease.
+
+    No user may delete a lease: the tokens of its name would start at 1 again, and code that compares tokens would
+    refuse the next holder.
+    """
+
+    list_display = ["name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires"]
+    list_filter = [IsHeld]
+    search_fields = ["name", "owner"]
+    ordering = ["-acquired_at"]
+    sortable_by = ()
+    actions = [free]
+    fields = (
+        *("name", "state", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at", "released_at"),
+        *("key", "holder"),
+    )
+    has_free_permission = needs("free_lease")
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Add the server's time, and the state by this time."""
+        leases: Any = super().get_queryset(request)
+        return leases.with_state()
+
+    @admin.display(description=_("state"))
+    def state(self, lease: Any) -> str:
+        """Return whether the lease is held, free, expired, or released but not free yet."""
+        if lease.is_held:
+            return mark("running", _("held"))
+        if lease.released_at is None:
+            return mark("failed", _("expired, never released"))
+        if lease.is_kept:
+            return mark("scheduled", _("released, not free yet"))
+        return mark("successful", _("free"))
+
+    @admin.display(description=_("expires"))
+    def expires(self, lease: Any) -> str:
+        """Return in how many seconds the lease expires unless its holder renews it."""
+        if not lease.is_held and not lease.is_kept:
+            return "-"
+        if lease.expires_at is None:
+            return str(_("never"))
+        return str(_("in %(seconds).0f s") % {"seconds": (lease.expires_at - lease.server_time).total_seconds()})

@@ -1,26 +1,26 @@
-"""The overview: problems, queues, workers, and charts. The part that changes is also served as a fragment."""
+"""The overview: problems, queues, workers, and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils import timezone
 from django.utils.text import capfirst
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.charts import charts_of, choice_of
-from django_pglock.admin.overview_attention import Facts, RunningTask, attention
+from django_pglock.admin.overview_attention import Facts, attention
 from django_pglock.admin.pages import AtLeast, PageOnly, ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
+from django_pglock.store.numbers import finished_per_minute
 from django_pglock.tasks.compat import task_backends
 
 #: A user who may view one of these models may view the overview. Each section shows only data that the user may view.
@@ -34,7 +34,7 @@ def queue_table(facts: Facts) -> dict[str, Any]:
     configured = [queue for backend in task_backends.all() for queue in sorted(backend.queues)]
     running = [queue for queue, each in facts.depths.items() if each.counts["RUNNING"]]
     names = list(dict.fromkeys([*facts.ages, *facts.paused, *running, *configured]))
-    rates = facts.rates(names[:MOST_SHOWN])
+    rates = finished_per_minute(facts.using, names[:MOST_SHOWN])
     rows = [_queue_row(facts, name, rates.get(name, 0)) for name in names[:MOST_SHOWN]]
     return {"rows": rows, "more": len(names) - len(rows)}
 
@@ -52,36 +52,16 @@ def _queue_row(facts: Facts, name: str, rate: float) -> dict[str, Any]:
 
 
 def worker_table(facts: Facts) -> dict[str, Any]:
-    """Return the workers, those with running tasks first. With their tasks, if the user may view tasks."""
+    """Return the workers, those with running tasks first: each with its oldest tasks, and how many more it runs."""
     running = facts.running if facts.may_view(Task) else []
-    tasks = {worker: list(group) for worker, group in groupby(running, key=lambda task: task.worker)}
+    tasks = {worker: list(group) for worker, group in groupby(running, key=attrgetter("worker"))}
     workers = sorted(facts.workers, key=lambda worker: (worker.pk not in tasks, worker.name))
-    rows = [_worker_row(facts, worker, tasks.get(worker.pk, [])) for worker in workers[:MOST_SHOWN]]
+    rows = []
+    for worker in workers[:MOST_SHOWN]:
+        oldest = sorted(tasks.get(worker.pk, []), key=attrgetter("last_attempted_at"))
+        shown = [(task, elapsed(task.last_attempted_at)) for task in oldest[:FEW]]
+        rows.append((worker, shown, len(oldest) - FEW))
     return {"rows": rows, "more": len(workers) - len(rows)}
-
-
-def _worker_row(facts: Facts, worker: Worker, running: list[RunningTask]) -> dict[str, Any]:
-    """Return one living worker: which queues it serves, its first running tasks, and how many more run."""
-    oldest = sorted(running, key=lambda task: task.since)
-    return {
-        "name": worker.name,
-        "url": facts.address("worker_change", worker.pk),
-        "queues": ", ".join(worker.queues) or gettext("all"),
-        "since": elapsed(worker.started_at),
-        "is_stopping": worker.is_stopping,
-        "tasks": list(_shown_tasks(facts, oldest[:FEW])),
-        "more": len(oldest) - FEW,
-    }
-
-
-def _shown_tasks(facts: Facts, running: list[RunningTask]) -> Iterator[tuple[str, str]]:
-    """Yield the text and the address of each task."""
-    for task in running:
-        text = gettext("%(task)s #%(id)s for %(time)s")
-        yield (
-            text % {"task": task.name, "id": task.id, "time": elapsed(task.since)},
-            facts.address("task_change", task.id),
-        )
 
 
 class Overview(models.Model):
@@ -95,20 +75,18 @@ class Overview(models.Model):
         return str(self._meta.verbose_name)
 
 
+@admin.register(Overview)
 class OverviewAdmin(ReadOnlyAdmin):
-    """The page, and the fragment that the page loads every five seconds while it is visible."""
+    """The page. While it is visible, its script loads it every five seconds, and takes the part that changes."""
 
     class Media:
-        """The script loads the fragment. Without it, a link loads the page again."""
+        """Without the script, a link loads the page again."""
 
         js = ("django_pglock/overview.js",)
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the page, under the name of a list so that the admin links to it, and the fragment."""
-        return [
-            self.own_path("", "changelist", self.page_view),
-            self.own_path("now/", "fragment", self.fragment_view),
-        ]
+        """Return the page, under the name of a list so that the admin links to it."""
+        return [self.own_path("", "changelist", self.page_view)]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may view any of the pages of this package."""
@@ -120,28 +98,15 @@ class OverviewAdmin(ReadOnlyAdmin):
         return self.has_view_permission(request)
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the page."""
-        # The fragment has the query string of the page, because it must show the same.
-        query = request.GET.urlencode()
-        url = f"{self.address('fragment')}?{query}" if query else self.address("fragment")
-        about = {"title": capfirst(self.opts.verbose_name), "fragment_url": url}
-        return self.answer(request, "overview/page", {**about, **self._sections(request)})
-
-    def fragment_view(self, request: Any) -> HttpResponse:
-        """Answer with the part that changes."""
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_pglock/overview/fragment.html", self._sections(request))
-
-    def _sections(self, request: HttpRequest) -> dict[str, Any]:
-        """Return what the fragment shows. Raises ``PermissionDenied``."""
+        """Show the sections that the user may view."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         facts = Facts(request, self.admin_site)
-        context: dict[str, Any] = {"sentences": attention(facts)}
+        context: dict[str, Any] = {"title": capfirst(self.opts.verbose_name), "sentences": list(attention(facts))}
         if facts.may_view(Task):
             queues = queue_table(facts)
             choice = choice_of(request, {*(each["name"] for each in queues["rows"]), *facts.ages, *facts.paused})
             context |= {"queues": queues, "choice": choice, "charts": charts_of(facts.using, choice)}
         if facts.may_view(Worker):
             context["workers"] = worker_table(facts)
-        return context
+        return self.answer(request, "overview", context)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from django.db import router
 from django.db.models.functions import Now
@@ -15,7 +16,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, ngettext_lazy
+from django.utils.translation import ngettext
 
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.pages import AtLeast, capped, elapsed
@@ -25,41 +26,22 @@ from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.store.admit import blocked_keys
 from django_pglock.store.count import QueueCounts
 from django_pglock.store.failures import failures
-from django_pglock.store.numbers import BETWEEN_DEPTHS, depths, finished_per_minute
+from django_pglock.store.numbers import BETWEEN_DEPTHS, depths
 from django_pglock.store.ready import unknown
 from django_pglock.store.statements import MOST_COUNTED, in_status
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.states import TaskStatus
 
-#: The number of sentences of one kind that are shown. One more sentence has the number of the others.
+#: The number of sentences of one kind that are shown. One more sentence says that there are others.
 FEW = 3
 #: A task that has been ready or blocked for longer than this, and a lock that a session has waited for.
 LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
-#: Lock keys that are counted, and sessions and rows of other kinds that are read.
-MOST_KEYS, MOST_ROWS = 99, 100
-#: Running tasks and workers that are read.
-MOST_RUNNING, MOST_WORKERS = 1000, 200
+#: Running tasks, workers and kinds of failures that are read.
+MOST_RUNNING, MOST_WORKERS, MOST_GROUPS = 1000, 200, 20
 #: Seconds after which the page counts by itself: no worker counts.
 MAX_AGE = BETWEEN_DEPTHS + 5
-#: Kinds of failures that are compared.
-MOST_GROUPS = 20
 #: Tasks of each queue that are compared with the functions that workers know.
 FIRST = 5
-
-
-class RunningTask(NamedTuple):
-    """A task that a worker runs, and since when."""
-
-    worker: UUID
-    id: int
-    task_path: str
-    queue: str
-    since: datetime
-
-    @property
-    def name(self) -> str:
-        """The name of the function without its module."""
-        return self.task_path.rpartition(".")[2]
 
 
 class Facts:
@@ -87,11 +69,10 @@ class Facts:
         return list(alive.defer("task_paths").order_by("name", "pk")[:MOST_WORKERS])
 
     @cached_property
-    def running(self) -> list[RunningTask]:
+    def running(self) -> list[Task]:
         """Running tasks, by worker and id."""
         rows = Task.objects.using(self.using).filter(status="RUNNING").order_by("worker", "pk")
-        fields = ("worker", "pk", "task_path", "queue", "last_attempted_at")
-        return [RunningTask(*row) for row in rows.values_list(*fields)[:MOST_RUNNING]]
+        return list(rows.only("worker", "task_path", "queue", "last_attempted_at")[:MOST_RUNNING])
 
     @cached_property
     def depths(self) -> Mapping[str, QueueCounts]:
@@ -109,10 +90,6 @@ class Facts:
         """The queues that are paused, those for longest first."""
         return {queue.pk: queue for queue in Queue.objects.using(self.using).paused().order_by("paused_at", "name")}
 
-    def rates(self, queues: list[str]) -> dict[str, float]:
-        """Return how many tasks of these queues finished in a minute, on average of the last minutes."""
-        return finished_per_minute(self.using, queues)
-
 
 class Sentence(NamedTuple):
     """A problem, and the page that shows it. ``key`` stays the same while the problem lasts."""
@@ -122,29 +99,29 @@ class Sentence(NamedTuple):
     url: str
 
 
-def attention(facts: Facts) -> list[Sentence]:
-    """Return the problems that the user may see, the most urgent first."""
-    return [sentence for model, find in SENTENCES if facts.may_view(model) for sentence in find(facts)]
+def attention(facts: Facts) -> Iterator[Sentence]:
+    """Yield the problems that the user may see, the most urgent first, and a few of each kind."""
+    for model, find in SENTENCES:
+        found = list(islice(find(facts), FEW + 1)) if facts.may_view(model) else []
+        yield from found[:FEW]
+        for other in found[FEW:]:
+            yield Sentence(find.__name__, _("There are more problems of this kind."), other.url)
 
 
 def failing_functions(facts: Facts) -> Iterator[Sentence]:
-    """The failures of the last day, by function, exception and place."""
+    """The failures of the last day, by function, exception and place; most failures first."""
     groups = failures(facts.using, limit=MOST_GROUPS)
-    recent = sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count)
-    url = facts.address("failuregroup_changelist")
-    for group in recent[:FEW]:
+    for group in sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count):
         text = ngettext(
-            "%(count)s failure of %(task)s since %(since)s: %(exception)s",
-            "%(count)s failures of %(task)s since %(since)s: %(exception)s",
+            "%(count)s failure of %(task)s, %(time)s ago: %(exception)s",
+            "%(count)s failures of %(task)s, the first %(time)s ago: %(exception)s",
             group.count,
         )
         count = AtLeast(group.count) if group.is_capped else group.count
         place = _("%(exception)s in %(place)s") % {"exception": group.exception, "place": group.place}
-        about = {"count": count, "task": group.name, "since": _moment(group.first_at)}
+        about = {"count": count, "task": group.name, "time": elapsed(group.first_at)}
         about["exception"] = (place if group.place else group.exception) or _("the exception is not known")
-        yield Sentence(f"failures:{group.fingerprint}", text % about, url)
-    more = len(recent) - FEW
-    yield from _more("failures", AtLeast(more) if len(groups) >= MOST_GROUPS else more, url)
+        yield Sentence(f"failures:{group.fingerprint}", text % about, facts.address("failuregroup_changelist"))
 
 
 def no_worker(facts: Facts) -> Iterator[Sentence]:
@@ -168,17 +145,12 @@ def stuck_tasks(facts: Facts) -> Iterator[Sentence]:
 
 
 def paused_queues(facts: Facts) -> Iterator[Sentence]:
-    """Paused queues."""
-    url = facts.address("queue_changelist", paused=1)
-    for queue in list(facts.paused.values())[:FEW]:
-        about = {"queue": queue.pk, "by": queue.paused_by, "since": _moment(queue.paused_at)}
-        if queue.paused_by:
-            text = _("Queue %(queue)s has been paused by %(by)s since %(since)s.") % about
-        else:
-            text = _("Queue %(queue)s has been paused since %(since)s.") % about
-        reason = _("Reason: %(reason)s") % {"reason": queue.reason} if queue.reason else ""
-        yield Sentence(f"paused:{queue.pk}", f"{text} {reason}".strip(), url)
-    yield from _more("paused", len(facts.paused) - FEW, url)
+    """Paused queues, and who has paused them and why."""
+    for queue in facts.paused.values():
+        text = _("Queue %(queue)s has been paused for %(time)s.")
+        why = ": ".join(filter(None, (queue.paused_by, queue.reason)))
+        text = text % {"queue": queue.pk, "time": elapsed(queue.paused_at)} + (f" ({why})" if why else "")
+        yield Sentence(f"paused:{queue.pk}", text, facts.address("queue_changelist", paused=1))
 
 
 def late_tasks(facts: Facts) -> Iterator[Sentence]:
@@ -192,54 +164,43 @@ def late_tasks(facts: Facts) -> Iterator[Sentence]:
 
 def long_waits(facts: Facts) -> Iterator[Sentence]:
     """Queues whose oldest ready task has waited for long, although they are not paused."""
-    late = {queue: age for queue, age in facts.ages.items() if age > LONG.total_seconds() and queue not in facts.paused}
     now = timezone.now()
-    for queue, age in list(late.items())[:FEW]:
-        text = _("The oldest ready task of queue %(queue)s has waited for %(time)s.")
-        about = {"queue": queue, "time": elapsed(now - timedelta(seconds=age), now)}
-        url = facts.address("task_changelist", status__exact="READY", queue=queue)
-        yield Sentence(f"waits:{queue}", text % about, url)
-    yield from _more("waits", len(late) - FEW, facts.address("task_changelist", status__exact="READY"))
+    for queue, age in facts.ages.items():
+        if age > LONG.total_seconds() and queue not in facts.paused:
+            text = _("The oldest ready task of queue %(queue)s has waited for %(time)s.")
+            about = {"queue": queue, "time": elapsed(now - timedelta(seconds=age), now)}
+            url = facts.address("task_changelist", status__exact="READY", queue=queue)
+            yield Sentence(f"waits:{queue}", text % about, url)
 
 
 def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
-    """The lock keys for which tasks wait, if the oldest of these tasks has waited for long."""
+    """The oldest blocked task, if it has waited for long, and tasks wait for lock keys, not only for other tasks."""
     blocked = in_status(Task.objects.using(facts.using), TaskStatus.BLOCKED).order_by("status", "pk")
     for key, since in blocked.values_list("pk", "enqueued_at")[:1]:
-        keys = len(blocked_keys(facts.using, "", limit=MOST_KEYS + 1))
-        if timezone.now() - since < LONG or not keys:
-            return
-        text = ngettext(
-            "Tasks wait for %(count)s lock key; the oldest blocked task, #%(id)s, has waited for %(time)s.",
-            "Tasks wait for %(count)s lock keys; the oldest blocked task, #%(id)s, has waited for %(time)s.",
-            keys,
-        )
-        about = {"count": capped(keys, MOST_KEYS), "id": key, "time": elapsed(since)}
-        yield Sentence("blocked", text % about, facts.address("task_changelist", status__exact="BLOCKED"))
+        if timezone.now() - since > LONG and blocked_keys(facts.using, "", limit=1):
+            text = _("Tasks wait for lock keys; the oldest blocked task, #%(id)s, has waited for %(time)s.")
+            url = facts.address("task_changelist", status__exact="BLOCKED")
+            yield Sentence("blocked", text % {"id": key, "time": elapsed(since)}, url)
 
 
 def unknown_functions(facts: Facts) -> Iterator[Sentence]:
     """Functions with ready tasks that no living worker knows. Without a worker, all would be unknown."""
-    found = unknown(facts.using, limit=FIRST) if facts.workers else []
     oldest: dict[str, datetime] = {}
-    for each in found:
+    for each in unknown(facts.using, limit=FIRST) if facts.workers else ():
         oldest.setdefault(each.task_path, each.oldest)
-    for path, since in list(oldest.items())[:FEW]:
+    for path, since in oldest.items():
         text = _("No worker knows %(task)s; the oldest of its ready tasks has waited for %(time)s.")
         url = facts.address("task_changelist", status__exact="READY", task_path=path)
         yield Sentence(f"unknown:{path}", text % {"task": path, "time": elapsed(since)}, url)
-    yield from _more("unknown", len(oldest) - FEW, facts.address("task_changelist", status__exact="READY"))
 
 
 def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
     """Schedules with a late tick that no worker has enqueued."""
     late = Schedule.objects.using(facts.using).filter(is_enabled=True, next_at__lt=Now() - OVERDUE).order_by("next_at")
-    found = list(late.values_list("pk", "next_at")[: MOST_ROWS + 1])
-    url = facts.address("schedule_changelist", is_enabled__exact=1)
-    for path, since in found[:FEW]:
+    for path, since in late.values_list("pk", "next_at")[: FEW + 1]:
         text = _("The schedule of %(task)s has been overdue for %(time)s: no worker enqueues it.")
+        url = facts.address("schedule_changelist", is_enabled__exact=1)
         yield Sentence(f"schedule:{path}", text % {"task": path, "time": elapsed(since)}, url)
-    yield from _more("schedule", len(found) - FEW, url)
 
 
 def awaited_locks(facts: Facts) -> Iterator[Sentence]:
@@ -247,19 +208,15 @@ def awaited_locks(facts: Facts) -> Iterator[Sentence]:
     if not router.allow_migrate_model(get_settings().USING, AdvisoryLock):
         return
     waiting = AdvisoryLock.objects.all().waiting().filter(key__isnull=False, since__lte=Now() - LONG_FOR_LOCK)
-    first: dict[int, Any] = {}
-    for each in waiting.order_by("since", "pid")[:MOST_ROWS]:
-        first.setdefault(each.key, each)
-    url = facts.address("advisorylock_changelist", is_granted__exact=0)
-    for row in list(first.values())[:FEW]:
+    first = waiting.order_by("key", "since", "pid").distinct("key")
+    for row in sorted(first, key=attrgetter("since")):
         text = ngettext(
             "%(count)s session waits for the lock %(lock)s, for %(time)s.",
             "%(count)s sessions wait for the lock %(lock)s, the first for %(time)s.",
             row.waiters,
         )
         about = {"count": row.waiters, "lock": str(row), "time": elapsed(row.since)}
-        yield Sentence(f"lock:{row.key}", text % about, url)
-    yield from _more("lock", len(first) - FEW, url)
+        yield Sentence(f"lock:{row.key}", text % about, facts.address("advisorylock_changelist", is_granted__exact=0))
 
 
 #: The kinds of problems by urgency, each with the model that a user must be allowed to view.
@@ -275,32 +232,3 @@ SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Task, blocked_tasks),
     (AdvisoryLock, awaited_locks),
 )
-
-
-#: What is said about those of a kind that are not shown.
-_MORE = {
-    "failures": ngettext_lazy("%(count)s more kind of failure.", "%(count)s more kinds of failures.", "count"),
-    "paused": ngettext_lazy("%(count)s more queue is paused.", "%(count)s more queues are paused.", "count"),
-    "waits": ngettext_lazy(
-        "%(count)s more queue has had a ready task for more than 10 minutes.",
-        "%(count)s more queues have had a ready task for more than 10 minutes.",
-        "count",
-    ),
-    "unknown": ngettext_lazy(
-        "No worker knows %(count)s more function.", "No worker knows %(count)s more functions.", "count"
-    ),
-    "schedule": ngettext_lazy("%(count)s more schedule is overdue.", "%(count)s more schedules are overdue.", "count"),
-    "lock": ngettext_lazy("Sessions wait for %(count)s more lock.", "Sessions wait for %(count)s more locks.", "count"),
-}
-
-
-def _more(kind: str, count: int, url: str) -> list[Sentence]:
-    return [Sentence(kind, _MORE[kind] % {"count": count}, url)] if count > 0 else []
-
-
-def _moment(at: Any) -> str:
-    """Return the time of a moment, with its date if that is not today."""
-    now = timezone.now()
-    if timezone.is_aware(at):
-        at, now = timezone.localtime(at), timezone.localtime(now)
-    return str(at.strftime("%H:%M" if at.date() == now.date() else "%Y-%m-%d %H:%M"))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from django.apps import apps as django_apps
 from django.apps.registry import Apps
 from django.conf import settings
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import get_fields_from_path
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.contrib.admin.widgets import url_params_from_lookup_dict
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.contrib.admin.utils import get_fields_from_path, quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
@@ -27,18 +26,12 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
+from django_pglock.admin.actions import perform, question_of, value_of
+from django_pglock.store.operate import Verb
 from django_pglock.store.statements import MOST_COUNTED
 
-# Django's classes are generic only for type checkers.
-if TYPE_CHECKING:
-    AnyModelAdmin = admin.ModelAdmin[Any]
-    AnyPaginator = Paginator[Any]
-else:
-    AnyModelAdmin = admin.ModelAdmin
-    AnyPaginator = Paginator
 
-
-def elapsed(since: datetime, now: datetime | None = None) -> str:
+def elapsed(since: Any, now: datetime | None = None) -> str:
     """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``.
 
     ``now`` is the server's time, if it is known; else the host's clock is used.
@@ -85,7 +78,8 @@ def capped(count: int, most: int) -> int:
     return AtLeast(most) if count > most else count
 
 
-class CappedPaginator(AnyPaginator):
+# Django's classes are generic only for type checkers.
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to ``MOST_COUNTED`` rows and stops."""
 
     @cached_property
@@ -106,9 +100,7 @@ class CappedChangeList(ChangeList):
         return isinstance(self.paginator.count, AtLeast)
 
     def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
-        """Refuse values that cannot be read, also a NUL character, which PostgreSQL cannot store in text."""
-        if any("\x00" in text for name, texts in request.GET.lists() if name != SEARCH_VAR for text in texts):
-            raise IncorrectLookupParameters
+        """Refuse values that cannot be read."""
         try:
             return super().get_queryset(request, *arguments, **options)
         except (ValueError, OverflowError) as error:  # also for a moment at the end of the calendar
@@ -136,7 +128,7 @@ class OneChoiceFilter(admin.SimpleListFilter):
         return getattr(queryset, self.method)() if self.value() == self.choice[0] else queryset
 
 
-class ReadOnlyAdmin(AnyModelAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A list page and a row page without editable fields. Actions and buttons change rows by guarded verbs."""
 
     show_full_result_count = False
@@ -146,6 +138,8 @@ class ReadOnlyAdmin(AnyModelAdmin):
     paginator = CappedPaginator
     #: Lookups in the links of our own templates. Those of ``list_filter`` are added.
     linked_lookups: tuple[str, ...] = ()
+    #: What users may do with rows, by name: the actions of the list, and the buttons of the page of a row.
+    verbs: ClassVar[Mapping[str, Verb]] = {}
 
     class Media:
         """One stylesheet, no inline style and no script: the pages work under a strict Content Security Policy."""
@@ -162,9 +156,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
         url: URLPattern = path(route, checked, name=f"{self.opts.app_label}_{self.opts.model_name}_{page}")
         return url
 
-    def address(self, page: str, *arguments: Any) -> str:
-        """Return the address of a page of the model, such as ``changelist``, on the same admin site."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+    def address(self, page: str, *arguments: Any, model: str = "") -> str:
+        """Return the address of a page of this model or of another one, such as ``changelist``, on this admin site."""
+        name = f"admin:{self.opts.app_label}_{model or self.opts.model_name}_{page}"
         return reverse(name, args=arguments, current_app=self.admin_site.name)
 
     def answer(self, request: Any, template: str, context: dict[str, Any]) -> HttpResponse:
@@ -181,38 +175,17 @@ class ReadOnlyAdmin(AnyModelAdmin):
         """
         if len(request.GET.getlist(lookup)) > 1:
             return False
-        served = {
-            *self.linked_lookups,
-            *(name for each in self.get_list_filter(request) for name in self._names_of(each, request)),
-        }
-        if self.date_hierarchy:
-            served.update(f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
-        # Some admin themes make a list with the query string of the page of a row, which may have this name. No field
-        # has it, so Django sends no query.
-        served.add("_changelist_filters")
-        # The icon of ``raw_id_fields`` opens the list with the lookups of ``limit_choices_to`` of the foreign key.
-        choices = (each() if callable(each) else each for each in self.model._meta.related_fkey_lookups)
-        return lookup in served or any((lookup, value) in url_params_from_lookup_dict(each).items() for each in choices)
+        served = {name for each in self.get_list_filter(request) for name in self._names_of(each, request)}
+        return lookup in served.union(self.linked_lookups)
 
     def _names_of(self, list_filter: Any, request: HttpRequest) -> list[Any]:
         """Return the parameters of one item of ``list_filter``."""
         if callable(list_filter):
             return [getattr(list_filter, "parameter_name", None)]
         name, make = list_filter if isinstance(list_filter, tuple) else (list_filter, admin.FieldListFilter.create)
-        name = str(getattr(name, "name", name))
         field: Any = get_fields_from_path(self.model, name)[-1]
         names: Any = make(field, request, {}, self.model, self, field_path=name).expected_parameters()
         return [each for each in names if field.null or not each.endswith("__isnull")]
-
-    def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
-        """Return whether ``_to_field`` names the primary key. Rows are found by no other field."""
-        return to_field == self.opts.pk.name
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row, or None for a text that cannot be a primary key."""
-        if not self._is_key(object_id):
-            return None
-        return self.get_queryset(request).filter(**{from_field or "pk": object_id}).first()
 
     def seen(self, request: HttpRequest, object_id: str) -> Any:
         """Return a row that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such row."""
@@ -225,38 +198,63 @@ class ReadOnlyAdmin(AnyModelAdmin):
             raise PermissionDenied
         return row
 
-    def response_action(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
-        """Show a warning if a selected value cannot be a primary key. Django would raise an exception."""
-        if all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            return super().response_action(request, *arguments, **options)
-        self.message_user(request, _("The selected rows no longer exist."), messages.WARNING)
-        return None
+    # Verbs
 
-    def _is_key(self, text: str) -> bool:
-        key: Any = self.opts.pk
-        try:
-            key.to_python(text)
-        except ValidationError:
-            return False
-        # PostgreSQL cannot store a NUL character in text.
-        return "\x00" not in text
+    def may(self, request: HttpRequest, verb: Verb) -> bool:
+        """Return whether the user may apply a verb."""
+        return bool(getattr(self, f"has_{verb.permission}_permission")(request))
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> Any:
-        """Add the values of ``context_of`` to the context of the template."""
-        if obj is not None:
-            context = {**context, **self.context_of(request, obj)}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def verbs_of(self, row: Any) -> Iterable[Verb]:
+        """Return the verbs that have a button on the page of this row."""
+        return ()
 
-    def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
-        """Return the additional parts of a row's page: the buttons that the user may press, and warnings."""
+    def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """Apply the verb of a button: only by POST, with CSRF protection, and with the permission of the verb."""
+        found = self.verbs.get(verb)
+        if found is None or not found.button or not self.may(request, found):
+            raise PermissionDenied
+        # A user may act only on rows that the admin shows to that user.
+        rows = self.get_queryset(request).filter(pk=self.seen(request, unquote(object_id)).pk)
+        if found.is_deletion and "confirmed" not in request.POST:
+            return self.question(request, found, rows)
+        self.perform(found, request, rows, value_of(request))
+        if found.is_deletion:
+            return HttpResponseRedirect(self.address("changelist"))
+        return HttpResponseRedirect(self.address("change", object_id))
+
+    def perform(self, verb: Verb, request: HttpRequest, rows: Any, value: str) -> None:
+        """Apply the verb to the rows."""
+        perform(verb, request, rows, value)
+
+    def question(self, request: HttpRequest, verb: Verb, rows: Any, **context: Any) -> HttpResponse:
+        """Ask for confirmation before a verb changes these rows, and show how many it would change."""
+        names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
+        about = {
+            "title": verb.button or verb.label,
+            **question_of(verb, rows.order_by()),
+            "value_label": _("Queue") if verb.takes_queue else "",
+            "back": f"{self.address('changelist')}?{request.GET.urlencode()}",
+            "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
+        }
+        return self.answer(request, "confirm", {**about, **context})
+
+    # The page of a row
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the URL of the buttons."""
+        return [self.own_path("<path:object_id>/do/<str:verb>/", "verb", self.verb_view, "POST"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: Any, *arguments: Any, **options: Any) -> Any:
+        """Add the buttons that the user may press, and the values of ``context_of``."""
+        row = options.get("obj")
+        if row is not None:
+            verbs = [verb for verb in self.verbs_of(row) if self.may(request, verb)]
+            buttons = [(verb, self.address("verb", quote(row.pk), verb.name)) for verb in verbs]
+            context = {**context, "pglock_buttons": buttons, **self.context_of(request, row)}
+        return super().render_change_form(request, context, *arguments, **options)
+
+    def context_of(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return the additional parts of a row's page."""
         return {}
 
     def has_add_permission(self, request: HttpRequest) -> bool:

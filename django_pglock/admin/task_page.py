@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
-from django.db.models import F, OuterRef, Subquery
+from django.db.models import F
 from django.db.models.functions import Right
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import elapsed
-from django_pglock.error_reading import is_own, message_in
+from django_pglock.error_reading import message_in, place_in
 from django_pglock.models import Attempt, Task, Waiter, Worker
-from django_pglock.store.admit import holders
-from django_pglock.store.id_range import id_in
 from django_pglock.store.requests_to_worker import request_stack, wait_for_stack
-from django_pglock.tasks.call_keys import RATED
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -36,13 +30,10 @@ from django_pglock.tasks.states import TaskStatus
 MOST_SHOWN = 10_000
 #: Characters of a traceback that are read, from its end: for the page, and for the message in a list.
 MOST_READ, FEW_READ = 20_000, 2_000
-#: Tasks before and after this one that are shown, and those that hold its key.
-FEW, FEW_HOLDERS = 10, 5
-#: The number of attempts on the page of a task, and on one page of the list of all its attempts.
-SHOWN_ATTEMPTS, PER_PAGE = 20, 100
+#: Tasks before and after this one that are shown, and attempts.
+FEW, SHOWN_ATTEMPTS = 10, 50
 #: Seconds for which the page of a stack waits for the answer of the worker. Most answers take milliseconds.
 STACK_TIMEOUT = 2.0
-_FRAME = re.compile(r'^ +File "', re.MULTILINE)
 
 # The state, the last failure, and the tasks before and after this one
 
@@ -55,25 +46,6 @@ _STATES = {
     "READY": _("Has been ready for %(ago)s. Attempts so far: %(made)d of %(most)d."),
     "WAITING": _("Has been waiting for %(ago)s. Attempts so far: %(made)d of %(most)d."),
 }
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Lines of a traceback: frames of the project, or a number of frames of libraries, which are shown folded."""
-
-    text: str
-    #: How many frames of libraries these are; 0 for frames of the project.
-    folded: int
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The last failed or lost attempt."""
-
-    number: int
-    exception: str
-    message: str
-    frames: list[Frames]
 
 
 def sentence(task: Task) -> str:
@@ -95,15 +67,14 @@ def sentence(task: Task) -> str:
     return text
 
 
-def last_failure(task: Task) -> Failure | None:
+def last_failure(task: Task) -> dict[str, Any] | None:
     """Return the last failed or lost attempt; None if there is none. One statement, which reads the end of one row."""
     rows = task.failures.order_by("-number").annotate(end=Right("traceback", MOST_READ))
-    found = rows.values_list("number", "exception_path", "end").first()
-    if found is None:
-        return None
-    number, path, trace = found
-    exception = path.removeprefix("builtins.")
-    return Failure(number, exception, message_in(trace, exception), list(_frames_of(trace)))
+    for number, path, trace in rows.values_list("number", "exception_path", "end")[:1]:
+        exception = path.removeprefix("builtins.")
+        about = {"exception": exception, "place": place_in(trace), "message": message_in(trace, exception)}
+        return {"number": number, "trace": trace, **about}
+    return None
 
 
 def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
@@ -137,18 +108,6 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
 def tick_of(task: Task) -> str:
     """Return the tick of the schedule that has enqueued the task; an empty string if something else has."""
     return str(task.meta.get("schedule", "")) if isinstance(task.meta, dict) else ""
-
-
-def _frames_of(trace: str) -> Iterator[Frames]:
-    places = [*(match.start() for match in _FRAME.finditer(trace)), len(trace)]
-    frames = [trace[start:end] for start, end in pairwise(places)]
-    for is_foreign, group in groupby(frames, key=_is_foreign):
-        texts = list(group)
-        yield Frames("".join(texts), len(texts) if is_foreign else 0)
-
-
-def _is_foreign(frame: Any) -> bool:
-    return not is_own(frame.partition("\n")[0])
 
 
 # Fields
@@ -202,21 +161,14 @@ def _link_to_list(parameter: str, value: str) -> str:
 
 @admin.display(description=_("lock key"))
 def lock_key(task: Task) -> Any:
-    """Return the lock key, as a link to the tasks that wait for it, and the tasks that hold it.
+    """Return the lock key, as a link to the tasks that hold it or wait for it.
 
-    The key limits how many tasks with the same key run at once. A redacted key is no link: the list would not find it.
+    A redacted key is no link: the list would not find it.
     """
     key = shown(task, "lock_key")
     if key is None or key != task.lock_key:
         return key
-    link = _link_to_list("key", key)
-    # A task that has got a token of its rate holds nothing.
-    is_over = task.finished_at or key.startswith(RATED)
-    held = [] if is_over else holders(Task.objects.db, key, limit=FEW_HOLDERS)
-    if not held:
-        return link
-    tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))
-    return format_html(gettext("{key}, held by {tasks}"), key=link, tasks=tasks)
+    return _link_to_list("key", key)
 
 
 @admin.display(description=_("log of the last attempt"))
@@ -231,15 +183,10 @@ def log(task: Task) -> str:
 
 @admin.display(description=_("worker"))
 def worker(task: Task) -> str:
-    """Return the worker of the last attempt: its name, as a link while its row exists; else its name or its id."""
-    # A failed or lost attempt keeps the name. Of a task that has succeeded only the id is left.
-    last = Attempt.objects.filter(task=OuterRef("pk"), number=task.attempts_made, worker=task.worker).order_by()
-    names = Task.objects.filter(pk=task.pk).values_list(
-        Subquery(Worker.objects.filter(pk=task.worker).values("name")), Subquery(last.values("worker_name"))
-    )
-    name, kept = names.first() or (None, None)
+    """Return the worker of the last attempt: its name, as a link while its row exists; else its id."""
+    name = Worker.objects.filter(pk=task.worker).values_list("name", flat=True).first()
     if name is None:
-        return str(kept or task.worker)
+        return str(task.worker)
     return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
 
 
@@ -255,29 +202,13 @@ def _has_value(task: Task, field: Any) -> bool:
     return value is True or value not in (None, "", 0, [], {})
 
 
-# Failed and lost attempts: the latest on the page, all in a list, each traceback on its own page. A task may fail a
-# thousand times, and a traceback has up to 60,000 characters, so no list loads tracebacks.
+# Failed and lost attempts. A traceback has up to 60,000 characters, so only the page of one attempt loads it.
 
 
 def latest_attempts(task: Task) -> list[Attempt]:
-    """Return the latest attempts, for the page of the task."""
-    return list(newest_first(task.failures.all())[:SHOWN_ATTEMPTS]) if task.attempts else []
-
-
-def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
-    """Show the attempts of a task, the newest first; with ``?before=N`` those with a number below N."""
-    before = id_in(request.GET.get("before", "1"))
-    # PostgreSQL would raise an error for a number outside of the range of the column.
-    if before is None or before >= 2**31:
-        raise BadRequest("before must be the number of an attempt.")
-    task = model_admin.seen(request, str(task_id))
-    rows = newest_first(task.failures.all())
-    if "before" in request.GET:
-        rows = rows.filter(number__lt=before)
-    found = list(rows[: PER_PAGE + 1])
-    older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
-    context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
-    return _answer(model_admin, request, task, "attempts", context)
+    """Return the latest attempts, in the order of the index on task and number. A task may fail a thousand times."""
+    rows = task.failures.order_by("-number").defer("traceback", "log")
+    return list(rows[:SHOWN_ATTEMPTS]) if task.attempts else []
 
 
 def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
@@ -289,11 +220,6 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
         raise Http404
     title = gettext("Attempt %(number)d") % {"number": number}
     return _answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
-
-
-def newest_first(rows: Any) -> Any:
-    """Return the attempts in the order of the index on task and number, without their tracebacks."""
-    return rows.order_by("-number").defer("traceback", "log")
 
 
 def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:

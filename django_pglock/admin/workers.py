@@ -15,6 +15,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.liveness import is_alive
 
 
+@admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
     """The list of workers and the page of one worker."""
 
@@ -22,7 +23,6 @@ class WorkerAdmin(ReadOnlyAdmin):
     ordering = ["started_at"]
     sortable_by = ["name"]
     fields = ("id", "name", "hostname", "pid", "served_queues", "threads", "lock_key", "running", "heartbeat", "state")
-    readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Add the number of running tasks, the age of the heartbeat, and whether it is recent, in the same query."""

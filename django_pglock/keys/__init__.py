@@ -8,11 +8,9 @@
 from django_pglock.keys.key import (
     Key,
     crc32_key,
-    join,
     key_of,
     make_key,
     name_of,
-    part_of,
     pglock_key,
     pgware_key,
     sha256_key,
@@ -21,11 +19,9 @@ from django_pglock.keys.key import (
 __all__ = [
     "Key",
     "crc32_key",
-    "join",
     "key_of",
     "make_key",
     "name_of",
-    "part_of",
     "pglock_key",
     "pgware_key",
     "sha256_key",

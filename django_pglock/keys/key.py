@@ -103,10 +103,6 @@ def part_of(value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if hasattr(value, "_meta") and hasattr(value, "pk"):
-        if isinstance(value, type):
-            raise LockKeyError(
-                f"The model {value.__name__} cannot be part of a lock's name; use a saved instance, or a string."
-            )
         return _part_of_model(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID, date)):
         raise LockKeyError(
@@ -125,11 +121,7 @@ def _part_of_model(instance: Any) -> str:
     if any(value is None for value in values):
         raise LockKeyError(f"{instance!r} has not been saved yet, so it has no primary key to name a lock with.")
     # The instance of a proxy is the same row.
-    label = instance._meta.concrete_model._meta.label_lower
-    try:
-        return ":".join([label, *map(part_of, values)])
-    except LockKeyError as error:
-        raise LockKeyError(f"The primary key of {label} cannot be used: {error}") from error
+    return ":".join([instance._meta.concrete_model._meta.label_lower, *map(part_of, values)])
 
 
 def _in_range(number: int) -> int:

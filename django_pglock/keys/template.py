@@ -68,13 +68,9 @@ class KeyTemplate:
             return []
         path = field.split(".")
         # Only public attributes: no index, no call, no private name.
-        if not all(step.isidentifier() and not step.startswith("_") for step in path):
-            raise self._error(f"{{{field}}} in the key {self.text!r} must be a parameter, or attributes of one.")
-        if form or conversion:
-            written = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        if form or conversion or not all(step.isidentifier() and not step.startswith("_") for step in path):
             raise self._error(
-                f"{{{written}}} in the key {self.text!r} has a conversion or a format, and keys have none. Write "
-                f"{{{field}}}."
+                f"{{{field}}} in the key {self.text!r} must be a parameter, or attributes of one, without a format."
             )
         return path
 
@@ -88,11 +84,5 @@ class KeyTemplate:
             for step in path[1:]:
                 value = getattr(value, step)
             return part_of(value)
-        except KeyError as error:
-            raise self._error(
-                f"the key {self.text!r} needs {path[0]!r}, and this call has no argument of this name."
-            ) from error
-        except AttributeError as error:
-            raise self._error(f"{{{'.'.join(path)}}} has no value in this call: {error}.") from error
-        except LockKeyError as error:
-            raise self._error(f"{{{'.'.join(path)}}}: {error}") from error
+        except (KeyError, AttributeError, LockKeyError) as error:
+            raise self._error(f"{{{'.'.join(path)}}} has no value for a key in this call: {error}") from error

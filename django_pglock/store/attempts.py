@@ -30,14 +30,14 @@ def last_ended_by(tasks: Any, exception_path: str) -> Any:
 
 
 def attempts_before(using: str, task_id: int) -> list[Any]:
-    """Return the rows of the failed and lost attempts of a task, in order."""
+    """Return the rows of the failed and lost attempts of a task, in order. One statement."""
     return list(rows_of("Attempt", using).filter(task=task_id).order_by("number"))
 
 
 def failures_of(row: Any) -> list[Any]:
     """Return the failed and lost attempts of a task's row, in order. One statement."""
     # From the database of the row: a router may send reads to a replica, which does not have the attempts yet.
-    return list(row.failures.using(row._state.db).order_by("number"))  # noqa: SLF001 - Django has no public name for it
+    return attempts_before(row._state.db, row.pk)  # noqa: SLF001 - Django has no public name for it
 
 
 def result_of_row(row: Any) -> TaskResult[..., Any] | None:

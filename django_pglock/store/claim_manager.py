@@ -5,20 +5,16 @@ Nothing here depends on tasks. Give your own model a ``ClaimManager``, and claim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Generic, TypeVar
 
 from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import transaction_block
-from django_pglock.store.marking import check_changes, checked_limit, mark_rows
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from django_pglock.store.marking import first_free, mark
 
 __all__ = ["ClaimManager", "ClaimQuerySet"]
 
@@ -27,57 +23,32 @@ logger = get_logger("django_pglock.claims")
 Row = TypeVar("Row", bound=models.Model)
 
 
-class ClaimedRows(Sequence[Row]):
+class ClaimedRows(Generic[Row]):
     """Rows that are locked for the caller until the end of the transaction. Claims of other processes skip them.
 
-    As a context manager it opens a transaction, or a savepoint in yours. Leave the block to commit your changes and to
-    release the rows. An exception rolls the changes back, and also releases the rows. Each block claims again. Inside
-    your own ``atomic()`` you can also just iterate; then the rows are locked when they are first read.
+    As a context manager it opens a transaction, or a savepoint in yours, and returns the list of the rows. Leave the
+    block to commit your changes and to release the rows. An exception rolls the changes back, and also releases the
+    rows. Inside your own ``atomic()`` you can also just iterate; then the rows are locked when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
         self._queryset = queryset
-        self._blocks: list[AbstractContextManager[None]] = []
+        self._block = ExitStack()
 
-    def __enter__(self) -> Self:
-        block = transaction_block(self._queryset.db)
-        block.__enter__()
-        self._blocks.append(block)
-        try:
-            # A copy has no rows yet. The rows of an earlier block are no longer locked.
-            self._queryset = self._queryset.all()
-            self._rows()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
+    def __enter__(self) -> list[Row]:
+        with ExitStack() as block:
+            block.enter_context(transaction_block(self._queryset.db))
+            rows = list(self)
+            self._block = block.pop_all()
+        return rows
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._blocks.pop().__exit__(kind, error, trace)
-
-    def _rows(self) -> list[Row]:
-        # The queryset is evaluated once and keeps its rows. Django refuses FOR UPDATE outside of a transaction.
-        return list(self._queryset)
-
-    def __len__(self) -> int:
-        return len(self._rows())
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows())
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        return self._rows()[index]
+        # Django refuses FOR UPDATE outside of a transaction. A copy has no rows yet: those of an earlier block are no
+        # longer locked.
+        return iter(self._queryset.all())
 
 
 class LockingQuerySet(models.QuerySet[Row]):
@@ -92,10 +63,10 @@ class LockingQuerySet(models.QuerySet[Row]):
                 for row in rows:
                     ...
 
-        If the process dies, PostgreSQL rolls back and releases the rows unchanged. Raises ``ValueError`` for a limit
-        below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
+        If the process dies, PostgreSQL rolls back and releases the rows unchanged. Raises Django's
+        ``TransactionManagementError`` when the rows are read outside of a transaction.
         """
-        return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[: checked_limit(limit)])
+        return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[:limit])
 
 
 class ClaimQuerySet(LockingQuerySet[Row]):
@@ -116,17 +87,11 @@ class ClaimQuerySet(LockingQuerySet[Row]):
 
         If the function raises, its changes in the database are rolled back, the row gets the changes ``failed``, the
         exception is logged, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
-        ``InterfaceError``, the exception ends the pass and the row is not changed. Raises ``ValueError`` for a limit
-        below one. A ``function`` that cannot be called, and ``failed`` with an unknown field, are refused before the
-        first row.
+        ``InterfaceError``, the exception ends the pass and the row is not changed.
         """
-        if not callable(function):
-            raise TypeError(f"claim_each() calls a function for each row, and got {function!r}.")
-        if failed is not None:
-            check_changes(self.model, failed)
         # select_for_update, so that ``rows.db`` is the database to which the router sends writes.
         rows = behind = self.order_by("pk").select_for_update()
-        for count in range(checked_limit(limit)):
+        for count in range(limit):
             with behind.claim(1) as claimed:
                 if not claimed:
                     return count
@@ -135,49 +100,26 @@ class ClaimQuerySet(LockingQuerySet[Row]):
                 behind = rows.filter(pk__gt=key)
         return limit
 
-    def claim_update(self, limit: int, **changes: Any) -> list[Row]:
-        """Mark up to ``limit`` rows of this queryset with ``changes``. Return the changed rows, in its order.
+    def claim_update(self, limit: int | None, **changes: Any) -> list[Row]:
+        """Mark up to ``limit`` rows of this queryset (None: all) with ``changes``. Return these rows, in its order.
 
         This is one statement, and needs no transaction. After the change, a row must no longer match the queryset.
         Otherwise another process could claim it as well::
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
-        Values may be expressions, such as ``F("attempts") + 1``. Raises ``ValueError`` for a limit below one, without
-        ``changes``, and for a model that inherits columns from the table of another one.
+        Rows that another transaction has locked are skipped. A row that has changed since the statement began is
+        compared with the queryset again; at REPEATABLE READ and above it is a serialization failure, as in any UPDATE.
+        Values may be expressions, such as ``F("attempts") + 1``. The model must have all its columns in one table.
         """
-        return mark_rows(self, checked_limit(limit), changes)
-
-    def transition(
-        self,
-        *,
-        from_: Collection[Any] | Any,
-        to: Any,
-        limit: int | None = None,
-        field: str = "status",
-        **changes: Any,
-    ) -> list[Row]:
-        """Move rows of this queryset from any of some statuses to another one. Return the changed rows.
-
-        ::
-
-            Row.objects.filter(queue="mail").order_by("id").transition(
-                from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), attempts=F("attempts") + 1
-            )
-
-        - ``from_``: the statuses to move from, or one status. A row that has another status by now is not changed.
-        - ``to``: the status to move to. It must not be in ``from_``, so that no row is moved twice.
-        - ``limit``: the largest number of rows, the first ones in the queryset's order; None: all.
-        - ``field``: the name of the field that has the status.
-        - ``changes``: values or expressions for other fields.
-
-        This is one statement, and needs no transaction. Rows that another transaction has locked are skipped. At
-        REPEATABLE READ and above, a row that was changed after the snapshot is a serialization failure, as in any
-        UPDATE. Raises ``ValueError`` for a status that is none of the field's choices, for no status to move from, for
-        a ``to`` that is one of ``from_``, for a limit below one, and for a model that inherits columns from the table
-        of another one.
-        """
-        return transition(self, from_=from_, to=to, limit=limit, field=field, changes=changes)
+        selection = first_free(self, limit)
+        # Not self.db: a router may send reads to a replica.
+        using, fields = selection.db, self.model._meta.concrete_fields
+        marked = mark(selection, changes, *(str(field.column) for field in fields), keep_order=True)
+        compiler = selection.query.get_compiler(using)
+        converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
+        names = [field.attname for field in fields]
+        return [self.model.from_db(using, names, row) for row in compiler.apply_converters(marked, converters)]
 
 
 class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
@@ -196,53 +138,3 @@ def _call(function: Callable[[Row], object], row: Row, key: Any, failed: Mapping
             raise
         logger.exception("%s %s has failed.", row._meta.label, key)
         row._meta.base_manager.using(using).filter(pk=key).update(**failed)
-
-
-# Transitions on any table: each row moves from one of some statuses to another status, by one caller only.
-#
-# An invalid status is refused, because it would silently move nothing. So is a new status that is also one of the old
-# ones, because such a row could be taken again at once.
-
-
-def transition(
-    rows: models.QuerySet[Row, Row],
-    *,
-    from_: Collection[Any] | Any,
-    to: Any,
-    limit: int | None,
-    field: str,
-    changes: dict[str, Any],
-) -> list[Row]:
-    """Move up to ``limit`` of ``rows`` (None: all) from one of the statuses ``from_``. Return the changed rows.
-
-    Raises ``ValueError`` for an invalid transition.
-    """
-    sources = list(from_) if isinstance(from_, Collection) and not isinstance(from_, str) else [from_]
-    if not sources:
-        raise ValueError("from_ is empty; give one or more statuses.")
-    for status in (*sources, to):
-        _require_status(rows.model, field, status)
-    if to in sources:
-        raise ValueError(f"{_shown(to)} is both in from_ and the value of to.")
-    if field in changes:
-        raise ValueError(
-            f"{field} is set to {_shown(to)} by to, and to {_shown(changes[field])} by a keyword argument."
-        )
-    if limit is not None:
-        checked_limit(limit)
-    return mark_rows(rows.filter(**{f"{field}__in": sources}), limit, {field: to, **changes})
-
-
-def _require_status(model: type[models.Model], field: str, status: Any) -> None:
-    name = f"{model.__name__}.{field}"
-    choices = [value for value, _ in getattr(model._meta.get_field(field), "flatchoices", ())]
-    if status is None or hasattr(status, "resolve_expression"):
-        raise ValueError(f"{_shown(status)} is not a value of {name}: a status cannot be None or an expression.")
-    if choices and status not in choices:
-        values = ", ".join(map(_shown, choices))
-        raise ValueError(f"{_shown(status)} is not a value of {name}; its values are {values}.")
-
-
-def _shown(status: Any) -> str:
-    """Return a status for a message; for a member of an enumeration, its value."""
-    return repr(getattr(status, "value", status))

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from django_pglock.store.failures import FIND_GROUPS, MOST_FOUND
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.ready import due, ready_queues
 from django_pglock.store.statements import MOST_COUNTED, rows_of, run
@@ -16,10 +16,8 @@ from django_pglock.tasks.queues import OWN_QUEUE
 #: The age of the oldest ready task of a queue is read from this number of tasks, those with the lowest ids. One is not
 #: enough: the task with the lowest id may have become due just now.
 OLDEST = 3
-#: The largest number of tasks that are read without a fitting index: by a first search, and by a second one.
-FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
-#: The largest number of groups of failures whose tasks are counted.
-MOST_GROUPS = 1000
+#: The largest number of tasks that are searched without a fitting index: that takes less than 50 ms.
+MOST_SEARCHED = 20_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
@@ -42,29 +40,19 @@ FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
 WHERE ready.count > 0
 """
 
-# How many tasks of each queue have failed, and whether there may be more. Each group of failures is found by one probe
-# of the index of fingerprints, which has the queues, too. The newest tasks of each group are read, up to a limit: so an
-# incident hides no other failures. Rows that other programs have written may have no fingerprint.
-COUNT_FAILED = """
-WITH RECURSIVE found AS (
-    (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
-     ORDER BY fingerprint LIMIT 1)
-    UNION ALL
-    SELECT next.fingerprint, found.number + 1 FROM found CROSS JOIN LATERAL (
-        SELECT task.fingerprint FROM {task} AS task
-        WHERE task.status = 'FAILED' AND task.fingerprint > found.fingerprint
-        ORDER BY task.fingerprint LIMIT 1) AS next
-    WHERE found.number < %s
-)
+# How many tasks of each queue have failed, and whether there may be more. The index of fingerprints has the queues.
+# The newest tasks of each group are read, up to a limit: so an incident hides no other failures. Rows that other
+# programs have written may have no fingerprint.
+COUNT_FAILED = f"""{FIND_GROUPS}
 SELECT part.queue, sum(part.count)::bigint, bool_or(part.is_cut)
 FROM (SELECT fingerprint FROM found UNION ALL SELECT NULL) AS wanted
 CROSS JOIN LATERAL (
     SELECT newest.queue, count(*) AS count, sum(count(*)) OVER () >= %s AS is_cut
-    FROM ((SELECT task.queue FROM {task} AS task
+    FROM ((SELECT task.queue FROM {{task}} AS task
            WHERE task.status = 'FAILED' AND task.fingerprint = wanted.fingerprint
            ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint))
           UNION ALL
-          (SELECT task.queue FROM {task} AS task
+          (SELECT task.queue FROM {{task}} AS task
            WHERE task.status = 'FAILED' AND task.fingerprint IS NULL AND wanted.fingerprint IS NULL
            ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint))) AS newest
     GROUP BY newest.queue) AS part
@@ -113,7 +101,9 @@ def ready_counts(
 
     Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """
-    return _count_ready(using, ready_queues(using) if queues is None else queues, most)
+    names = ready_queues(using) if queues is None else sorted(set(queues))
+    rows = run(using, COUNT_READY, names, OLDEST, most, most)
+    return {queue: (min(count, most), oldest) for queue, count, oldest in rows}
 
 
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
@@ -122,7 +112,7 @@ def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     At most ``most`` ready tasks of each queue are counted, ``most`` failed tasks of each group of failures, and
     ``most`` tasks of each other status in all queues together, the newest.
     """
-    failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_GROUPS, *[most] * 3)}
+    failed = {queue: (count, is_cut) for queue, count, is_cut in run(using, COUNT_FAILED, MOST_FOUND, *[most] * 3)}
     ready = ready_counts(using, most=most)
     others, capped = _count_others(using, most)
     paused = paused_queues(using)
@@ -149,19 +139,8 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
     waiting = due(rows_of("Task", using)).exclude(queue__in=paused)
     if queues:
         waiting = waiting.filter(queue__in=queues)
-    return int(waiting.order_by("run_after")[:most].count()) + sum(
-        count for count, _ in _count_ready(using, wanted, most).values()
-    )
-
-
-def search_end(tasks: Any, *, most: int) -> int | None:
-    """Return the id of the task behind the first ``most`` of these tasks; None if there is none."""
-    return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
-
-
-def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tuple[int, float | None]]:
-    rows = run(using, COUNT_READY, sorted(set(queues)), OLDEST, most, most)
-    return {queue: (min(count, most), oldest) for queue, count, oldest in rows}
+    ready = ready_counts(using, wanted, most=most)
+    return int(waiting.order_by("run_after")[:most].count()) + sum(count for count, _ in ready.values())
 
 
 def _count_others(using: str, most: int) -> tuple[dict[str, dict[str, int]], set[str]]:

@@ -21,11 +21,8 @@ MOST_READ = 20_000
 #: Hours for which failures are counted by the hour.
 HOURS = 24
 
-# The groups of failed tasks, those with the latest failures first. One index probe finds each fingerprint. A group
-# is counted in the same index, the newest tasks first, up to a limit. The index has the dates, too. ready.py says why
-# the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time before hour 1. The beginning of a traceback is
-# read, too, because the message at its end may have any length.
-FAILURE_GROUPS = """
+# The groups of failed tasks: one index probe finds each fingerprint.
+FIND_GROUPS = """
 WITH RECURSIVE found AS (
     (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
      ORDER BY fingerprint LIMIT 1)
@@ -35,10 +32,15 @@ WITH RECURSIVE found AS (
         WHERE task.status = 'FAILED' AND task.fingerprint > found.fingerprint
         ORDER BY task.fingerprint LIMIT 1) AS next
     WHERE found.number < %s
-), shown AS MATERIALIZED (
+)"""
+
+# Those with the latest failures first. A group is counted in the same index, the newest tasks first, up to a limit. The
+# index has the dates, too. ready.py says why the limits are subqueries. Hour 24 is the last hour. Hour 0 is all time
+# before hour 1. The beginning of a traceback is read, too, because the message at its end may have any length.
+FAILURE_GROUPS = f"""{FIND_GROUPS}, shown AS MATERIALIZED (
     SELECT found.fingerprint, newest.id
     FROM found CROSS JOIN LATERAL (
-        SELECT task.id, task.finished_at FROM {task} AS task
+        SELECT task.id, task.finished_at FROM {{task}} AS task
         WHERE task.status = 'FAILED' AND task.fingerprint = found.fingerprint
         ORDER BY task.fingerprint DESC, task.id DESC LIMIT 1) AS newest
     ORDER BY newest.finished_at DESC LIMIT (SELECT %s::bigint)
@@ -48,24 +50,24 @@ WITH RECURSIVE found AS (
 )
 SELECT shown.fingerprint, task.task_path, COALESCE(last.exception_path, ''), COALESCE(last.trace, ''), shown.id,
        counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts
-FROM shown JOIN {task} AS task ON task.id = shown.id AND task.id = ANY (ARRAY(SELECT id FROM shown))
+FROM shown JOIN {{task}} AS task ON task.id = shown.id AND task.id = ANY (ARRAY(SELECT id FROM shown))
 CROSS JOIN LATERAL (
     SELECT sum(each.count)::bigint AS count, min(each.first_at) AS first_at, max(each.last_at) AS last_at,
            array_agg(each.hour) AS hours, array_agg(each.count) AS counts
     FROM (SELECT width_bucket(entry.finished_at, (SELECT begins FROM hour)) AS hour, count(*) AS count,
                  min(entry.finished_at) AS first_at, max(entry.finished_at) AS last_at
-          FROM (SELECT task.finished_at FROM {task} AS task
+          FROM (SELECT task.finished_at FROM {{task}} AS task
                 WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
                 ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS entry
           GROUP BY 1) AS each) AS counted
 CROSS JOIN LATERAL (
-    SELECT task.finished_at FROM {task} AS task
+    SELECT task.finished_at FROM {{task}} AS task
     WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
     ORDER BY task.fingerprint, task.id LIMIT 1) AS oldest
 LEFT JOIN LATERAL (
     SELECT attempt.exception_path,
            left(attempt.traceback, 4000) || chr(10) || right(attempt.traceback, %s) AS trace
-    FROM {attempt} AS attempt
+    FROM {{attempt}} AS attempt
     WHERE attempt.task_id = shown.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
 """
 

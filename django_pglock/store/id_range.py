@@ -10,16 +10,15 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.db import connections
-from django.db.models import BooleanField
-from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from django_pglock.store.prune import DAY, first_id_since
-from django_pglock.store.statements import filled, in_status, run
+from django_pglock.store.statements import in_status, run
 
+DAY = 86_400.0
+#: The order of ids and the order of dates may differ by this number of seconds.
+MARGIN = 60.0
 #: A range of ids of this size is not bisected further.
 PRECISION = 300
 #: Digits of a bigint.
@@ -42,18 +41,18 @@ _BISECT = """{name} AS (
 )
 """
 
-_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", sample=1, precision=PRECISION)
 # An id below the first task enqueued at a moment or later, and an id above the last task enqueued before another
 # moment. For a moment that is NULL no id is searched.
-_BETWEEN = f"""WITH RECURSIVE {_BISECT_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
-{_BISECT_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")},
-bounds AS MATERIALIZED (SELECT (SELECT max(low) FROM since) AS low, (SELECT min(high) FROM before) AS high)
-SELECT bounds.low, bounds.high"""
-# The limits of the ids within that statement: for tasks in the order of the ids, and for tasks in the order of status
-# and id. The second form compares both columns at once. Otherwise the planner, which expects few tasks between two
-# unknown ids, would read all tasks between them along the primary key, whatever their status is.
-_ABOVE_LOW = ("id > bounds.low", "(status, id) > (%s, bounds.low)")
-_BELOW_HIGH = ("id < bounds.high", "(status, id) < (%s, bounds.high)")
+_BISECT_AT = partial(_BISECT.format, is_low="next.enqueued_at < %s", sample=1, precision=PRECISION)
+ENQUEUED_BETWEEN = f"""WITH RECURSIVE {_BISECT_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
+{_BISECT_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")}
+SELECT (SELECT max(low) FROM since), (SELECT min(high) FROM before)"""
+
+# The id behind all tasks that were enqueued more than some seconds ago.
+_IS_OLDER = "next.enqueued_at < clock_timestamp() - make_interval(secs => %s)"
+FIRST_SINCE = f"""WITH RECURSIVE {
+    _BISECT.format(name="range", is_wanted="true", is_low=_IS_OLDER, sample=1, precision=1)
+} SELECT min(high) FROM range"""
 
 # An id above which the samples have found only tasks that have not succeeded. NULL if no task is above it.
 ABOVE_SUCCEEDED = (
@@ -66,30 +65,27 @@ ABOVE_SUCCEEDED = (
 )
 
 
-class IdRange(NamedTuple):
-    """Conditions on ids, and the id at which a search of these tasks stops; None if the search reads all of them."""
+def ids_between(using: str, since: datetime | None, before: datetime | None) -> dict[str, int]:
+    """Return conditions on the ids of the tasks that were enqueued since one moment and before another one.
 
-    ids: dict[str, int]
-    end: int | None
-
-
-def ids_between(tasks: Any, since: datetime | None, before: datetime | None, *, most: int, status: str = "") -> IdRange:
-    """Return the range of ids of the tasks that were enqueued since one moment and before another one.
-
-    ``tasks`` are the tasks that will be searched, in the order of an index. The search stops behind the first ``most``
-    of them. ``status``: all of them have this status, and are in the order of status and id. Sends one statement. Ids
-    are only roughly in the order of time, so compare the times as well.
+    Ids are only roughly in the order of time, so compare the times as well.
     """
-    for moment, conditions in ((since, _ABOVE_LOW), (before, _BELOW_HIGH)):
-        if moment is not None:
-            condition, values = (conditions[1], (status,)) if status else (conditions[0], ())
-            tasks = tasks.filter(RawSQL(condition, values, BooleanField()))  # noqa: S611
-    end, values = tasks.values_list("pk")[most : most + 1].query.get_compiler(tasks.db).as_sql()
-    with connections[tasks.db].cursor() as cursor:
-        cursor.execute(f"{filled(_BETWEEN)}, ({end}) FROM bounds", [since, since, before, before, *values])
-        low, high, found = cursor.fetchone()
-    ids = {"pk__gt": low if since else None, "pk__lt": high if before else None}
-    return IdRange({lookup: int(id_) for lookup, id_ in ids.items() if id_ is not None}, found)
+    [(low, high)] = run(using, ENQUEUED_BETWEEN, since, since, before, before)
+    return ({"pk__gt": int(low)} if since else {}) | ({"pk__lt": int(high)} if before else {})
+
+
+def first_id_since(using: str, seconds: float) -> int:
+    """Return an id above all tasks that were enqueued more than a number of seconds ago, and close above them.
+
+    A minute is added, because a clock may have been set.
+    """
+    [(first,)] = run(using, FIRST_SINCE, seconds - MARGIN)
+    return int(first)
+
+
+def search_end(tasks: Any, *, most: int) -> int | None:
+    """Return the id of the task behind the first ``most`` of these tasks; None if there is none."""
+    return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
 
 
 def id_in(text: str) -> int | None:

@@ -152,8 +152,6 @@ KEPT = {MINUTE: 2 * 86_400, HOUR: 90 * 86_400}
 ALL = ""
 #: The longest wait for a lock. It is short, because the settler also has outcomes to write.
 LONGEST_WAIT = "1s"
-#: The most steps of a series.
-MOST_POINTS = 10_000
 #: A worker writes a minute when it is over, or up to a minute later. So this long ago all workers have written it.
 WRITTEN_AFTER = timedelta(minutes=2)
 #: The number of minutes of which ``finished_per_minute`` returns the average.
@@ -209,12 +207,6 @@ WITH found AS MATERIALIZED (
 )
 SELECT queue, task_path, kind, count, total, COALESCE(buckets, '{{}}')
 FROM summed LEFT JOIN histogram USING (queue, task_path, kind)
-"""
-
-# The counters: attempts of all time, by queue and function.
-COUNTERS = """
-SELECT queue, task_path, kind, count, total, buckets FROM {number}
-WHERE seconds = 0 AND task_path <> '' AND kind = ANY (%s) ORDER BY task_path, queue
 """
 
 # Deletes some of the rows that are too old. Two workers may do so at once: each skips the rows that the other has
@@ -344,16 +336,13 @@ def series(
     are counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first one at or before
     ``since``. Minutes are stored for two days, hours for ninety. If ``step`` is a whole number of hours, hours are
     read. Attempts of the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number of
-    minutes, and for more than ``MOST_POINTS`` steps.
+    minutes.
     """
     seconds = int(step.total_seconds() if isinstance(step, timedelta) else step)
     if seconds < MINUTE or seconds % MINUTE:
         raise ValueError(f"step is {step!r}; give a whole number of minutes, in seconds.")
     first, end = _floor(since, seconds), until.timestamp()
-    starts = range(first, math.ceil(end), seconds)
-    if len(starts) > MOST_POINTS:
-        raise ValueError(f"There are {len(starts):,} steps; give a step with which there are {MOST_POINTS:,} at most.")
-    points = {start: Counts() for start in starts}
+    points = {start: Counts() for start in range(first, math.ceil(end), seconds)}
     period = MINUTE if seconds % HOUR else HOUR
     for started, *row in _rows_of(using, period, queue, task_path, (first, end)):
         points[int(started) // seconds * seconds].add_row(*row)
@@ -383,7 +372,8 @@ def totals(
 
 def counters(using: str) -> list[Total]:
     """Return all attempts since the tables were made, by queue and function. These numbers only grow."""
-    return _by_function(run(using, COUNTERS, [*ATTEMPT_KINDS]))
+    found = _by_function(run(using, TOTALS, EVER, _date(0), _date(1), True, None, None, [*ATTEMPT_KINDS]))
+    return sorted(found, key=lambda total: (total.task_path, total.queue))
 
 
 def finished_per_minute(using: str, queues: Collection[str]) -> dict[str, float]:

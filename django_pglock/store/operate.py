@@ -1,4 +1,4 @@
-"""What people do with tasks: retry, cancel, discard, move, delete and so on. One table, and a function that applies it.
+"""What people do with tasks: retry, cancel, discard, move, delete and so on. One table, and what applies its rows.
 
 The admin, ``locktasks`` and the methods of ``Task.objects`` are made from the table. A row says which tasks a verb
 changes, how it changes them, who may do so, and in which words.
@@ -38,9 +38,7 @@ from django_pglock.store.requests_to_worker import NOTIFY_REQUEST
 from django_pglock.store.statements import (
     EXPIRES_AT,
     LIMIT_WAITS,
-    MOST_COUNTED,
     WINDOW,
-    Progress,
     in_status,
     is_among,
     rows_of,
@@ -70,11 +68,6 @@ RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 MOST_NAMED = 10
 
 
-def gettext_noop(text: str) -> str:
-    """Mark a text for translation. Django's own function reads the settings, which may come later than this table."""
-    return text
-
-
 def _not_changed(number: int) -> str:
     return ngettext(
         "%(count)s of the selected tasks was not changed, because of its status, or because its worker is storing its "
@@ -86,24 +79,11 @@ def _not_changed(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A value that a verb needs besides the tasks."""
-
-    label: Any
-    #: The option of ``locktasks``, the name of its value, and its help.
-    option: str
-    metavar: str
-    help: Any
-    #: Raises ``ValueError`` for a wrong value. Takes the alias of the database and the value.
-    check: Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
 class Verb:
     """A change that users may apply to rows."""
 
     name: str
-    #: The permission is ``django_pglock.<permission>_<model>``.
+    #: The admin asks ``has_<permission>_permission``.
     permission: str
     #: The name of the action on a list page, and of the button on the page of one row. Empty: there is no button.
     label: Any
@@ -126,15 +106,14 @@ class Verb:
     takes_keys: bool = False
     #: Whether to begin with the newest rows.
     newest_first: bool = False
-    extra: Extra | None = None
+    #: Whether the verb needs the name of a queue.
+    takes_queue: bool = False
     #: The message about selected rows that were not changed.
     unchanged: Message = _not_changed
     #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
     question: Message = lambda number: ""
     #: Returns what else a person should know before these rows are changed; mostly an empty string.
     remark: Callable[[Any], str] = lambda rows: ""
-    #: Returns which of these rows were not changed although their status allows it, and the message about them.
-    left_out: tuple[Callable[[Any], Any], Message] | None = None
 
     @property
     def command(self) -> str:
@@ -142,9 +121,9 @@ class Verb:
         return re.sub("_(stuck|finished)", "", self.name).replace("_", "-")
 
     def check(self, using: str, value: str) -> None:
-        """Raise ``ValueError`` if the value that the verb needs is wrong."""
-        if self.extra:
-            self.extra.check(using, value)
+        """Raise ``ValueError`` if the verb needs a queue, and this value is none."""
+        if self.takes_queue:
+            check_target(using, value)
 
     def movable(self, rows: Any, value: str = "") -> Any:
         """Return the rows that the verb would change now."""
@@ -156,41 +135,23 @@ class Verb:
             self.movable(rows, value).order_by("-pk" if self.newest_first else "pk").values_list("pk", flat=True)
         )
 
-    def apply(self, rows: Any, value: str = "", progress: Progress | None = None) -> int:
-        """Change the rows of a queryset. Return how many."""
-        return operate(rows, self, value, progress=progress)
+    def apply(self, rows: Any, value: str = "") -> int:
+        """Change the rows of a queryset, in windows of some thousand. Return how many.
+
+        Outside of a transaction, each window is a transaction, so after an interruption the finished windows stay.
+        Raises ``ValueError`` for a wrong value.
+        """
+        connection_for(rows.db)  # raises a sentence for an alias that does not exist
+        self.check(rows.db, value)
+        ids = self.ids(rows, value)
+        windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+        return sum(_change_window(rows, window, self, value) for window in windows)
 
     def message(self, text: Message, number: int, *, most: int | None = None) -> str:
         """Return the text about a number of rows; ``most`` is the number at which counting stops."""
         count = str(number) if most is None or number <= most else f"{most}+"
         labels = [str(status.label) for status in sorted(self.statuses)]
         return text(number) % {"count": count, "statuses": get_text_list(labels)}
-
-    def rest(self, rows: Any) -> tuple[int, str]:
-        """Return how many of these rows were left out although their status allows the change, and why."""
-        if self.left_out is None:
-            return 0, ""
-        find, text = self.left_out
-        count = find(rows)[: MOST_COUNTED + 1].count()
-        return count, self.message(text, count, most=MOST_COUNTED) if count else ""
-
-
-def operate(tasks: Any, verb: Verb, value: str = "", *, progress: Progress | None = None) -> int:
-    """Apply a verb to tasks, in windows of some thousand. Returns how many were changed.
-
-    Outside of a transaction, each window is a transaction, so after an interruption the finished windows stay.
-    ``progress`` is called after each, with the number of tasks so far and the last id. Raises ``ValueError`` for a
-    wrong value.
-    """
-    connection_for(tasks.db)  # raises a sentence for an alias that does not exist
-    verb.check(tasks.db, value)
-    count, ids = 0, verb.ids(tasks, value)
-    for start in range(0, len(ids), WINDOW):
-        window = ids[start : start + WINDOW]
-        count += _change_window(tasks, window, verb, value)
-        if progress:
-            progress(count, window[-1])
-    return count
 
 
 def _change_window(tasks: Any, ids: list[int], verb: Verb, value: str) -> int:
@@ -311,12 +272,6 @@ def _without_duplicates(tasks: Any, value: str = "") -> Any:
     return tasks.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
 
 
-def has_taken_key(tasks: Any) -> Any:
-    """Return the failed and cancelled tasks that a retry leaves out because another task has their unique key."""
-    others = tasks.filter(status__in=sorted(RETRY.statuses), unique_key__isnull=False)
-    return others.exclude(pk__in=RETRY.movable(others).order_by().values("pk"))
-
-
 def left_cancelled(tasks: Any) -> list[int]:
     """Return tasks that stay cancelled although a retry of these tasks repairs what they were to run after.
 
@@ -420,15 +375,14 @@ RETRY = Verb(
     follow=lambda using, moved: wait_again(using, [id_ for id_, *_others in moved]),
     done=lambda n: ngettext("%(count)s task will run again.", "%(count)s tasks will run again.", n),
     question=lambda n: ngettext("%(count)s task would run again.", "%(count)s tasks would run again.", n),
-    remark=_stays_cancelled,
-    left_out=(
-        has_taken_key,
-        lambda n: ngettext(
-            "%(count)s task was left out, because another task has its unique key.",
-            "%(count)s tasks were left out, because other tasks have their unique keys.",
-            n,
-        ),
+    unchanged=lambda n: ngettext(
+        "%(count)s of the selected tasks was not changed: it is neither failed nor cancelled, or another task has its "
+        "unique key.",
+        "%(count)s of the selected tasks were not changed: they are neither failed nor cancelled, or other tasks have "
+        "their unique keys.",
+        n,
     ),
+    remark=_stays_cancelled,
 )
 DISCARD = Verb(
     name="discard",
@@ -497,7 +451,7 @@ MOVE = Verb(
     statuses=WAITING,
     chosen=lambda tasks, queue: tasks.exclude(queue=queue),
     changes=lambda queue: {"queue": queue},
-    extra=Extra(_("Queue"), "--to", "QUEUE", _("The other queue."), check_target),
+    takes_queue=True,
     done=lambda n: ngettext("%(count)s task was moved.", "%(count)s tasks were moved.", n),
     unchanged=lambda n: ngettext(
         "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
@@ -512,10 +466,10 @@ MOVE = Verb(
 )
 DELETE = Verb(
     name="delete_finished",
-    permission="delete",
+    # Not "delete": with that, Django would offer its own page, which loads all attempts, and asks no verb.
+    permission="remove",
     label=_("Delete finished tasks"),
-    # Django's own page deletes one.
-    button="",
+    button=_("Delete"),
     help=_("Delete finished tasks, whatever their age, with their attempts."),
     about="A task stays if other tasks wait for it, if its unique key is taken for a period, or if a row of the "
     "project refers to it.",

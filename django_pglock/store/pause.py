@@ -10,7 +10,6 @@ from django.db.models.functions import Now
 from django_pglock.postgres.connections import transaction_block
 from django_pglock.store.statements import rows_of
 from django_pglock.store.wake import wake
-from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.queues import check_queue_name, check_text
 
 #: The column's width.
@@ -33,14 +32,14 @@ def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
     Tasks that are already claimed run to their end. A queue that does not have tasks yet can be paused, too. Raises
     ``ValueError`` as ``check_pausable`` does, and for a reason that PostgreSQL cannot store.
     """
-    check_pausable(using, name)
+    check_pausable(name)
     check_text(reason, "The reason")
     queues = rows_of("Queue", using)
     with transaction_block(using):
         queues.get_or_create(name=name)
     values = {
         "paused_at": Now(),
-        "paused_by": by if len(by) <= LONGEST_BY else f"{by[: LONGEST_BY - 1]}…",
+        "paused_by": by[:LONGEST_BY],
         "reason": reason,
     }
     return bool(queues.filter(name=name, paused_at__isnull=True).update(**values))
@@ -51,7 +50,7 @@ def resume(using: str, name: str) -> bool:
 
     Raises ``ValueError`` as ``check_pausable`` does.
     """
-    check_pausable(using, name)
+    check_pausable(name)
     queues = rows_of("Queue", using)
     resumed = bool(paused(queues.filter(name=name)).update(paused_at=None, paused_by="", reason=""))
     if resumed:
@@ -59,21 +58,11 @@ def resume(using: str, name: str) -> bool:
     return resumed
 
 
-def check_pausable(using: str, name: str) -> None:
-    """Raise ``ValueError`` for an invalid name, and for a name that ends in ``*`` unless a queue has it."""
+def check_pausable(name: str) -> None:
+    """Raise ``ValueError`` for an invalid name, and for a name that ends in ``*``."""
     check_queue_name(name)
-    if name.endswith("*") and not _has_queue(using, name):
+    if name.endswith("*"):
         raise ValueError(
-            f"There is no queue {name!r}. Only runlockworker reads PREFIX* as all names with a prefix. "
+            f"{name!r} is no queue. Only runlockworker reads PREFIX* as all names with a prefix. "
             "Pause or resume each queue by its name."
         )
-
-
-def _has_queue(using: str, name: str) -> bool:
-    is_named = any(name in backend.queues for backend in task_backends.all())
-    # No index has all tasks by queue. But a queue with such a name is rare, so this query is rare, too.
-    return (
-        is_named
-        or rows_of("Queue", using).filter(name=name).exists()
-        or rows_of("Task", using).filter(queue=name).exists()
-    )

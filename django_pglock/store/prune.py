@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import IntegrityError
@@ -31,15 +31,12 @@ from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.store.id_range import DAY, first_id_since
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.statements import MOST_COUNTED, WINDOW, Progress, in_status, rows_of, run, run_together
+from django_pglock.store.statements import MOST_COUNTED, WINDOW, in_status, rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
-
-DAY = 86_400.0
-#: The order of ids and the order of dates may differ by this number of seconds.
-MARGIN = 60.0
 
 # The last id of the next window, and whether all tasks in it were enqueued less than a number of seconds ago. If so, no
 # task behind the window can be older, because tasks get their ids in the order in which they are enqueued.
@@ -47,13 +44,6 @@ NEXT_WINDOW = """
 SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
 FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
 """
-
-# The first task behind an id, and whether it was enqueued within the last number of seconds.
-NEXT_AT = """
-SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {task} WHERE id >= %s ORDER BY id LIMIT 1
-"""
-# With LIMIT instead of ``max``, as ``statements.py`` says.
-LAST_ID = "SELECT (SELECT id FROM {task} ORDER BY id DESC LIMIT 1)"
 
 # Keeps the ids of the locked tasks in a setting, for the next statement of the transaction.
 KEEP_IDS = """
@@ -87,40 +77,29 @@ def prune(
     statuses: Collection[str] = (),
     batch: int = WINDOW,
     dry_run: bool = False,
-    progress: Progress | None = None,
 ) -> int:
-    """Delete the tasks that are finished and old enough. ``TaskQuerySet.prune`` describes the arguments."""
+    """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
+
+    - ``older_than``: days since they finished; None: the value of ``PRUNE_AFTER`` for each status.
+    - ``statuses``: only these statuses; none: those that ``PRUNE_AFTER`` does not keep forever.
+    - ``batch``: the number of rows that one statement reads.
+    - ``dry_run``: delete nothing, only count, up to 10,001.
+
+    A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a transaction.
+    Inside of one, all batches are one batch. Raises ``ValueError``.
+    """
     ages = ages_of(older_than, statuses)
-    if batch < 1:
-        raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
     old = expired(tasks.filter(status__in=statuses or FINISHED))
     if dry_run:
         return _count(tasks, old, ages)
-    count = 0
+    count = last = 0
     while deleted := _delete_unless_refused(old, batch):
         count += deleted
-    after = 0
-    while last := window_end(tasks.db, after, ages, batch=batch):
-        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
-        after = last
-        if progress:
-            progress(count, after)
-    return count
-
-
-def first_id_since(using: str, seconds: float) -> int:
-    """Return an id above all tasks that were enqueued more than a number of seconds ago, and close above them.
-
-    Tasks get their ids in the order in which they are enqueued. A minute is added, because a clock may have been set.
-    """
-    [(last,)] = run(using, LAST_ID)
-    first, end = 0, (last or 0) + 1
-    while first < end:
-        middle = (first + end) // 2
-        found = run(using, NEXT_AT, seconds - MARGIN, middle)
-        is_old = bool(found) and not found[0][1]
-        first, end = (found[0][0] + 1, end) if is_old else (first, middle)
-    return first
+    while True:
+        deleted, last = _prune_outdated(tasks, last, ages, batch)
+        if not last:
+            return count
+        count += deleted
 
 
 def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:
@@ -141,27 +120,28 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """
     tasks = rows_of("Task", using)
     count = _delete_unless_refused(expired(tasks), batch)
-    last = window_end(using, after, ages, batch=batch)
-    if last:
-        count += _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
-    return count, last
+    deleted, last = _prune_outdated(tasks, after, ages, batch)
+    return count + deleted, last
 
 
 def warn_of_references(using: str, known: set[str]) -> None:
     """Log the tables whose rows refuse the deletion of tasks, except for ``known`` tables. Add them to ``known``."""
-    for table in sorted({key.table for key in refusing_keys(using)} - known):
+    for table in sorted({table for table, _column in run(using, REFUSING_KEYS)} - known):
         logger.warning(
             "Old tasks to which rows of %s refer are not pruned. Give its foreign key ON DELETE in the database.", table
         )
         known.add(table)
 
 
-def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
-    """Return the last id of the window behind ``after``; 0 if no task behind ``after`` can be old enough."""
-    if not ages:
-        return 0
-    [(last, is_young)] = run(using, NEXT_WINDOW, min(ages.values()) * DAY, after, batch)
-    return 0 if is_young else last or 0
+def _prune_outdated(tasks: Any, after: int, ages: Mapping[str, float], batch: int) -> tuple[int, int]:
+    """Delete the outdated tasks of the window behind ``after``. Return how many, and the last id of the window.
+
+    The last id is 0 if no task behind ``after`` can be old enough.
+    """
+    [(last, is_young)] = run(tasks.db, NEXT_WINDOW, min(ages.values()) * DAY, after, batch) if ages else [(0, True)]
+    if is_young or not last:
+        return 0, 0
+    return _delete_unless_refused(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch), last
 
 
 def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
@@ -242,7 +222,8 @@ def delete_free(tasks: Any, limit: int | None = None) -> int:
     return int(count)
 
 
-# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns.
+# The foreign keys from the project's tables to tasks that refuse a deletion, if this role may read their columns: the
+# table and the column, with quoted names.
 # Foreign keys of Django models have no ON DELETE in the database, whatever ``on_delete`` is. The database's own check
 # at the end of the transaction needs no rights.
 REFUSING_KEYS = """
@@ -254,24 +235,12 @@ ORDER BY 1, 2
 """
 
 
-class ForeignKey(NamedTuple):
-    """A column that refers to tasks, with quoted names."""
-
-    table: str
-    column: str
-
-
-def refusing_keys(using: str) -> list[ForeignKey]:
-    """Return the foreign keys of the project that refuse the deletion of a task."""
-    return [ForeignKey(*row) for row in run(using, REFUSING_KEYS)]
-
-
 def unreferenced(tasks: Any) -> Any:
     """Return the tasks to which no row of the project refers by such a foreign key. Reads the catalog."""
-    for key in refusing_keys(tasks.db):
-        column = f"referring.{key.column}"
+    for table, name in run(tasks.db, REFUSING_KEYS):
+        column = f"referring.{name}"
         # A subquery instead of NOT EXISTS, which is a join, as ``statements.py`` says.
-        names = f"SELECT {column} FROM {key.table} AS referring WHERE {column}".replace("%", "%%%%")
+        names = f"SELECT {column} FROM {table} AS referring WHERE {column}".replace("%", "%%%%")
         template = f"({names} = %(expressions)s LIMIT 1) IS NULL"
         tasks = tasks.filter(Func(F("pk"), template=template, output_field=BooleanField()))
     return tasks

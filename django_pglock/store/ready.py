@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import connections
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Now
 
@@ -15,7 +14,7 @@ from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import alive, is_recent
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.pause import paused_queues
-from django_pglock.store.statements import filled, prepared, rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.states import TaskStatus
@@ -65,10 +64,7 @@ def ready(tasks: Any) -> Any:
 
 def ready_queues(using: str) -> list[str]:
     """Return the names of the queues that have ready tasks."""
-    with connections[using].cursor() as cursor:
-        statement = filled(READY_QUEUES)
-        cursor.execute(prepared(cursor, statement) or statement)
-        return [queue for (queue,) in cursor.fetchall()]
+    return [queue for (queue,) in run(using, READY_QUEUES, prepared=True)]
 
 
 def ready_paths(using: str) -> list[tuple[str, str]]:

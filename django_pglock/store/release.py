@@ -12,7 +12,7 @@ from django.db import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
-from django_pglock.store.statements import array_of_numbers, run, run_by_plan, run_together
+from django_pglock.store.statements import array_of_numbers, run, run_together
 from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
@@ -188,7 +188,7 @@ def _release_ended(using: str, awaited: Collection[int]) -> None:
 
 def _awaited(using: str, ids: set[int]) -> set[int]:
     most = 2 * len(ids)
-    found = run_by_plan(using, AWAITED_BETWEEN, min(ids), max(ids), most)
+    found = run(using, AWAITED_BETWEEN, min(ids), max(ids), most, prepared=True)
     if len(found) == most:
         found = run(using, AWAITED, array_of_numbers(ids))
     return ids & {id_ for (id_,) in found}

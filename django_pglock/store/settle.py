@@ -23,10 +23,10 @@ from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import begin_if_direct, literals, send
 from django_pglock.store.admit import admit
-from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
-from django_pglock.store.statements import array_of_numbers, filled, run, run_by_index, run_by_plan
+from django_pglock.store.statements import array_of_numbers, filled, run, run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
@@ -72,15 +72,14 @@ SELECT CASE WHEN count(*) < %s THEN coalesce(array_agg(id), '{{{{}}}}') END FROM
 # fingerprint.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
-    SELECT * FROM unnest(
+    SELECT *, status NOT IN ('SCHEDULED', 'READY') AS is_final FROM unnest(
         %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::int[], %s::text[], %s::text[],
         %s::text[], %s::bigint[], %s::text[])
         AS outcome (id, attempt, status, delay, retried, rescued, snoozes, record, exception_path, traceback,
                     fingerprint, log)
 ), settled AS (
     UPDATE {task} AS task
-    SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
-                      THEN 'CANCELLED'
+    SET status = CASE WHEN NOT outcome.is_final AND task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                       WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried, rescues = LEAST(task.rescues, 32766) + outcome.rescued,
@@ -88,16 +87,13 @@ WITH outcome AS MATERIALIZED (
                     ELSE task.meta END,
         fingerprint = outcome.fingerprint, log = outcome.log,
         uncounted = LEAST(task.uncounted, task.attempts - 1)
-            + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
+            + CASE WHEN outcome.record IS NULL AND NOT outcome.is_final THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
-        finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
-                           THEN clock_timestamp() END,
+        finished_at = CASE WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END,
         expires_at = CASE WHEN outcome.status = 'FAILED' AND task.meta ? 'keeps_failures' THEN NULL
-                          WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
-                          THEN {expires_at} END,
-        worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
-                      THEN task.worker END,
+                          WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
+        worker = CASE WHEN outcome.is_final OR task.cancel_requested_at IS NOT NULL THEN task.worker END,
         started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
                                AND task.started_at = task.last_attempted_at
                           THEN NULL ELSE task.started_at END
@@ -166,15 +162,14 @@ def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) 
     effect. Raises ``OperationalError`` if a row stays locked for longer than a moment. Successes and other outcomes are
     two statements. If all or none must be written, pass only one kind.
     """
-    outcomes = sorted(outcomes, key=_by_id)
-    # Functions written in C read the outcomes, because there may be thousands.
-    are_alike = {*map(type, map(itemgetter(1), outcomes))} == {Succeeded}
-    successes = outcomes if are_alike else [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
-    others = [_columns(*pair) for pair in ([] if are_alike else outcomes) if not isinstance(pair[1], Succeeded)]
+    successes = [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
     accepted: dict[int, float | None] = {}
     if successes:
-        accepted.update(run_by_plan(using, SETTLE_SUCCESSES, *_success_columns(successes)))
-    if others:
+        claims, ended = zip(*successes, strict=True)
+        columns = _success_columns(claims, map(attrgetter("result"), ended))
+        accepted.update(run(using, SETTLE_SUCCESSES, *columns, prepared=True))
+    if others := [_columns(*pair) for pair in outcomes if not isinstance(pair[1], Succeeded)]:
+        others.sort(key=itemgetter(0, 1))
         accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
     return accepted
 
@@ -184,10 +179,8 @@ def settle_unobserved(using: str, claims: Sequence[Claim], results: Sequence[str
 
     ``results`` are JSON texts. Returns None if all were accepted, otherwise the accepted ids.
     """
-    # Sorted by id, as everywhere: see ``_by_id``.
-    ids, attempts, texts = zip(*sorted(zip(map(ID, claims), map(ATTEMPT, claims), results, strict=True)), strict=True)
-    columns = (array_of_numbers(ids), array_of_numbers(attempts), _results(texts))
-    [(accepted,)] = run_by_plan(using, SETTLE_UNOBSERVED, *columns, len(ids))
+    columns = _success_columns(claims, results)
+    [(accepted,)] = run(using, SETTLE_UNOBSERVED, *columns, len(claims), prepared=True)
     return cast("list[int] | None", accepted)
 
 
@@ -267,61 +260,37 @@ def takes_success(using: str, claim: Claim) -> bool:
     return True
 
 
-def _by_id(pair: tuple[Claim, Outcome]) -> tuple[int, int]:
-    # Each statement that writes several rows locks them in this order, or skips locked rows. So two statements cannot
-    # deadlock. Of two attempts of one task, only the later one can be settled, and ``width_bucket`` finds the last of
-    # equal ids.
-    return pair[0].id, pair[0].attempt
-
-
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome other than success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, rescued, snoozes, record = outcome.status.value, 0.0, 0, 0, 0, None
-    match outcome:
-        case Retried():
-            record, retried, delay = "FAILED", 1, float(outcome.delay)
-        case Snoozed():
-            delay, snoozes = float(outcome.delay), outcome.snoozes
-        case Abandoned():
-            delay = float(outcome.delay)
-        case Interrupted():
-            record, delay, rescued = "LOST", float(outcome.delay), outcome.rescued
-        case Failed() | Cancelled():
-            record = "FAILED"
+    status, delay = outcome.status.value, float(getattr(outcome, "delay", 0.0))
     if status == TaskStatus.SCHEDULED and delay <= 0:
         # A task that is due at once does not have to be promoted.
         status = TaskStatus.READY.value
-    failure = getattr(outcome, "failure", None)
-    path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
+    rescued, snoozes = getattr(outcome, "rescued", 0), getattr(outcome, "snoozes", 0)
+    attempt: tuple[str | None, ...] = (None, None, None)
+    if failure := getattr(outcome, "failure", None):
+        record = "LOST" if isinstance(outcome, Interrupted) else "FAILED"
+        attempt = (record, failure.exception_path, failure.traceback)
     fingerprint = None
     if isinstance(outcome, Failed):
         fingerprint = fingerprint_of(claim.task_path, outcome.failure.exception_path, outcome.failure.place)
-    return (
-        claim.id,
-        claim.attempt,
-        status,
-        delay,
-        retried,
-        rescued,
-        snoozes,
-        record,
-        path,
-        traceback,
-        fingerprint,
-        claim.log or None,
-    )
+    move = (claim.id, claim.attempt, status, delay, int(isinstance(outcome, Retried)), rescued, snoozes)
+    return (*move, *attempt, fingerprint, claim.log or None)
 
 
-def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, str | None]:
-    """Return ids and attempts of successes as the text of arrays, which is faster than lists, and the results."""
-    claims, outcomes = zip(*pairs, strict=True)
-    texts = list(map(attrgetter("result"), outcomes))
-    return array_of_numbers(map(ID, claims)), array_of_numbers(map(ATTEMPT, claims)), _results(texts)
+def _success_columns(claims: Sequence[Claim], results: Iterable[str]) -> tuple[str, str, str | None]:
+    """Return ids and attempts of successes as the text of arrays, which is faster than lists, and their results.
 
-
-def _results(texts: Sequence[str]) -> str | None:
-    """Return the results as one JSON array; None if no task has a result, as in most batches."""
-    return f"[{','.join(texts)}]" if texts.count("null") < len(texts) else None
+    The results are one JSON array; None if no task has a result, as in most batches. All are sorted by id and attempt.
+    Each statement that writes several rows locks them in this order, or skips locked rows. So two statements cannot
+    deadlock. Of two attempts of one task, only the later one can be settled, and ``width_bucket`` finds the last of
+    equal ids.
+    """
+    # By functions written in C, because there may be thousands.
+    rows = sorted(zip(map(ID, claims), map(ATTEMPT, claims), results, strict=True))
+    ids, attempts, texts = zip(*rows, strict=True)
+    has_results = texts.count("null") < len(texts)
+    return array_of_numbers(ids), array_of_numbers(attempts), f"[{','.join(texts)}]" if has_results else None
 
 
 # Gives back claims whose answer was lost: by the table a worker has them, but the worker does not know of them.

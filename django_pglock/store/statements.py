@@ -94,14 +94,9 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 WINDOW = 5000
 #: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
 MOST_COUNTED = 10_000
-#: Called after each window of rows with the number of rows changed so far and the last id examined.
-Progress = Callable[[int, int], None]
 
-#: The models besides Task whose tables the statements name.
-_OTHERS = (
-    *("attempt", "number", "queue", "rate_limit"),
-    *("schedule", "waiter", "worker"),
-)
+#: The tables that the statements name.
+_TABLES = ("task", "attempt", "number", "queue", "rate_limit", "schedule", "waiter", "worker")
 _QUOTED = '"%s"'
 
 
@@ -110,10 +105,16 @@ def rows_of(model: str, using: str) -> Any:
     return model_of(model).objects.using(using)
 
 
-def run(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Execute one statement on this thread's connection. Return its rows."""
+def run(using: str, statement: str, *values: Any, prepared: bool = False) -> list[tuple[Any, ...]]:
+    """Execute one statement on this thread's connection. Return its rows.
+
+    ``prepared``: by its kept plan if this session keeps plans. Then the values are texts, ints and None.
+    """
     with connections[using].cursor() as cursor:
-        cursor.execute(filled(statement), values or None)
+        if prepared and (text := execute_of(cursor, _preparable(statement), *values)):
+            cursor.execute(text)
+        else:
+            cursor.execute(filled(statement), values or None)
         return cursor.fetchall() if cursor.description else []
 
 
@@ -165,7 +166,7 @@ def bound_for(session: Any, statement: str, values: Sequence[Any]) -> str:
 @lru_cache(maxsize=256)
 def filled(statement: str) -> str:
     """Return a statement with the names of its tables. PostgreSQL quotes them the same on each connection."""
-    tables = {name: _QUOTED % _table_of(name.replace("_", "")) for name in ("task", *_OTHERS)}
+    tables = {name: _QUOTED % model_of(name.replace("_", ""))._meta.db_table for name in _TABLES}
     return statement.format(
         **tables,
         claim_columns=claim_columns(_QUOTED.__mod__, "task."),
@@ -174,10 +175,6 @@ def filled(statement: str) -> str:
         by_index=BY_INDEX,
         in_order_of_keys=IN_ORDER_OF_KEYS,
     )
-
-
-def _table_of(model: str) -> str:
-    return str(model_of(model)._meta.db_table)
 
 
 def in_status(tasks: Any, status: str) -> Any:
@@ -239,21 +236,10 @@ def keeps_plans(using: str) -> bool:
     return connections[using].connection in _prepared
 
 
-def run_by_plan(using: str, statement: str, *values: str | int | None) -> list[tuple[Any, ...]]:
-    """Execute one statement as ``run`` does, but by its kept plan if this session keeps plans. Return its rows."""
-    with connections[using].cursor() as cursor:
-        if text := prepared(cursor, _preparable(statement), *values):
-            cursor.execute(text)
-        else:
-            cursor.execute(filled(statement), values)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
-
-
 def bound_by_plan(using: str, statement: str, *values: str | int | None) -> str:
     """Return a statement with its values, for a message: the EXECUTE of its kept plan if this session keeps plans."""
     with connections[using].cursor() as cursor:
-        return prepared(cursor, _preparable(statement), *values) or bound(using, statement, values)
+        return execute_of(cursor, _preparable(statement), *values) or bound(using, statement, values)
 
 
 @lru_cache(maxsize=64)
@@ -263,7 +249,7 @@ def _preparable(statement: str) -> str:
     return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", filled(statement))
 
 
-def prepared(cursor: Any, statement: str, *values: str | int | None) -> str | None:
+def execute_of(cursor: Any, statement: str, *values: str | int | None) -> str | None:
     """Return the EXECUTE of a prepared statement, and prepare it first if needed. None: this session keeps no plans.
 
     The statement has ``$1`` and so on in the place of the values. Everything that differs between calls, such as the

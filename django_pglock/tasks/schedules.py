@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -66,12 +66,6 @@ class Timing(NamedTuple):
     def interval(self) -> float:
         """Seconds between two ticks; of a cron expression, the shortest time between some of its next ticks."""
         return self.step.total_seconds() if self.is_every else _cron_interval(self.expression, self.zone)
-
-    def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
-        """Return how many ticks are between two ticks, without these two; ``most`` if there are more."""
-        if self.is_every:
-            return max(0, min(most, math.ceil((later - tick) / self.step) - 1))
-        return sum(1 for _ in takewhile(later.__gt__, islice(cron_ticks(self.expression, self.zone, tick), most)))
 
 
 @lru_cache(maxsize=1024)

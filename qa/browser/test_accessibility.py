@@ -33,6 +33,8 @@ CHECK = """
     ).then(found => found.violations.flatMap(rule => rule.nodes.map(node => `${rule.id}: ${node.html.slice(0, 200)}`)))
 """
 #: Other pages of Django, also those of errors, do not load our styles.
+#: The button of a group of failures, which leads to the question.
+RETRY = ".pglock-inline button"
 IS_OURS = "document.querySelector('link[href*=\"django_pglock/admin.css\"]') !== null"
 TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 PLANTED = "<button></button><hr width=3000>"
@@ -49,12 +51,11 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
     Task.objects.create(queue=LONG, backend="default", task_path=LONG, status="READY", kwargs={"numbers": [*range(99)]})
     Queue.objects.pause(LONG, by="anna", reason="The printer is out of paper.")
     Schedule.objects.create(name=LONG, task_path=LONG, expression="* * * * *", timezone="UTC", next_at=Now())
-    (group,) = Task.objects.failures()
     pages = [
         *("overview/", "task/", "task/?queue=mail", f"task/{failed}/change/", f"task/{failed + 1}/change/"),
-        *(f"task/{failed}/attempts/", f"task/{failed}/attempts/1/"),
-        *("task/enqueue/?function=example_project.shop.tasks.spend", f"failuregroup/{group.fingerprint}/do/retry/"),
-        *("failuregroup/", "queue/", f"queue/{LONG.replace('_', '_5F')}/change/", "queue/add/"),
+        f"task/{failed}/attempts/1/",
+        *("task/enqueue/?function=example_project.shop.tasks.spend", "failuregroup/", RETRY),
+        *("queue/", f"queue/{LONG.replace('_', '_5F')}/change/"),
         *("worker/", "schedule/", "lease/", "advisorylock/"),
     ]
     with Lease("report", ttl=3600):
@@ -62,7 +63,10 @@ def test_our_pages_pass_axe_and_fit_the_screen(shop, browser):
         for width, dark, visited in ((1280, False, pages[:6]), (400, True, pages)):
             browser.show(width=width, height=800, dark=dark)
             for page in visited:
-                browser.open(f"{shop}/admin/django_pglock/{page}")
+                if page == RETRY:
+                    browser.click(RETRY)
+                else:
+                    browser.open(f"{shop}/admin/django_pglock/{page}")
                 assert browser.evaluate(IS_OURS), page
                 browser.evaluate(f"{axe};0")
                 assert (page, width, violations(browser)) == (page, width, [])

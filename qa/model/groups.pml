@@ -127,7 +127,7 @@ inline look(me) {
     does[me] = LOOKED
 }
 
-/* store/claim.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE OF task SKIP LOCKED` */
+/* store/claim.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE SKIP LOCKED` */
 inline take_along(me) {
     does[me] == LOOKED;
     is_busy = !has_claim(me, first[me]) && !FIRST_UNCHECKED;

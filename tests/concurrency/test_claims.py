@@ -17,15 +17,13 @@ FREE = [Parcel.Status.NEW, Parcel.Status.RETURNED]
 
 
 def test_eight_threads_move_every_row_exactly_once(in_threads):
-    """The same for a transition from two statuses."""
     sender = Sender.objects.create()
     Parcel.objects.bulk_create(Parcel(sender=sender, weight=n, status=FREE[n % 2]) for n in range(200))
 
     def move_all(number):
         moved = []
-        while rows := Parcel.objects.order_by("id").transition(
-            from_=FREE, to="taken", limit=7, attempts=F("attempts") + 1
-        ):
+        free = Parcel.objects.filter(status__in=FREE).order_by("id")
+        while rows := free.claim_update(7, status="taken", attempts=F("attempts") + 1):
             moved += [(row.pk, row.attempts) for row in rows]
         return moved
 

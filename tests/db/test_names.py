@@ -132,11 +132,11 @@ def test_invalid_names_of_queues_are_refused(name):
     assert not Queue.objects.exists()
 
 
-def test_the_reason_of_a_pause_has_no_limit_and_a_shortened_name_is_marked():
+def test_the_reason_of_a_pause_has_no_limit_and_a_long_name_is_shortened():
     assert Queue.objects.pause("mail", by="b" * 300, reason=LONG)
     row = Queue.objects.get()
     assert row.reason == LONG
-    assert row.paused_by == f"{'b' * 254}…"
+    assert row.paused_by == "b" * 255
     for text in (NUL, SURROGATE):
         with pytest.raises(ValueError, match="The reason"):
             Queue.objects.pause("night", reason=text)

@@ -1,4 +1,4 @@
-"""The reason why a task waits, as ``locktasks show`` prints it. For the admin: tests/db/admin/test_task_page.py."""
+"""The reason why a task waits, as ``locktasks show`` prints it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task
 from tests.db.management.commands.test_locktasks import locktasks
-from tests.db.store.test_transition import Replica
+from tests.db.store.test_marking import Replica
 from tests.db.store.test_why_unfinished import ECHO, enter
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -45,6 +45,12 @@ def test_show_says_for_what_a_blocked_task_waits():
     child = tasks.nothing.using(after=[first, second]).enqueue()
     assert why(second).endswith(f"which is held by #{first.id}.")
     assert why(child) == f"This task waits for #{first.id}, #{second.id} to finish."
+    Task.objects.filter(pk=first.id).update(status="SCHEDULED", run_after=Now(), started_at=Now())
+    assert why(second).endswith(f"which is held by #{first.id}."), "it will be tried again"
+    Task.objects.filter(pk=first.id).update(started_at=None)
+    assert "which is held by no task at the moment" in why(second), "it has never begun"
+    Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
+    assert "which is held by no task at the moment" in why(second)
 
 
 def test_show_says_that_a_task_waits_for_a_token_of_its_rate():

@@ -16,12 +16,12 @@ BATCH = 10
 CALL = Call("[]", "{}", lock="backlog")
 INSERT = """
 INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
-                                run_after, worker, last_attempted_at, attempts, finished_at)
+                                run_after, worker, last_attempted_at, attempts, finished_at, group_key)
 SELECT 'default', 'tests.sample.tasks.nothing', 'default', %(status)s, %(lock)s, %(fair)s,
        'key ' || n, CASE WHEN %(status)s = 'SUCCESSFUL' THEN 'UNFINISHED' END,
        now() + %(seconds)s * n * interval '1 s',
        %(worker)s, CASE WHEN %(worker)s::uuid IS NOT NULL THEN now() END, 1,
-       CASE WHEN %(status)s IN ('SUCCESSFUL', 'FAILED') THEN now() END
+       CASE WHEN %(status)s IN ('SUCCESSFUL', 'FAILED') THEN now() END, 'group'
 FROM generate_series(1, %(count)s) AS n
 """
 

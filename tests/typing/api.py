@@ -210,9 +210,7 @@ def claim_rows(users: ClaimQuerySet[User]) -> None:
     with users.claim(10) as rows:
         assert_type(rows[0], User)
     assert_type(users.claim_update(10, is_staff=True), list[User])
-    assert_type(
-        users.transition(from_=["new"], to="taken", limit=3, field="last_name", attempts=F("attempts") + 1), list[User]
-    )
+    assert_type(users.claim_update(None, last_name="taken", attempts=F("attempts") + 1), list[User])
 
 
 def a_name_that_is_not_there() -> None:

@@ -91,7 +91,7 @@ WITHOUT_PLAN = {
         *("BEAT", "SCHEDULES", "TAKE_TICKS", "LIVING_VERSIONS", "WITNESS"),
     ),
     "it is a part of other statements, or follows one whose plan is read": (
-        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "UNAWAITED"),
+        *("CLOCK", "FIND_GROUPS", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "UNAWAITED"),
     ),
 }
 

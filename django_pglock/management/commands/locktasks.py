@@ -112,9 +112,8 @@ class Command(TerminalCommand):
         for verb in VERBS.values():
             added = self._add(verb.command, partial(self._change, verb), str(verb.help))
             add_choice(added)
-            if (extra := verb.extra) is not None:
-                text = str(extra.help)
-                added.add_argument(extra.option, dest="value", metavar=extra.metavar, required=True, help=text)
+            if verb.takes_queue:
+                added.add_argument("--to", dest="value", metavar="QUEUE", required=True, help=_("The other queue."))
 
     def _add_others(self) -> None:
         text = _("Retry whole groups of failures, all at once or at a rate.")
@@ -250,15 +249,12 @@ class Command(TerminalCommand):
         if not self._is_confirmed(verb, tasks, options, value):
             return
         count, ids = verb.apply(tasks, value), set(options.get("ids", []))
-        left_out, why = verb.rest(tasks)
         if ids and not count:
             raise CommandError(
-                why or _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
+                _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
             )
         self.stdout.write(verb.message(verb.done, count))
-        if why:
-            self.stdout.write(why)
-        if (left := len(ids) - count - left_out) > 0:
+        if (left := len(ids) - count) > 0:
             text = ngettext(
                 "%d task was not changed: it does not exist, or is in another state.",
                 "%d tasks were not changed: they do not exist, or are in another state.",

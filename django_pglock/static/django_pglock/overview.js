@@ -57,7 +57,7 @@ document.addEventListener("DOMContentLoaded", () => {
       // Another address is that of the form to log in.
       request.onload = () =>
         request.status === 200 && request.responseURL === new URL(url, location).href
-          ? resolve(request.response.body.childNodes)
+          ? resolve(request.response.getElementById("pglock-overview").childNodes)
           : reject(request.status);
       request.send();
     });
@@ -65,7 +65,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const load = async () => {
     if (!isInUse()) {
       try {
-        const nodes = await ask(overview.dataset.url);
+        const nodes = await ask(location.pathname + location.search);
         if (isPaused || document.hidden) return;
         replace(nodes);
         isLost = false;

@@ -12,8 +12,8 @@ What PostgreSQL does about it
 
 How it is built
     ``TaskState`` in ``models.py`` is a project's own table, of which the library knows nothing. Its queryset derives
-    from ``ClaimQuerySet`` and needs one verb of it, ``transition()``. The mutex, the lock with a timeout and the state
-    machine are one thing here: the program that moves a row to IN_PROGRESS holds it.
+    from ``ClaimQuerySet`` and needs one verb of it, ``claim_update()``. The mutex, the lock with a timeout and the
+    state machine are one thing here: the program that moves a row to IN_PROGRESS holds it.
 
     - ``acquire()`` takes one row for an owner, ``release()`` gives it back.
     - A timeout says until when a row stays in its status. ``move_stale()`` then moves it on: from IN_PROGRESS to
@@ -33,7 +33,7 @@ Where the article is wrong
     - Its capture selects with LIMIT in a subquery that locks nothing. Two clients at once read the same rows. The
       second one waits for the first, then PostgreSQL compares the row with ``id IN (...)`` alone, and gives it to
       both. ``FOR UPDATE SKIP LOCKED`` in the subquery compares the status of the row as it is now, and
-      ``MATERIALIZED`` runs the subquery once. This is what ``transition()`` sends.
+      ``MATERIALIZED`` runs the subquery once. This is what ``claim_update()`` sends.
     - It sets a status without asking for the one before, so a late answer overwrites a newer one.
     - It needs a process that moves stale rows on. Here each client does so before it captures; this costs two searches
       in an index.

@@ -42,12 +42,12 @@ class TaskStates(ClaimQuerySet["TaskState"]):
         """
         self.move_stale()
         return (
-            self.exclude(retries_left=0)
+            self.filter(status__in=FREE)
+            .exclude(retries_left=0)
             .order_by("id")
-            .transition(
-                from_=FREE,
-                to=Status.IN_PROGRESS,
-                limit=limit,
+            .claim_update(
+                limit,
+                status=Status.IN_PROGRESS,
                 owner=owner,
                 token=F("token") + 1,
                 retries_left=F("retries_left") - 1,
@@ -58,7 +58,8 @@ class TaskStates(ClaimQuerySet["TaskState"]):
     def move_stale(self) -> None:
         """Move the rows on whose time in their status is over. Any client may do so at any time, so no timer has to."""
         for status, following in WHEN_OVER.items():
-            self.filter(expires_at__lte=Now()).transition(from_=status, to=following, owner=None, expires_at=None)
+            stale = self.filter(status=status, expires_at__lte=Now())
+            stale.claim_update(None, status=following, owner=None, expires_at=None)
 
 
 class TaskState(models.Model):

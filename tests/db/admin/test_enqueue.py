@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import html
-import json
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import reverse
 
 from django_pglock import task
-from django_pglock.admin.enqueue import _restored
 from django_pglock.models import Task
-from django_pglock.tasks.redaction import REDACTED
-from tests.db.admin.visits import LIST, make, person, said
+from tests.db.admin.visits import LIST, make, page_of, person, said, url
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
 
-PAGE = reverse("admin:django_pglock_task_enqueue")
+PAGE = url("task", "enqueue")
 SECRET = "4111-1111"
 
 
@@ -32,7 +28,7 @@ def enqueue(client, function, **typed):
 
 
 def again(row):
-    return reverse("admin:django_pglock_task_again", args=[row.pk])
+    return url("task", "again", row.pk)
 
 
 def test_a_task_is_enqueued_with_the_arguments_that_were_typed(client):
@@ -40,11 +36,11 @@ def test_a_task_is_enqueued_with_the_arguments_that_were_typed(client):
     greeting = task(greet)
     page = html.unescape(client.get(PAGE, {"function": greeting.module_path}).content.decode())
     assert "(name: str, times: int = 1, *more, loud=False, **extras)" in page
-    assert "hidden value" not in page
+    assert "hidden arguments" not in page
     response = enqueue(client, greeting, args='["007", 3]', kwargs='{"loud": true, "a": [1]}')
     [row] = Task.objects.all()
     assert (row.args, row.kwargs) == (["007", 3], {"loud": True, "a": [1]})
-    assert response.redirect_chain[-1][0] == reverse("admin:django_pglock_task_change", args=[row.pk])
+    assert response.redirect_chain[-1][0] == url("task", "change", row.pk)
     assert said(response) == [f'Task <a href="{response.redirect_chain[-1][0]}">#{row.pk}</a> was enqueued.']
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message) == (str(row.pk), f"enqueue: {greeting.module_path} #{row.pk}")
@@ -60,16 +56,13 @@ def test_an_empty_text_is_no_argument(client):
     ("typed", "error"),
     [
         ({}, "missing a required argument"),
-        ({"kwargs": '{"name": "x"'}, "Give a JSON object"),
+        ({"kwargs": '{"name": "x"'}, "Enter a valid JSON"),
         ({"kwargs": '["x"]'}, "Give a JSON object"),
-        ({"args": "x"}, "Give a JSON list"),
+        ({"args": "x"}, "Enter a valid JSON"),
         ({"args": '{"name": "x"}'}, "Give a JSON list"),
         ({"args": '["x"]', "kwargs": '{"name": "x"}'}, "multiple values"),
-        ({"args": "[" * 100_000}, "Give a JSON list"),
-        ({"args": f"[{'9' * 5000}]"}, "Give a JSON list"),
         ({"args": "[NaN]"}, "NaN or infinity"),
         ({"args": "[1e999]"}, "NaN or infinity"),
-        ({"args": '["\\ud800"]'}, "surrogate"),
         ({"args": '["\\u0000"]'}, "NUL"),
     ],
 )
@@ -98,63 +91,41 @@ def test_each_form_needs_its_own_permission(client):
     assert client.get(again(row)).status_code == 200
     person(client, "view_task", "add_task", "retry_task")
     assert client.get(again(row)).status_code == 403
-    assert again(row) not in client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert again(row) not in page_of(client, row)
     assert 'href="enqueue/"' in client.get(LIST).content.decode()
     person(client, "add_task")
     assert client.get(PAGE).status_code == 200, "the form shows no task"
 
 
-def test_a_task_runs_again_with_other_arguments_and_hidden_ones_stay_hidden(client):
+def test_a_task_runs_again_with_other_arguments(client):
     person(client, "view_task", "change_task")
-    paying = task(redact=("card",), queue_name="default")(pay)
-    row = make("FAILED", task_path=paying.module_path, args=[7, SECRET], kwargs={"note": "first"}, priority=5,
-               meta={"redact": ["card"]})  # fmt: skip
-    page = client.get(again(row)).content.decode()
-    assert SECRET not in page
-    assert "first" in page
-    assert "A hidden value that stays where it is has the value of the earlier task." in page
-    typed = {"args": f'[8, "{REDACTED}"]', "kwargs": '{"note": "second"}'}
-    response = client.post(again(row), typed, follow=True)
+    paying = task(queue_name="default")(pay)
+    row = make("FAILED", task_path=paying.module_path, args=[7, "4111"], kwargs={"note": "first"}, priority=5)
+    page = html.unescape(client.get(again(row)).content.decode())
+    assert '[7, "4111"]' in page
+    assert '{"note": "first"}' in page
+    client.post(again(row), {"args": '[8, "4111"]', "kwargs": '{"note": "second"}'})
     made = Task.objects.exclude(pk=row.pk).get()
-    assert (made.args, made.kwargs) == ([8, SECRET], {"note": "second"}), (
-        "left as it was: the value of the earlier task"
-    )
+    assert (made.args, made.kwargs) == ([8, "4111"], {"note": "second"})
     assert (made.queue, made.priority, made.status) == (row.queue, 5, "READY")
-    assert SECRET not in response.content.decode()
     row.refresh_from_db()
     assert row.status == "FAILED", "it is another task"
-    assert SECRET not in client.post(again(row), {"args": f'["{REDACTED}"', "kwargs": ""}).content.decode()
 
 
-@pytest.mark.parametrize("args", [[REDACTED, 7], [7, {"card": REDACTED}], [7, "typed", REDACTED]])
-def test_the_text_of_a_hidden_value_is_refused_in_another_place(client, args):
-    """It would be enqueued as the value."""
+@pytest.mark.parametrize("hook", [None, lambda path, name, value: "***"])
+def test_a_form_never_begins_with_hidden_arguments(client, settings, hook):
+    """The text of a hidden value would be enqueued as the value."""
     person(client, "view_task", "change_task")
-    row = make("FAILED", task_path=task(redact=("card",))(pay).module_path, args=[7, SECRET], meta={"redact": ["card"]})
-    response = client.post(again(row), {"args": json.dumps(args)})
-    assert "A hidden value can stay only where it is." in str(response.context["form"].errors)
+    about = {"args": [7, SECRET], "kwargs": {"note": "first"}, "meta": {"redact": [] if hook else ["card"]}}
+    row = make("FAILED", task_path=task(redact=() if hook else ("card",))(pay).module_path, **about)
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": hook}
+    response = client.get(again(row))
+    assert "Type all arguments that the form does not show." in response.content.decode()
     assert SECRET not in response.content.decode()
+    assert response.context["form"].initial == ({} if hook else {"kwargs": {"note": "first"}})
+    refused = client.post(again(row), {})
+    assert "missing a required argument" in str(refused.context["form"].errors)
     assert Task.objects.get() == row
-
-
-@pytest.mark.parametrize(
-    ("typed", "seen", "stored", "restored"),
-    [
-        (["x"], ["x"], ["x"], ["x"]),
-        (
-            {"a": {"b": 1, "c": REDACTED}},
-            {"a": {"b": 0, "c": REDACTED}},
-            {"a": {"b": 0, "c": 5}},
-            {"a": {"b": 1, "c": 5}},
-        ),
-        # The setting REDACT may show any text instead of a value.
-        (["***", 2], ["***", 1], ["secret", 1], ["secret", 2]),
-        (["[", "["], REDACTED, "secret", ["[", "["]),
-        ([REDACTED], [REDACTED], [REDACTED], [REDACTED]),
-    ],
-)
-def test_a_hidden_value_is_taken_from_the_same_place_of_the_earlier_task(typed, seen, stored, restored):
-    assert _restored(typed, seen, stored) == restored
 
 
 def test_a_task_runs_again_in_its_own_backend(client, settings):

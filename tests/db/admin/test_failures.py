@@ -5,27 +5,25 @@ from __future__ import annotations
 import re
 
 import pytest
-from django.contrib.admin.models import LogEntry
-from django.test import Client
 from django.urls import reverse
 
 from django_pglock.admin import failures as page_of_failures
 from django_pglock.models import Task
 from django_pglock.store.bulk import enqueue_redrive
-from tests.db.admin.visits import person, said
+from tests.db.admin.visits import logged, person, said, url
 from tests.db.store.test_failures import fail
 
 pytestmark = pytest.mark.django_db
 
-PAGE = reverse("admin:django_pglock_failuregroup_changelist")
+PAGE = url("failuregroup")
 
 
 def button(verb, number=7):
-    return reverse("admin:django_pglock_failuregroup_verb", args=[number, verb])
+    return url("failuregroup", "verb", number, verb)
 
 
-def logged():
-    return list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
+def confirm(client, address, rate=""):
+    return client.post(address, {"confirmed": "1", "value": rate}, follow=True)
 
 
 def statuses(rows):
@@ -46,14 +44,15 @@ def test_the_page_shows_each_group_with_links_to_its_tasks(client, failed):
     [address] = re.findall(r'href="([^"]+fingerprint__exact=7)"', page)
     tasks = client.get(address.replace("&amp;", "&"))
     assert [row.pk for row in tasks.context["cl"].result_list] == [failed[1].pk, failed[0].pk]
-    assert reverse("admin:django_pglock_task_change", args=[failed[1].pk]) in page
+    assert url("task", "change", failed[1].pk) in page
 
 
-def test_the_chart_of_failures_has_a_description_for_screen_readers():
-    drawing = page_of_failures.chart_of((0, 1, 1000))
-    assert "<title>Failures in each of the last 3 hours: 0, 1, 1000</title>" in drawing
-    assert re.findall(r'height="(\d+)"', drawing) == ["1", "24"], "a single failure can be seen"
-    assert "<rect" not in page_of_failures.chart_of((0, 0))
+def test_the_chart_of_failures_has_a_description_for_screen_readers(client, failed):
+    person(client, "view_task")
+    page = client.get(PAGE).content.decode()
+    hours = [0] * 24
+    hours[23], hours[20] = 1, 1
+    assert f">Failures in each of the last 24 hours: {', '.join(map(str, hours))}</title>" in page
 
 
 def test_the_page_of_failures_says_that_there_are_none(client):
@@ -70,24 +69,24 @@ def test_a_capped_count_of_failures_is_shown_with_a_plus_sign(client, failed, mo
 def test_a_group_is_retried_at_once_after_a_confirmation(client, failed):
     person(client, "view_task", "retry_task")
     assert button("retry") in client.get(PAGE).content.decode()
-    question = client.get(button("retry")).content.decode()
+    question = client.post(button("retry")).content.decode()
     assert "2 tasks would run again." in question
     assert "bank.Refused" in question
     assert statuses(failed) == ["FAILED"] * 3, "to look at the question changes nothing"
-    assert said(client.post(button("retry"), {"rate": ""}, follow=True)) == ["2 tasks will run again."]
+    assert said(confirm(client, button("retry"))) == ["2 tasks will run again."]
     assert statuses(failed) == ["READY", "READY", "FAILED"]
     assert logged() == [f"retry: 2 of #{failed[0].pk}, #{failed[1].pk}"]
 
 
 def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
     person(client, "view_task", "retry_task")
-    [text] = said(client.post(button("retry"), {"rate": "2.5"}, follow=True))
+    [text] = said(confirm(client, button("retry"), "2.5"))
     made = Task.objects.get(status="READY")
     assert made.kwargs == {"fingerprint": 7, "rate": 2.5}
     assert f"#{made.pk}" in text
     assert statuses(failed) == ["FAILED"] * 3
     assert logged() == [f"redrive: group 7, 2.5 tasks a second, by #{made.pk}"]
-    [text] = said(client.post(button("retry"), {"rate": "9"}, follow=True))
+    [text] = said(confirm(client, button("retry"), "9"))
     assert text.startswith("The group is retried already")
     assert len(logged()) == 1
     assert Task.objects.filter(status="READY").count() == 1
@@ -100,7 +99,7 @@ def test_the_page_shows_how_far_a_redrive_has_come(client, failed):
     Task.objects.filter(pk=made).update(progress={"done": 1, "total": 2, "position": 5})
     page = client.get(PAGE).content.decode()
     assert "Retrying: 1 of 2" in page
-    assert reverse("admin:django_pglock_task_change", args=[made]) in page
+    assert url("task", "change", made) in page
 
 
 def test_a_group_is_discarded_after_a_confirmation(client, failed):
@@ -108,10 +107,10 @@ def test_a_group_is_discarded_after_a_confirmation(client, failed):
     page = client.get(PAGE).content.decode()
     assert button("discard") in page
     assert button("retry") not in page
-    question = client.get(button("discard")).content.decode()
+    question = client.post(button("discard")).content.decode()
     assert "2 failed tasks would be cancelled." in question
-    assert 'name="rate"' not in question
-    assert said(client.post(button("discard"), {"rate": "5"}, follow=True)) == ["2 failed tasks were cancelled."]
+    assert 'name="value"' not in question
+    assert said(confirm(client, button("discard"), "5")) == ["2 failed tasks were cancelled."]
     assert statuses(failed) == ["CANCELLED", "CANCELLED", "FAILED"]
     assert logged() == [f"discard: 2 of #{failed[0].pk}, #{failed[1].pk}"]
 
@@ -119,34 +118,21 @@ def test_a_group_is_discarded_after_a_confirmation(client, failed):
 @pytest.mark.parametrize("rate", ["x", "0", "-1", "nan", "1e9"])
 def test_an_invalid_rate_is_refused(client, failed, rate):
     person(client, "view_task", "retry_task")
-    assert said(client.post(button("retry"), {"rate": rate}, follow=True)) == [
-        "Enter a number of tasks a second, such as 10."
-    ]
+    assert said(confirm(client, button("retry"), rate)) == ["Enter a number of tasks a second, such as 10."]
     assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
     assert not Task.objects.filter(status="READY").exists()
 
 
-def test_verbs_need_post_csrf_and_their_permissions(client, failed):
+def test_failures_need_the_permission_to_view_tasks(client, failed):
     person(client)
     assert client.get(PAGE).status_code == 403
     person(client, "view_task")
     page = client.get(PAGE).content.decode()
-    for verb in ("retry", "discard"):
-        assert button(verb) not in page
-        assert client.post(button(verb)).status_code == 403
-    assert client.get(button("retry")).status_code == 403
-    person(client, "retry_task")
-    assert client.post(button("retry")).status_code == 403, "what one does not see"
-    user = person(client, "view_task", "retry_task")
-    assert client.put(button("retry")).status_code == 405
+    assert button("retry") not in page
+    assert button("discard") not in page
     assert client.post(PAGE).status_code == 405
-    assert client.post(button("explode")).status_code == 403
+    person(client, "view_task", "retry_task")
     assert client.post(button("retry", 2**63)).status_code == 404
-    strict = Client(enforce_csrf_checks=True)
-    strict.force_login(user)
-    assert strict.post(button("retry")).status_code == 403
-    client.logout()
-    assert "login" in client.post(button("retry"))["Location"]
     assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
 
 
@@ -158,8 +144,8 @@ def test_a_verb_on_a_group_without_failures_shows_a_message(client, failed):
 def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
     monkeypatch.setattr("django_pglock.admin.actions.WINDOW", 1)
     person(client, "view_task", "retry_task")
-    assert "in the background" in client.get(button("retry")).content.decode()
-    client.post(button("retry"))
+    assert "in the background" in client.post(button("retry")).content.decode()
+    confirm(client, button("retry"))
     [made] = Task.objects.filter(status="READY")
     assert made.args == ["retry", [failed[0].pk, failed[1].pk]]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.urls import reverse
 
 from django_pglock import lock
 from django_pglock.keys import make_key
-from tests.db.admin.visits import act, person, said
+from tests.db.admin.visits import act, person, said, url
 from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db
 
-LOCKS = reverse("admin:django_pglock_advisorylock_changelist")
+LOCKS = url("advisorylock")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -28,7 +27,7 @@ def test_locks_are_listed_by_name_and_ended_only_with_permission(client, eventua
             assert str(make_key("somebodys lock").number) in page
             found = client.get(LOCKS, {"q": "somebodys lock"})
             [row] = found.context["cl"].result_list
-            assert client.get(reverse("admin:django_pglock_advisorylock_change", args=[row.pk])).status_code == 200
+            assert client.get(url("advisorylock", "change", row.pk)).status_code == 200
             act(client, "terminate", row, url=LOCKS)
             assert not somebody.can_have("order:5"), "the session still lives"
 

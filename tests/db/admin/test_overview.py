@@ -14,40 +14,37 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 from django_pglock.admin import overview_attention
 from django_pglock.admin.failures import FailureGroup
 from django_pglock.admin.overview import VIEWED, Overview, queue_table
-from django_pglock.models import Number, Queue
+from django_pglock.models import Queue
 from django_pglock.store.numbers import count_depths
 from tests.db.admin.test_security import refuse_activity
-from tests.db.admin.visits import make, person, start_worker
+from tests.db.admin.visits import make, person, start_worker, url
 
 pytestmark = pytest.mark.django_db
 
-PAGE = reverse("admin:django_pglock_overview_changelist")
-FRAGMENT = reverse("admin:django_pglock_overview_fragment")
+PAGE = url("overview")
 
 
 def sections(response):
     return re.findall(r'<h2 id="pglock-(\w+)"', response.content.decode())
 
 
-@pytest.mark.parametrize("address", [PAGE, FRAGMENT])
-def test_the_overview_asks_for_permission(client, address):
-    assert client.get(address).status_code == 302
+def test_the_overview_asks_for_permission(client):
+    assert client.get(PAGE).status_code == 302
     person(client)
-    assert client.get(address).status_code == 403
+    assert client.get(PAGE).status_code == 403
     person(client, "view_task")
-    assert client.get(address).status_code == 200
-    assert client.post(address).status_code == 405
+    assert client.get(PAGE).status_code == 200
+    assert client.post(PAGE).status_code == 405
 
 
 @pytest.mark.parametrize("model", ["overview", "failuregroup"])
 def test_a_page_without_a_table_names_its_app(admin_client, model):
     """Themes such as django-unfold show the name of ``opts.app_config``, as our own breadcrumbs do."""
-    page = admin_client.get(reverse(f"admin:django_pglock_{model}_changelist"))
+    page = admin_client.get(url(model))
     assert page.context["opts"].app_config is apps.get_app_config("django_pglock")
     assert page.content.decode().count(">Background tasks and locks</a>") >= 2, (
         "in the navigation and in the breadcrumbs"
@@ -99,24 +96,13 @@ def test_a_quiet_system_needs_no_attention(client):
     assert "Nothing needs attention." in page
 
 
-def test_the_fragment_is_the_part_of_the_page_that_changes(client):
-    person(client, "view_task", "view_worker")
-    page, fragment = (client.get(url, {"span": "day"}).content.decode() for url in (PAGE, FRAGMENT))
-    assert fragment.strip() in page
-    assert "<html" not in fragment
-    assert f'data-url="{FRAGMENT}?span=day"' in page
-    assert 'href="?span=day">Refresh</a>' in page, "the page works without JavaScript"
-
-
 def test_the_overview_escapes_names(client):
     evil = '<script>alert(1)</script>"onmouseover="z'
     Queue.objects.pause(evil, by=evil, reason=evil)
     make(queue=evil, task_path=evil)
     start_worker(evil)
     person(client, "view_task", "view_worker", "view_queue")
-    for url in (PAGE, FRAGMENT):
-        page = refuse_activity(client.get(url))
-        assert "&lt;script&gt;" in page
+    assert "&lt;script&gt;" in refuse_activity(client.get(PAGE))
 
 
 def test_makemigrations_creates_no_migration_for_the_overview():
@@ -148,14 +134,6 @@ def test_the_page_sends_the_same_number_of_statements_however_much_there_is(clie
         Queue.objects.pause(f"q{number}")
     count_depths("default", 0.0)
     assert first <= cost() <= MOST_STATEMENTS
-
-
-def test_the_rate_of_a_queue_is_that_of_its_attempts(facts):
-    started_at = timezone.now() - timedelta(minutes=4)
-    for kind, count in {"succeeded": 7, "failed": 3, "retried": 20, "READY": 40}.items():
-        row = {"seconds": 60, "started_at": started_at, "kind": kind, "count": count, "total": 0, "buckets": []}
-        Number.objects.create(queue="mail", task_path="", **row)
-    assert facts.rates(["mail", "quiet"]) == {"mail": 2}
 
 
 def test_running_tasks_are_read_up_to_a_limit(facts, monkeypatch):
@@ -196,12 +174,14 @@ def test_a_worker_shows_what_it_runs_and_since_when(client):
     tasks = [make("RUNNING", worker=worker) for _ in range(5)]
     person(client, "view_task", "view_worker")
     table = client.get(PAGE).context["workers"]
-    [busy, idle] = table["rows"]
-    assert (busy["name"], busy["queues"], busy["more"]) == ("worker-1", "mail", 2)
-    text, url = busy["tasks"][0]
-    assert re.fullmatch(rf"nothing #{tasks[0].pk} for \d+ s", text)
-    assert client.get(url).status_code == 200
-    assert (idle["name"], idle["tasks"]) == ("idle", [])
+    [(busy, oldest, more), (idle, nothing, _)] = table["rows"]
+    assert (busy.name, more, idle.name, nothing) == ("worker-1", 2, "idle", [])
+    task, time = oldest[0]
+    assert task == tasks[0]
+    assert re.fullmatch(r"\d+ s", time)
+    page = client.get(PAGE).content.decode()
+    assert f'<a href="{url("task", "change", task.pk)}">nothing #{task.pk} for ' in page
+    assert "and 2 more" in page
 
 
 def test_long_tables_of_the_overview_are_cut_with_the_number_of_missing_rows(client, monkeypatch):

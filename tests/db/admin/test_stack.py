@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.test import Client
-from django.urls import reverse
 
 from django_pglock.admin import task_page
 from django_pglock.models import Task
 from django_pglock.store.requests_to_worker import answer_stack
-from tests.db.admin.visits import make, person
+from tests.db.admin.visits import make, person, url, with_csrf_checks
 
 pytestmark = pytest.mark.django_db
 
@@ -21,7 +19,7 @@ def short_timeout(monkeypatch):
 
 
 def address(task, page="stack"):
-    return reverse(f"admin:django_pglock_task_{page}", args=[task.pk])
+    return url("task", page, task.pk)
 
 
 def test_requesting_a_stack_needs_its_permission_and_writes_an_audit_entry(client):
@@ -43,9 +41,7 @@ def test_requesting_a_stack_needs_its_permission_and_writes_an_audit_entry(clien
     assert (entry.user, entry.object_id, entry.change_message) == (user, str(running.pk), "stack: asked for")
     assert client.put(address(running)).status_code == 405
 
-    careful = Client(enforce_csrf_checks=True)
-    careful.force_login(user)
-    assert careful.post(address(running)).status_code == 403
+    assert with_csrf_checks(user).post(address(running)).status_code == 403
 
 
 def test_the_page_says_what_the_worker_has_answered(client):
@@ -73,4 +69,4 @@ def test_only_a_running_task_has_the_button(client, status):
     assert answer.redirect_chain == [(address(row, "change"), 302)]
     assert [str(each) for each in answer.context["messages"]] == ["The task does not run any more."]
     assert not LogEntry.objects.exists()
-    assert client.get(reverse("admin:django_pglock_task_stack", args=[10**12])).status_code == 404
+    assert client.get(url("task", "stack", 10**12)).status_code == 404

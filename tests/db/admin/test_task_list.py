@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from inspect import signature
-from uuid import uuid4
 
 import pytest
 from django.contrib import admin
 from django.db import IntegrityError, connection, transaction
-from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.admin import pages, task_list
 from django_pglock.admin.task_list import Reading
 from django_pglock.admin.tasks import TaskAdmin
-from django_pglock.models import Attempt, Task
-from django_pglock.store.liveness import beat
-from tests.db.admin.visits import LIST, ids, make, person
+from django_pglock.models import Task
+from tests.db.admin.visits import LIST, add_attempt, ids, make, person, start_worker
 from tests.sample.tasks import echo
 
 pytestmark = pytest.mark.django_db
@@ -26,15 +23,13 @@ pytestmark = pytest.mark.django_db
 
 QUERIES = (
     "?status__exact=READY", "?queue=mail", "?task_path=x", "?attention=stuck", "?q=nothing", "?q=1",
-    "?q=%00", "?queue=%00", "?task_path=%00", "?status__exact=%00", "?status__exact=NO", "?attention=x",
+    "?q=%00", "?status__exact=NO", "?attention=x",
     "?p=abc", "?p=-1", "?id__lt=abc", "?id__lt=" + "9" * 30, "?_facets=True", "?all=",
-    "?since=%00", "?since=x", "?since=2026-13-01", "?worker=%00", "?key=%00", "?argument=x", "?argument==1",
-    "?argument=a=%00", "?argument=a=NaN", "?argument=a=%5Cu0000", "?metadata=a=%22%5Cu0000%22", "?exception=%00",
-    "?argument=a=1e999", "?metadata=a=1e999", "?argument=a=%22%5Cud800%22",
+    "?since=x", "?since=2026-13-01", "?worker=x", "?argument=x", "?argument==1", "?argument=a=NaN",
     "?q=" + "9" * 5000, "?id__lt=" + "9" * 5000, "?q=x&id__lt=" + "9" * 5000, "?argument=a=" + "9" * 5000,
-    "?metadata=a=" + "9" * 5000, "?p=" + "9" * 5000, "?o=" + "9" * 5000,
+    "?p=" + "9" * 5000, "?o=" + "9" * 5000,
     "?since=2026-01-01&status__exact=FAILED&fingerprint__exact=x", "?key=a&q=x", "?worker=a&q=x&status__exact=RUNNING",
-    "?key=a&queue=b&since=2026-01-01", "?since=2026-01-01T00:00-23:59", "?before=0001-01-01T00:00%2B23:59",
+    "?key=a&queue=b&since=2026-01-01",
     "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5",
 )  # fmt: skip
 
@@ -77,16 +72,15 @@ def test_no_date_that_another_program_can_write_breaks_the_pages(client, zone):
         ("status__exact=FAILED&queue=mail", "pglock_task_attention", True),
         ("status__exact=FAILED&task_path=a.b", "pglock_task_attention", True),
         ("status__exact=FAILED&fingerprint__exact=7&id__lt=9", "pglock_task_fingerprint", False),
-        ("status__exact=FAILED&fingerprint__exact=7&of_a_project=1", "pglock_task_fingerprint", True),
+        ("status__exact=FAILED&fingerprint__exact=7&of_a_project=1", "pglock_task_attention", True),
+        ("status__exact=NO", "django_pglock_task_pkey", True),
         ("key=a", "pglock_task_lock", False),
         ("key=a&status__exact=BLOCKED", "pglock_task_lock", False),
         ("key=a&queue=mail", "django_pglock_task_pkey", True),
         ("key=a&status__exact=SUCCESSFUL", "django_pglock_task_pkey", True),
         ("key=a&status__exact=FAILED", "pglock_task_attention", True),
         ("worker=w", "django_pglock_task_pkey", True),
-        ("worker=w&status__exact=RUNNING", "pglock_task_running", False),
-        ("worker=w&status__exact=RUNNING&queue=mail", "pglock_task_attention", True),
-        ("worker=w&q=mail&status__exact=RUNNING", "pglock_task_attention", True),
+        ("worker=w&status__exact=RUNNING", "pglock_task_attention", True),
     ],
 )
 def test_the_filters_choose_the_index_and_whether_it_serves_all_of_them(rf, query, index, is_search):
@@ -98,7 +92,6 @@ def test_a_filter_of_a_project_is_searched_for_among_the_newest_tasks(rf, admin_
     class Own(TaskAdmin):
         list_filter = (*TaskAdmin.list_filter, "priority")
 
-    monkeypatch.setattr(task_list, "FIRST_SEARCHED", 2)
     monkeypatch.setattr(task_list, "MOST_SEARCHED", 4)
     rows = [make(priority=5 - number) for number in range(6)]
     request = rf.get("/", {"priority": "3"})
@@ -146,24 +139,9 @@ def test_the_list_links_to_older_tasks_only_if_there_are_any(client, monkeypatch
     assert older(o="-0") == "", "the oldest come first here"
 
 
-def test_the_task_list_warns_if_no_worker_can_run_the_ready_tasks(client):
-    person(client, "view_task")
-    warning = "no worker is alive that could run them. Start one: manage.py runlockworker"
-    assert warning not in client.get(LIST).content.decode(), "there is no task"
-    make("SCHEDULED")
-    assert warning not in client.get(LIST).content.decode(), "no task is ready"
-    make("READY")
-    assert warning in client.get(LIST).content.decode()
-    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    assert warning not in client.get(LIST).content.decode()
-
-
 def fail(task, exception="builtins.ValueError", message="bad", number=1):
     trace = f"Traceback (most recent call last):\n  File 'a.py', line 1\n{exception.rpartition('.')[2]}: {message}\n"
-    dates = {"started_at": Now(), "finished_at": Now()}
-    Attempt.objects.create(
-        task=task, number=number, outcome="FAILED", exception_path=exception, traceback=trace, **dates
-    )
+    add_attempt(task, number, exception, traceback=trace)
 
 
 def test_failed_tasks_are_listed_with_exception_and_message(client):
@@ -223,8 +201,7 @@ def test_tasks_whose_ids_are_not_in_order_of_time_are_found_by_time(client):
 
 def test_the_tasks_of_a_worker_are_found_by_its_name_and_by_its_id(client):
     person(client, "view_task")
-    worker = uuid4()
-    beat("default", worker, name="mail-1", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    worker = start_worker("mail-1")
     mine, done, _other = make("RUNNING", worker=worker), make("SUCCESSFUL", worker=worker), make("RUNNING")
     assert ids(client, worker="mail-1") == ids(client, worker=str(worker)) == [done.pk, mine.pk]
     assert ids(client, worker="mail-1", status__exact="RUNNING") == [mine.pk]

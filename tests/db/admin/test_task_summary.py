@@ -7,13 +7,11 @@ from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
-from django.urls import reverse
 
-from django_pglock.admin.task_page import last_failure, sentence
-from django_pglock.models import Attempt, Task
-from django_pglock.store.liveness import beat
+from django_pglock.admin.task_page import sentence
+from django_pglock.models import Task
 from django_pglock.store.release import release
-from tests.db.admin.visits import make, person
+from tests.db.admin.visits import LIST, add_attempt, make, page_of, person, start_worker, url
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -33,28 +31,16 @@ ConnectionError: the bank is away: 503
 
 def failed():
     row = make("FAILED", attempts=5, retries=4, max_retries=4)
-    for number in (4, 5):
-        Attempt.objects.create(
-            task=row, number=number, started_at=Now(), finished_at=Now(), outcome="FAILED",
-            exception_path="builtins.ConnectionError", traceback=TRACE if number == 5 else "the one before",
-        )  # fmt: skip
+    for number, trace in ((4, "the one before"), (5, TRACE)):
+        add_attempt(row, number, "builtins.ConnectionError", traceback=trace)
     return row
 
 
-def page_of(client, row):
-    return client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
-
-
-def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_libraries(client):
+def test_the_page_begins_with_the_last_failure_and_the_last_frame_of_the_project(client):
     row = failed()
-    failure = last_failure(row)
-    assert (failure.exception, failure.message) == ("ConnectionError", "the bank is away: 503")
-    assert [frames.folded for frames in failure.frames] == [1, 0, 2]
-    assert "bank.py" in failure.frames[1].text
     person(client, "view_task")
     page = page_of(client, row)
-    assert "ConnectionError: the bank is away: 503</p>" in page
-    assert "2 frames of libraries</summary>" in page
+    assert '<p class="pglock-exception">ConnectionError in bank.py:88: the bank is away: 503</p>' in page
     assert "connect(&lt;bank&gt;)" in page
     assert "at attempt 5 of 5." in page
     assert "the one before" not in page
@@ -91,7 +77,7 @@ def test_the_state_is_a_sentence(status, fields, words):
 
 
 def test_the_task_summary_omits_empty_fields_and_links_the_others(client):
-    beat("default", worker := uuid4(), name="box 7", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    worker = start_worker("box 7")
     person(client, "view_task")
     page = page_of(client, make("RUNNING", worker=worker, queue="a&b"))
     assert 'href="../../?queue=a%26b">a&amp;b</a>' in page
@@ -107,8 +93,8 @@ def test_tasks_before_and_after_are_linked(client):
     second = tasks.nothing.using(after=[first]).enqueue()
     person(client, "view_task")
     for one, other in ((first, second), (second, first)):
-        url = reverse("admin:django_pglock_task_change", args=[other.id])
-        assert f'<a href="{url}">#{other.id}</a>' in page_of(client, Task.objects.get(pk=one.id))
+        link = f'<a href="{url("task", "change", other.id)}">#{other.id}</a>'
+        assert link in page_of(client, Task.objects.get(pk=one.id))
 
 
 def test_a_blocked_task_is_not_shown_as_an_error(client):
@@ -128,4 +114,4 @@ def test_a_task_that_was_cancelled_because_of_another_says_so_on_its_page_and_in
     assert "Was cancelled" in page
     assert f"DependencyFailed: {reason}</p>" in page
     assert "Attempt 0" not in page
-    assert reason in client.get(reverse("admin:django_pglock_task_changelist")).content.decode()
+    assert reason in client.get(LIST).content.decode()

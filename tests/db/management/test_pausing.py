@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core.management import call_command
 
-from django_pglock.models import Queue, Task
+from django_pglock.models import Queue
 from tests.db.management.commands.test_locktasks import locktasks
-from tests.db.store.test_prune import make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,15 +21,6 @@ def test_pause_and_resume():
     assert locktasks("resume", "mail") == "Queue 'mail' was resumed.\n"
     row.refresh_from_db()
     assert row.paused_at is None
-
-
-def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
-    make("SCHEDULED", queue="has tasks*")
-    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "is set*"]}}
-    for name in ("has tasks*", "is set*"):
-        assert "was paused" in locktasks("pause", name)
-    Task.objects.all().delete()
-    assert "was resumed" in locktasks("resume", "has tasks*"), "its row is there"
 
 
 def test_pausing_a_queue_that_no_backend_lists_prints_a_warning(settings, capsys):

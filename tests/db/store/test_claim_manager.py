@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from django.core.exceptions import FieldDoesNotExist
 from django.db import DataError, OperationalError, connection, transaction
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
@@ -19,16 +18,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def letters():
     return Letter.objects.bulk_create(Letter(text=f"letter {n}", urgency=n % 3) for n in range(10))
-
-
-@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
-def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
-    with pytest.raises(ValueError, match="The limit of a claim is"):
-        Letter.objects.all().claim(limit)
-    with pytest.raises(ValueError, match="The limit of a claim is"):
-        Letter.objects.all().claim_update(limit, status="taken")
-    with pytest.raises(ValueError, match="The limit of a claim is"):
-        Letter.objects.all().claim_each(limit, done)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -59,7 +48,7 @@ def test_claim_outside_a_transaction_is_refused_when_its_rows_are_read(letters):
     with pytest.raises(transaction.TransactionManagementError):
         list(claim)
     with transaction.atomic():
-        assert len(Letter.objects.all().claim(2)) == 2
+        assert len(list(Letter.objects.all().claim(2))) == 2
 
 
 @pytest.fixture
@@ -196,27 +185,6 @@ def test_a_function_may_delete_its_row_or_copy_it(letters):
 
     assert waiting.claim_each(100, copy_and_fail, failed={"status": "failed"}) == 3
     assert sorted(Letter.objects.filter(status="failed").values_list("pk", flat=True)) == sorted(seen)
-
-
-def test_a_claim_that_changes_nothing_is_refused():
-    """The same rows could be claimed again at once."""
-    with pytest.raises(ValueError, match=r"no change for the claimed rows of sample\.Letter"):
-        Letter.objects.all().claim_update(2)
-
-
-@pytest.mark.parametrize(
-    ("function", "failed", "error", "text"),
-    [
-        (5, {"status": "failed"}, TypeError, "calls a function for each row, and got 5"),
-        (done, {"stauts": "failed"}, FieldDoesNotExist, "Letter has no field named 'stauts'"),
-        (done, "failed", TypeError, "The changes of a row are 'failed'; give a dict"),
-        (done, {}, ValueError, "no change"),
-    ],
-)
-def test_a_pass_that_cannot_work_is_refused_before_its_first_row(function, failed, error, text):
-    with CaptureQueriesContext(connection) as queries, pytest.raises(error, match=text):
-        Letter.objects.all().claim_each(2, function, failed=failed)
-    assert not queries
 
 
 def test_a_model_with_a_parent_may_have_changes_in_both_tables(express):

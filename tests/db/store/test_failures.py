@@ -138,8 +138,3 @@ def test_the_newest_failure_of_a_group_names_its_function_and_its_last_exception
     fail(exception=None, fingerprint=8)
     assert store.newest_failure("default", 8) == (PATH, "")
     assert store.newest_failure("default", 9) is None
-
-
-def test_failures_is_empty_without_failed_tasks():
-    make("SUCCESSFUL")
-    assert Task.objects.failures() == []

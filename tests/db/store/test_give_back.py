@@ -74,18 +74,6 @@ def test_give_back_does_not_change_claims_of_other_workers(claim):
     assert Task.objects.get(pk=other.id).worker == other.worker
 
 
-def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
-    first = tasks.nothing.using(keep_result=60).enqueue()
-    second = tasks.nothing.using(after=[first]).enqueue()
-    [mine] = claim()
-    Task.objects.filter(pk=mine.id).cancel()
-    assert give_back("default", mine.worker, []) == 1
-    row = Task.objects.get(pk=first.id)
-    assert (row.status, row.worker) == ("CANCELLED", None)
-    assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
-    assert Task.objects.get(pk=second.id).status == "CANCELLED"
-
-
 def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(claim):
     """The key is free at once, and no other event would admit the task."""
     for number in range(2):

@@ -9,7 +9,6 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.count import search_end
 from django_pglock.store.id_range import PRECISION, above_succeeded, id_in, ids_between, newest
 from tests.db.store.test_prune import make
 from tests.plans.reading import insert
@@ -35,29 +34,11 @@ def test_a_moment_is_found_among_ids_with_gaps(ids):
     spread(*ids)
     for second in (0, 7, 500, 4321, 500_050, 10**6):
         moment = BEGAN + timedelta(seconds=second)
-        (range_, _) = ids_between(Task.objects.order_by("-pk"), moment, moment, most=10)
+        range_ = ids_between("default", moment, moment)
         late, early = [each for each in ids if each >= second], [each for each in ids if each < second]
         assert all(range_["pk__gt"] < each for each in late), "no task since then is left out"
         assert all(each < range_["pk__lt"] for each in early), "nor one before"
         assert range_["pk__lt"] - range_["pk__gt"] <= PRECISION + 1
-
-
-@pytest.mark.parametrize(
-    ("since", "before", "ids"),
-    [(None, 5000, {"pk__lt"}), (100, None, {"pk__gt"}), (100, 5000, {"pk__gt", "pk__lt"}), (4900, 5000, None)],
-)
-def test_one_statement_finds_the_range_and_the_end_of_a_search_in_it(since, before, ids):
-    spread(*range(1, 9000))
-    moments = [BEGAN + timedelta(seconds=each) if each is not None else None for each in (since, before)]
-    tasks = Task.objects.order_by("-pk")
-    with CaptureQueriesContext(connection) as queries:
-        found = ids_between(tasks, *moments, most=1000)
-    assert len(queries) == 1
-    assert ids is None or found.ids.keys() == ids
-    assert found.end == search_end(tasks.filter(**found.ids), most=1000)
-    assert (found.end is None) is (ids is None), "the last range has fewer tasks"
-    ready = tasks.filter(status="READY").order_by("-status", "-pk")
-    assert ids_between(ready, *moments, most=1000, status="READY") == found
 
 
 @pytest.mark.parametrize(("done", "waiting"), [(5000, 9000), (100, 30_000), (1, 1)])

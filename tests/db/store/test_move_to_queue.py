@@ -6,26 +6,15 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Task
-from django_pglock.tasks.states import WAITING, TaskStatus
 from tests.db.admin.visits import make
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize("status", TaskStatus.values)
-def test_only_waiting_tasks_are_moved(status):
-    row = make(status)
-    assert Task.objects.all().move_to_queue("other") == (status in WAITING)
-    row.refresh_from_db()
-    assert (row.queue, row.status) == ("other" if status in WAITING else "default", status)
-
-
 def test_tasks_that_are_already_in_the_queue_are_not_counted():
-    row, told = make(queue="other"), []
-    assert Task.objects.all().move_to_queue("other", progress=lambda *values: told.append(values)) == 0
-    assert Task.objects.all().move_to_queue("third", progress=lambda *values: told.append(values)) == 1
-    assert told == [(1, row.pk)]
+    make(queue="other")
+    assert [Task.objects.all().move_to_queue(queue) for queue in ("other", "third")] == [0, 1]
 
 
 @pytest.mark.parametrize("queue", ["", "x" * 129])
@@ -63,15 +52,6 @@ def test_a_task_is_moved_while_a_task_that_waits_for_it_is_enqueued(in_threads):
     with transaction.atomic():
         tasks.nothing.using(after=[awaited]).enqueue()
         assert in_threads(lambda _: Task.objects.filter(pk=awaited.id).move_to_queue("other"), 1) == [1]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_whose_row_is_locked_stays(locked):
-    """As when a worker claims the task at this moment."""
-    rows = [make(), make()]
-    with locked(rows[0].pk):
-        assert Task.objects.all().move_to_queue("other") == 1
-    assert list(Task.objects.order_by("pk").values_list("queue", flat=True)) == ["default", "other"]
 
 
 @pytest.mark.parametrize(("status", "woken"), [("READY", ["other"]), ("SCHEDULED", []), ("BLOCKED", [])])

@@ -16,7 +16,6 @@ from django_pglock.store.numbers import (
     ALL,
     BUCKETS,
     KEPT,
-    MOST_POINTS,
     OUTCOMES,
     Counts,
     add_numbers,
@@ -121,19 +120,6 @@ def test_one_message_adds_all_history_counts_of_a_worker():
     assert [point.counts.succeeded for point in minutes()] == [30, 30, 0]
 
 
-def test_the_manager_of_the_history_returns_the_same_as_the_store(settings):
-    settings.TIME_ZONE = "America/New_York"
-    add_numbers("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
-    span = (NOON, NOON + timedelta(minutes=3))
-    assert [point.counts.succeeded for point in minutes()] == [1, 0, 0]
-    assert Number.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
-    for names in ({}, {"task_path": "app.send"}):
-        assert Number.objects.totals(*span, **names) == totals("default", *span)
-    for names in ({"queue": "other"}, {"task_path": "other"}):
-        assert Number.objects.totals(*span, **names) == []
-    assert Number.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
-
-
 def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
     add_numbers("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(-5, 10)})
     span = NOON - timedelta(minutes=8), NOON + timedelta(minutes=5)
@@ -153,12 +139,6 @@ def test_steps_of_whole_hours_read_hours_which_are_kept_longer():
 def test_a_step_is_a_whole_number_of_minutes(step):
     with pytest.raises(ValueError, match="whole number of minutes"):
         series("default", NOON, NOON + timedelta(hours=1), step)
-
-
-def test_a_history_series_with_too_many_points_is_refused():
-    with pytest.raises(ValueError, match=f"{MOST_POINTS:,} at most"):
-        series("default", NOON - timedelta(minutes=MOST_POINTS + 1), NOON, 60)
-    assert len(series("default", NOON - timedelta(minutes=MOST_POINTS), NOON, 60)) == MOST_POINTS
 
 
 def test_dates_are_naive_without_use_tz(settings):
@@ -195,6 +175,8 @@ def test_totals_by_function_and_by_queue(span):
     assert [each.task_path for each in totals("default", NOON, NOON + span, queue="mail")] == ["app.send", "app.open"]
     assert [each.queue for each in totals("default", NOON, NOON + span, task_path="app.send")] == ["bulk", "mail"]
     assert totals("default", NOON + span, NOON + 2 * span) == totals("default", NOON - span, NOON) == []
+    for names in ({"queue": "other"}, {"task_path": "other"}):
+        assert Number.objects.totals(NOON, NOON + span, **names) == []
 
 
 def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours():

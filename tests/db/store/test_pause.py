@@ -28,7 +28,7 @@ def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
     assert len(claims_of().claim(10)) == 6
     # The row of the other queue is unchanged, because the name was too long for the column.
     [other] = Queue.objects.filter(paused_at__isnull=False)
-    assert (other.name, other.paused_by) == ("other", "x" * 254 + "…")
+    assert (other.name, other.paused_by) == ("other", "x" * 255)
     assert Queue.objects.get(name="default").paused_by == ""
 
 
@@ -52,15 +52,8 @@ def test_only_the_named_queue_is_paused_and_resumed(monkeypatch):
 def test_a_name_that_no_queue_has_or_can_have_is_refused(change):
     with pytest.raises(ValueError, match="must have 1 to 128 characters"):
         change("")
-    Queue.objects.create(name="mail-bulk")
-    tasks.nothing.enqueue()
-    with pytest.raises(ValueError, match=r"There is no queue 'mail\*'. Only runlockworker reads PREFIX"):
+    with pytest.raises(ValueError, match=r"'mail\*' is no queue. Only runlockworker reads PREFIX"):
         change("mail*")
-    tasks.nothing.using(queue_name="mail*").enqueue()
-    change("mail*")
-    Task.objects.all().delete()
-    Queue.objects.get_or_create(name="mail*")
-    change("mail*")
     with pytest.raises(ValueError, match="The reason contains a NUL"):
         Queue.objects.pause("mail", reason="\x00")
     assert not Queue.objects.filter(name="mail").exists()

@@ -62,15 +62,3 @@ def test_a_stuck_task_whose_cancel_was_requested_is_cancelled_and_does_not_run_a
     assert row.finished_at is not None
     assert (row.expires_at is None) == (keep_result is None)
     assert not claim()
-
-
-def test_the_waiters_of_a_stuck_task_that_is_cancelled_are_released(claim):
-    awaited = tasks.nothing.enqueue()
-    claim()
-    waiting = tasks.nothing.using(after=[awaited]).enqueue()
-    Task.objects.filter(pk=awaited.id).cancel()
-    assert Task.objects.all().reset_stuck() == 1
-    assert set(Task.objects.values_list("pk", "status")) == {
-        (int(awaited.id), "CANCELLED"),
-        (int(waiting.id), "CANCELLED"),
-    }

@@ -16,9 +16,8 @@ from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
-from django_pglock.store.operate import has_taken_key, left_cancelled
-from django_pglock.store.outcome import Failed, Failure, Succeeded
-from django_pglock.store.settle import settle
+from django_pglock.store.operate import left_cancelled
+from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.child.history import waited
 from tests.concurrency.store.test_unique import WAITING
 from tests.conftest import NEVER
@@ -28,16 +27,6 @@ from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def test_retry_makes_a_task_without_retries_left_ready(claim):
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    settle("default", [(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
-    assert Task.objects.all().retry() == 1
-    assert Task.objects.all().retry() == 0
-    row = Task.objects.get()
-    assert (row.status, row.worker, row.finished_at) == ("READY", None, None)
 
 
 def test_a_retried_task_begins_anew(claim):
@@ -52,6 +41,7 @@ def test_a_retried_task_begins_anew(claim):
     row = Task.objects.get()
     assert (row.retries, row.rescues, row.progress, row.meta) == (0, 0, None, {"trace": "a"})
     assert (row.expires_at, row.cancel_requested_at) == (None, None)
+    assert (row.status, row.worker, row.finished_at) == ("READY", None, None)
     assert row.attempts == 1, "the token only grows"
 
 
@@ -87,7 +77,6 @@ def test_a_retry_leaves_out_tasks_whose_rows_are_locked(locked, short_waits):
     with locked(unique.pk):
         assert Task.objects.all().retry() == 2
     assert statuses() == ["READY", "READY", "FAILED"]
-    assert not has_taken_key(Task.objects.all()).exists(), "nobody has its key"
     assert free.pk != unique.pk
 
 
@@ -127,20 +116,7 @@ def test_a_retry_leaves_out_tasks_whose_unique_key_another_transaction_is_taking
         assert Task.objects.all().retry() == 2
         session.commit()
     assert [Task.objects.get(pk=row.pk).status for row in rows] == ["READY", "FAILED", "READY"]
-    assert list(has_taken_key(Task.objects.all())) == [rows[1]]
     assert Task.objects.all().retry() == 0
-
-
-@pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])
-def test_only_what_failed_or_was_cancelled_is_retried(claim, status):
-    tasks.nothing.enqueue()
-    if status in ("RUNNING", "SUCCESSFUL"):
-        claim()
-    is_finished = status == "SUCCESSFUL"
-    Task.objects.update(status=status, run_after=Now(), finished_at=Now() if is_finished else None)
-    before = Task.objects.values().get()
-    assert Task.objects.all().retry() == 0
-    assert Task.objects.values().get() == before
 
 
 def test_retried_tasks_of_one_key_run_one_at_a_time_again():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
@@ -37,13 +35,6 @@ def test_what_follows_a_change_follows_for_the_tasks_that_it_concerns(monkeypatc
     assert (woken, admitted, released) == (["q"], ["key 2"], [waits.pk])
 
 
-def test_a_verb_leaves_out_a_locked_row(locked):
-    held, free = (int(tasks.nothing.enqueue().id) for _ in range(2))
-    with locked(held):
-        assert Task.objects.all().cancel() == 1
-    assert Task.objects.get(status="CANCELLED").pk == free
-
-
 def test_run_now_makes_the_time_since_ready_begin_anew():
     tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
     Task.objects.update(enqueued_at=Now() - timedelta(days=1))
@@ -51,29 +42,6 @@ def test_run_now_makes_the_time_since_ready_begin_anew():
     [counted] = queue_counts("default")
     assert counted.oldest_ready is not None
     assert counted.oldest_ready < 3600
-
-
-@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
-def test_only_scheduled_tasks_are_run_now(claim, block):
-    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-    tasks.nothing.enqueue()
-    claim()
-    tasks.nothing.enqueue()
-    waits = tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
-    with block():
-        assert Task.objects.all().run_now() == 1
-        assert Task.objects.all().run_now() == 0
-    assert Task.objects.get(pk=later.id).status == "READY"
-    assert Task.objects.get(pk=waits.id).status == "BLOCKED"
-
-
-def test_windows_have_only_scheduled_tasks():
-    tasks.nothing.enqueue()
-    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-    tasks.nothing.enqueue()
-    told = []
-    assert Task.objects.all().run_now(progress=lambda *values: told.append(values)) == 1
-    assert told == [(1, int(later.id))]
 
 
 def test_a_task_with_a_lock_key_takes_its_place_in_the_queue_of_the_key():

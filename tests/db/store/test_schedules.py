@@ -155,14 +155,6 @@ def test_a_tick_is_enqueued_and_the_next_one_counts_from_it(monkeypatch):
     assert enqueue_due().tasks == []
 
 
-def test_each_of_two_schedules_with_the_same_date_has_its_own_next_tick():
-    one, other = schedule(due=5.5 * HOUR), schedule(scheduled.hourly, every=4 * HOUR)
-    Schedule.objects.update(next_at=one.next_at)
-    assert len(enqueue_due().tasks) == 2
-    dates = dict(Schedule.objects.values_list("pk", "next_at"))
-    assert dates == {one.pk: one.next_at + 6 * HOUR, other.pk: one.next_at + 8 * HOUR}
-
-
 @pytest.mark.parametrize("change", [{"next_at": F("next_at") + 9 * HOUR}, {"is_enabled": False}], ids=str)
 def test_a_schedule_that_has_changed_since_it_was_read_is_left_out(monkeypatch, change):
     """As when another worker takes the tick at this moment, or a person disables the schedule."""
@@ -216,13 +208,6 @@ def test_a_tick_whose_task_is_a_duplicate_is_skipped_and_logged(caplog):
     after = Schedule.objects.get()
     assert after.next_at > row.next_at
     assert (after.last_at, after.last_task) == (None, None)
-
-
-def test_with_unique_skip_an_existing_task_counts_as_the_task_of_the_tick():
-    schedule(due=HOUR, unique=True)
-    first = registry.find(NIGHTLY).enqueue()
-    assert enqueue_due().tasks == [int(first.id)]
-    assert Task.objects.count() == 1
 
 
 def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
@@ -319,9 +304,6 @@ def test_a_unique_task_in_an_open_transaction_delays_a_tick_only_briefly(in_thre
     assert looked.tasks == []
     assert "lock timeout" in caplog.text
     assert len(enqueue_due().tasks) == 1
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW lock_timeout")
-        assert cursor.fetchone() == ("0",)
 
 
 def test_enqueue_due_limits_the_idle_time_of_its_transaction():
@@ -339,11 +321,6 @@ def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     finally:
         task_enqueued.disconnect(look)
     assert seen == ["10s"]
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW idle_in_transaction_session_timeout")
-        assert cursor.fetchone() == ("0",)
-        cursor.execute("SHOW lock_timeout")
-        assert cursor.fetchone() == ("0",)
 
 
 def test_dates_are_right_without_time_zones(settings):

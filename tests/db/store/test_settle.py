@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
-from uuid import uuid4
 
 import pytest
 from django.db import DataError, OperationalError, connection, transaction
@@ -27,7 +26,7 @@ from django_pglock.store.outcome import (
     Succeeded,
 )
 from django_pglock.store.settle import finish_dates, locked_by_others, settle, settle_and_commit, settle_unobserved
-from django_pglock.tasks.states import MOVES, TaskStatus
+from django_pglock.tasks.states import TaskStatus
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
@@ -228,26 +227,6 @@ def test_a_batch_is_one_statement_per_kind(claim):
     with CaptureQueriesContext(connection) as queries:
         accepted = settle("default", list(zip(claims, outcomes, strict=True)), claims[0].worker)
     assert (len(queries), len(accepted)) == (2, 6)
-
-
-ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4(), "waits_for": 1}
-
-
-@pytest.mark.parametrize("source", TaskStatus)
-@pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "claim"])
-def test_no_verb_changes_a_status_against_the_table_of_moves(source, verb, claim):
-    """All pairs of status and verb: the table of moves allows each change of a status."""
-    from django.db.models.functions import Now
-
-    dates = {"last_attempted_at": Now(), "started_at": Now(), "run_after": Now()}
-    finished = Now() if source in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
-    Task.objects.create(**ROW, **dates, finished_at=finished, status=source)
-    if verb == "claim":
-        claim()
-    else:
-        getattr(Task.objects.all(), verb)()
-    target = TaskStatus(Task.objects.get().status)
-    assert target == source or target in MOVES[source]
 
 
 @pytest.mark.parametrize("kept", [("mail-1", "a"), (None, None)])

@@ -13,45 +13,44 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_an_interrupt_keeps_the_changes_of_finished_windows(monkeypatch):
-    """With one transaction for all tasks, workers would wait for the locked rows until its end."""
-    monkeypatch.setattr(operate, "WINDOW", 2)
-    ids = [tasks.nothing.enqueue().id for _ in range(5)]
-    told = []
+@pytest.fixture
+def windows(monkeypatch):
+    """The ids of each window of two tasks that a verb changes. There is an interrupt before a third window."""
+    seen, change = [], operate._change_window
 
-    def tell(count, last):
-        told.append((count, str(last)))
-        if count == 4:
+    def change_and_note(tasks, ids, *values):
+        if len(seen) == 2:
+            seen.clear()
             raise KeyboardInterrupt
+        seen.append(ids)
+        return change(tasks, ids, *values)
 
-    with pytest.raises(KeyboardInterrupt):
-        Task.objects.cancel(progress=tell)
-    assert told == [(2, ids[3]), (4, ids[1])], "the newest first"
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", *["CANCELLED"] * 4]
-    told.clear()
-    with pytest.raises(KeyboardInterrupt):
-        Task.objects.retry(progress=tell)
-    assert told == [(2, ids[2]), (4, ids[4])], "the oldest first"
-    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
-
-
-def test_progress_names_the_last_task_of_each_window(monkeypatch):
-    monkeypatch.setattr(operate, "WINDOW", 3)
-    ids = [int(tasks.nothing.enqueue().id) for _ in range(4)]
-    told = []
-    assert Task.objects.cancel(progress=lambda *values: told.append(values)) == 4
-    assert told == [(3, ids[1]), (4, ids[0])]
-
-
-def test_a_transaction_of_the_caller_changes_all_tasks_or_none(monkeypatch):
     monkeypatch.setattr(operate, "WINDOW", 2)
+    monkeypatch.setattr(operate, "_change_window", change_and_note)
+    return seen
+
+
+def test_an_interrupt_keeps_the_changes_of_finished_windows(windows):
+    """With one transaction for all tasks, workers would wait for the locked rows until its end."""
     for _ in range(5):
         tasks.nothing.enqueue()
-    told = []
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.cancel()
+    statuses = Task.objects.order_by("id").values_list("status", flat=True)
+    assert list(statuses) == ["READY", *["CANCELLED"] * 4], "the newest first"
+    Task.objects.all().cancel()
+    windows.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.retry()
+    assert list(statuses.all()) == [*["READY"] * 4, "CANCELLED"], "the oldest first"
+
+
+def test_a_transaction_of_the_caller_changes_all_tasks_or_none(windows):
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
     with pytest.raises(KeyError), transaction.atomic():
-        assert Task.objects.cancel(progress=lambda count, last: told.append(count)) == 5
+        assert Task.objects.cancel() == 3
         raise KeyError
-    assert told == [2, 4, 5]
+    assert windows == [[ids[2], ids[1]], [ids[0]]]
     assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 

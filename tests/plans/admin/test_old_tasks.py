@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from io import StringIO
-from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
@@ -59,8 +58,6 @@ def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(admin_clie
         ("queue=rare&status__exact=BLOCKED", 2000, [0, 1]),
         ("queue=rare&status__exact=BLOCKED", 3000, [1]),
     ):
-        monkeypatch.setattr(task_list, "FIRST_SEARCHED", most)
-        monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
         monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
         found = []
         address = f"?{query}"
@@ -74,37 +71,31 @@ def test_a_filter_without_an_index_searches_a_limited_number_of_tasks(admin_clie
         assert found == counts, f"{query}: on the pages to which the links lead, one after the other"
 
 
-@pytest.mark.parametrize("name", task_list.INDEXES)
-def test_a_filter_is_read_along_the_index_that_it_names(admin_client, old_ones, name):
-    index = task_list.INDEXES[name]
-    [status] = index.statuses if len(index.statuses) == 1 else ["BLOCKED"]
-    field = {"key": "lock_key"}.get(name, name.partition("__")[0])
-    values = {"fingerprint": 7, "worker": uuid4(), "task_path": "rare", "queue": "rare", "lock_key": "rare"}
-    insert("RUNNING", 1, worker=uuid4())
+@pytest.mark.parametrize(
+    ("name", "status", "field", "value", "index"),
+    [
+        ("fingerprint__exact", "FAILED", "fingerprint", 7, "pglock_task_fingerprint"),
+        ("key", "BLOCKED", "lock_key", "rare", "pglock_task_lock"),
+    ],
+)
+def test_a_filter_is_read_along_the_index_that_it_names(admin_client, old_ones, name, status, field, value, index):
     few = Task.objects.filter(pk__in=list(Task.objects.filter(status=status).values_list("pk", flat=True)[:5]))
-    count = few.update(**{field: values[field]})
+    count = few.update(**{field: value})
     analyze()
     with CaptureQueriesContext(connection) as queries:
-        page = admin_client.get(LIST, {"status__exact": status, name: values[field]})
+        page = admin_client.get(LIST, {"status__exact": status, name: value})
     assert page.context["cl"].result_count == count
     assert page.context["cl"].searched == 0, "so it has counted"
     assert most_read(queries) <= 5
-    used = {index for _sql, plan in plans(queries) for _kind, index in reads(plan)}
-    assert index.name in used
+    assert index in {each for _sql, plan in plans(queries) for _kind, each in reads(plan)}
 
 
-def test_autocomplete_searches_a_limited_number_of_tasks(admin_client, old_ones, monkeypatch):
+def test_autocomplete_finds_tasks_only_by_id(admin_client, old_ones):
     """A form with ``autocomplete_fields`` sends a query for each letter that a user types."""
-    rare = Task.objects.filter(status="BLOCKED").earliest("pk")
-    Task.objects.filter(pk=rare.pk).update(task_path="rare")
-    query = {"app_label": "django_pglock", "model_name": "attempt", "field_name": "task", "term": "rare"}
-    for most, found in ((10_000, 0), (30_000, 1)):
-        monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
-        monkeypatch.setattr(task_list, "MOST_SEARCHED", most)
-        with CaptureQueriesContext(connection) as queries:
-            answer = admin_client.get(reverse("admin:autocomplete"), query).json()
-        assert [int(each["id"]) for each in answer["results"]] == [rare.pk][:found], most
-        assert most_read(queries) <= max(most + 1, 26_000), most
+    query = {"app_label": "django_pglock", "model_name": "attempt", "field_name": "task", "term": "tests"}
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(reverse("admin:autocomplete"), query).json()["results"] == []
+    assert not [each for each in queries if '"django_pglock_task"' in each["sql"]]
 
 
 def test_tasks_of_some_statuses_are_listed_without_the_others(old_ones):
@@ -135,12 +126,11 @@ SHOWN = (
 )
 
 
-def test_a_page_of_the_list_sends_at_most_five_statements_with_those_of_the_login(admin_client, old_ones):
-    """Apart from a search that has found nothing among the newest few thousand tasks, which reads on, once."""
+def test_a_page_of_the_list_sends_at_most_six_statements_with_those_of_the_login(admin_client, old_ones, monkeypatch):
+    monkeypatch.setattr(task_list, "MOST_SEARCHED", 10_000)
     for query in SHOWN:
         with CaptureQueriesContext(connection) as queries:
-            page = admin_client.get(f"{LIST}?{query}")
-        is_continued = page.context["cl"].searched == task_list.MOST_SEARCHED
-        assert len(queries) <= 5 + 2 * is_continued, (query, [each["sql"] for each in queries])
+            admin_client.get(f"{LIST}?{query}")
+        assert len(queries) <= 6, (query, [each["sql"] for each in queries])
         read = [rows_read(executed(sql)) for sql, _plan in plans(queries)]
-        assert max(read, default=0) <= 10_001 + 16_000 * is_continued, query
+        assert max(read, default=0) <= 10_100, query

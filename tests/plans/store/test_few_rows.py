@@ -8,8 +8,8 @@ from django_pglock.store.admit import BLOCKED_KEYS, HOLDERS
 from django_pglock.store.after import HAVE_DEPENDENCIES, LOCK_AWAITED, WAIT_AGAIN, after_others
 from django_pglock.store.await_end import AWAITED_IN_WORKER
 from django_pglock.store.call import row_of
-from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, CLAIM_GROUP_IN_KEY_ORDER
-from django_pglock.store.id_range import ABOVE_SUCCEEDED
+from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP
+from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.ready import READY_PATHS, READY_QUEUES
 from django_pglock.store.release import FIND_ENDED, WRITE_WAITERS
@@ -44,20 +44,20 @@ def calls(backlog):
             by_index=True,
         ),
         # A claim of a group reads the first waiting tasks of its key.
-        "CLAIM_GROUP": Call(
-            filled(CLAIM_GROUP),
-            (first, 1, *KEY, PATH, BATCH, *KEY, PATH, 0.0, BATCH, BATCH, backlog.worker),
-            by_index=True,
-        ),
-        "CLAIM_GROUP_IN_KEY_ORDER": Call(
-            filled(CLAIM_GROUP_IN_KEY_ORDER),
-            (first, 1, *KEY, BATCH, *KEY, 0.0, BATCH, BATCH, backlog.worker),
-            by_index=True,
-        ),
+        **{
+            f"CLAIM_GROUP, {has_order}": Call(
+                filled(CLAIM_GROUP),
+                (first, 1, *KEY, has_order, BATCH, *KEY, 0.0, BATCH, has_order, BATCH, backlog.worker),
+                by_index=True,
+            )
+            for has_order in (True, False)
+        },
         # Claims are given back by the index of running tasks.
         "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
         # The id above all tasks that have succeeded is found by the primary key.
         "ABOVE_SUCCEEDED": Call(filled(ABOVE_SUCCEEDED)),
+        "ENQUEUED_BETWEEN": Call(filled(ENQUEUED_BETWEEN), ["2026-01-01"] * 4),
+        "FIRST_SINCE": Call(filled(FIRST_SINCE), [0.0]),
         # Workers that are dead are deleted unless they have running tasks, which an index has.
         "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0), by_index=True),
         "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (1e6, 0.0, 0.0), by_index=True),

@@ -16,7 +16,7 @@ from django_pglock.store.outcome import Succeeded
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import AWAITED_BETWEEN
 from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED, settle, settle_unobserved
-from django_pglock.store.statements import _prepared, keep_plans, run_by_plan
+from django_pglock.store.statements import _prepared, keep_plans, run
 from django_pglock.worker import Worker
 from tests.plans.reading import BATCH, PATH, delete_all, executed, insert, pages_read, reads, rows_read
 from tests.sample.tasks import nothing
@@ -74,11 +74,11 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(table
 
 def test_the_plans_of_settle_release_and_admit_are_right_beside_a_backlog(table, keeps_plans):
     """They were made for an empty table."""
-    run_by_plan("default", SETTLE_UNOBSERVED, "{1}", "{1}", None, 1)
-    run_by_plan("default", SETTLE_SUCCESSES, "{1}", "{1}", None)
-    run_by_plan("default", AWAITED_BETWEEN, 1, 1, 2)
-    run_by_plan("default", ADMIT_NEXT, '{"a key"}')
-    run_by_plan("default", ADMIT, '{"a key"}')
+    run("default", SETTLE_UNOBSERVED, "{1}", "{1}", None, 1, prepared=True)
+    run("default", SETTLE_SUCCESSES, "{1}", "{1}", None, prepared=True)
+    run("default", AWAITED_BETWEEN, 1, 1, 2, prepared=True)
+    run("default", ADMIT_NEXT, '{"a key"}', prepared=True)
+    run("default", ADMIT, '{"a key"}', prepared=True)
     insert("SUCCESSFUL", 20_000)
     insert("READY", 20_000)
     insert("BLOCKED", 20_000, lock="backlog")

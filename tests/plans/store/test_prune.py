@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store import prune
-from django_pglock.store.prune import LAST_ID, NEXT_AT, NEXT_WINDOW, PRUNE, expired, locking_old, outdated
+from django_pglock.store.prune import NEXT_WINDOW, PRUNE, expired, locking_old, outdated
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, analyze, executed, nodes, plan_of, reads, rows_read
 from tests.plans.store.backlog import Call
@@ -32,8 +32,6 @@ def calls(backlog):
     over, values_of_over = locking_old(expired(Task.objects.all()), BATCH)
     return {
         "NEXT_WINDOW": Call(filled(NEXT_WINDOW), (0.0, backlog.ids[0], BATCH)),
-        "LAST_ID": Call(filled(LAST_ID)),
-        "NEXT_AT": Call(filled(NEXT_AT), (0.0, backlog.ids[0])),
         "the locking of old ones": Call(filled(old), values),
         "the locking of awaited ones": Call(filled(awaited), values_of_awaited),
         "the locking of expired ones": Call(filled(over), values_of_over),

@@ -61,20 +61,13 @@ def test_braces_that_are_doubled_stand_for_themselves():
         "{}",
         "{0}",
         "{request.}",
+        "{order_id!r}",
+        "{order_id:>5}",
     ],
 )
 def test_a_field_is_a_parameter_with_public_attributes(field, known):
     with pytest.raises(LockKeyError, match=r"here: .* must be a parameter, or attributes of one"):
         template(f"a:{field}", known)
-
-
-@pytest.mark.parametrize("field", ["{order_id!r}", "{order_id:>5}", "{order_id!s:>5}"])
-def test_a_conversion_or_a_format_is_named_as_such(field):
-    with pytest.raises(LockKeyError) as refused:
-        template(f"a:{field}")
-    assert str(refused.value) == (
-        f"here: {field} in the key 'a:{field}' has a conversion or a format, and keys have none. Write {{order_id}}."
-    )
 
 
 @pytest.mark.parametrize("text", ["{", "a:{order_id", "a}"])
@@ -96,13 +89,10 @@ def test_a_parameter_that_is_not_there_is_named_with_those_that_are():
 def test_a_value_that_would_make_strangers_share_a_lock_is_refused(value):
     with pytest.raises(LockKeyError, match="order_id"):
         template("a:{order_id}").render({"order_id": value})
-    with pytest.raises(LockKeyError, match="no argument of this name"):
-        template("a:{order_id}").render({})
 
 
 def test_a_field_without_a_value_is_named():
     path = template("a:{request.user.pk}")
-    with pytest.raises(LockKeyError, match=r"^here: the key 'a:\{request\.user\.pk}' needs 'request', and this call"):
-        path.render({})
-    with pytest.raises(LockKeyError, match=r"^here: \{request\.user\.pk} has no value in this call: .*'pk'"):
-        path.render({"request": SimpleNamespace(user=SimpleNamespace())})
+    for values, name in (({}, "request"), ({"request": SimpleNamespace(user=SimpleNamespace())}, "pk")):
+        with pytest.raises(LockKeyError, match=rf"^here: \{{request\.user\.pk}} has no value for a key .*'{name}'"):
+            path.render(values)

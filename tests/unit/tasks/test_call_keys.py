@@ -179,7 +179,7 @@ def test_the_name_of_an_advisory_lock_is_not_cut():
 @pytest.mark.usefixtures("own_registry")
 def test_a_call_without_the_argument_of_its_group_key_names_the_argument():
     decorated = task(group="{first}")(sort.func)
-    said = r"the key '\{first\}' needs 'first', and this call has no argument of this name\."
+    said = r"\{first\} has no value for a key in this call: 'first'"
     with pytest.raises(LockKeyError, match=said):
         keys_of(decorated, (), {"second": 1})
 

@@ -99,27 +99,6 @@ def test_every_continues_in_whole_steps_from_its_tick():
     assert Timing("every 0.2 s").following(tick, tick) == tick + timedelta(milliseconds=200)
 
 
-@pytest.mark.parametrize(
-    ("timing", "tick", "later", "count"),
-    [
-        (Timing("every 300 s"), 0, 300, 0),
-        (Timing("every 300 s"), 0, 301, 1),
-        (Timing("every 300 s"), 0, 1200, 3),
-        (Timing("every 300 s"), 0, 300_000, 5),
-        (Timing("every 0.1 s"), 0, 0.3, 2),
-        (Timing("every 300 s"), 300, 0, 0),
-        (Timing("*/5 * * * *", "UTC"), 0, 300, 0),
-        (Timing("*/5 * * * *", "UTC"), 0, 1200, 3),
-        (Timing("*/5 * * * *", "UTC"), 0, 300_000, 5),
-        (Timing("*/5 * * * *", "UTC"), 300, 0, 0),
-    ],
-)
-def test_the_ticks_between_two_ticks_are_counted_up_to_a_limit(timing, tick, later, count):
-    start = datetime(2026, 3, 28, tzinfo=UTC)
-    between = [start + timedelta(seconds=each) for each in (tick, later)]
-    assert timing.count_between(*between, most=5) == count
-
-
 def test_the_timing_of_a_schedule_depends_on_the_code_and_the_current_settings(settings):
     decorated = task(cron="0 3 * * *")(scheduled.nightly)
     settings.TIME_ZONE = "Asia/Tokyo"

@@ -1,4 +1,4 @@
-"""A transition walks the index of the rows that it may move, and stops."""
+"""A claim that marks rows walks the index of the rows that it may move, and stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sample.models import Parcel, Sender
 pytestmark = pytest.mark.django_db
 
 
-def test_a_transition_walks_a_partial_index_in_order():
+def test_a_claim_that_marks_rows_walks_a_partial_index_in_order():
     sender = Sender.objects.create(name="a shop")
     with connection.cursor() as cursor:
         cursor.execute(
@@ -22,7 +22,7 @@ def test_a_transition_walks_a_partial_index_in_order():
         )
         cursor.execute("ANALYZE sample_parcel")
     with CaptureQueriesContext(connection) as queries:
-        Parcel.objects.order_by("weight").transition(from_=["new", "returned"], to="taken", limit=10)
+        Parcel.objects.filter(status__in=["new", "returned"]).order_by("weight").claim_update(10, status="taken")
     [statement] = [query["sql"] for query in queries if "UPDATE" in query["sql"]]
     plan = list(nodes(plan_of(statement)))
     scans = {node.get("Index Name") for node in plan if node.get("Relation Name") == "sample_parcel"}
