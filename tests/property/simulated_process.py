@@ -14,17 +14,24 @@ from uuid import uuid4
 
 from django_pglock.store.outcome import SUCCEEDED, GivenBack
 from django_pglock.store.wake import NEGATIVE_TTL
-from django_pglock.worker.child import capacity, in_flight
-from django_pglock.worker.child import claimer, exclusive_run, fetcher, queue_cursor, sleep
+from django_pglock.worker.child import (
+    capacity,
+    claimer,
+    exclusive_run,
+    executor,
+    fetcher,
+    in_flight,
+    queue_cursor,
+    settler,
+    sleep,
+)
 from django_pglock.worker.child.claimer import ASYNC, EMPTY_PAUSE, SYNC
-from django_pglock.worker.child.fetcher import Fetcher
-from django_pglock.worker.queues import Queues
-from django_pglock.worker.child.sleep import Sleep
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight
-from django_pglock.worker.child import executor
 from django_pglock.worker.child.executor import Executor
-from django_pglock.worker.child import settler
+from django_pglock.worker.child.fetcher import Fetcher
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight
 from django_pglock.worker.child.settler import Settler
+from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.queues import Queues
 from tests.property.interleaving import Event, Lock, Queue, Schedule
 from tests.property.table import Call, Shape, Table
 
@@ -153,14 +160,11 @@ class SimulatedProcess:
 
 class FetcherHere(Fetcher):
     def __init__(self, process: SimulatedProcess) -> None:
-        awake: Any = SimpleNamespace(
-            check_heartbeat=process.check_heartbeat,
-            is_listening=lambda: process.shape.is_listening,
-            is_resting=lambda: False,
-        )
+        awake: Any = SimpleNamespace(is_alive=process.check_heartbeat, is_notified=lambda: process.shape.is_listening)
         rows: Any = process.table
         waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
-        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, liveness=awake)
+        super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, heartbeat=awake)
+        self.comparison = SimpleNamespace(compare_if_due=lambda: None)
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         now = process.schedule.time.monotonic
         self.claimer.pauses._clock = self.claimer._ready._clock = now
@@ -174,6 +178,9 @@ class SettlerHere(Settler):
         self.history = SimpleNamespace(count=lambda batch: None, due_in=lambda: None)
         self.stopping = Event(process.schedule, "lingers")
 
+    def open(self) -> None:
+        """Its table answers without a session."""
+
 
 class TaskThread:
     def clean_up(self, claim: Any) -> None:
@@ -185,6 +192,9 @@ class ExecutorHere(Executor):
         watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread, task_threads=[])
         super().__init__(process.in_flight, "default", watchdog)
         self.process = process
+
+    def _start_async(self) -> None:
+        """It is there from the beginning."""
 
     def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
         waited = self.process.schedule.now - claim.received_at
@@ -232,7 +242,7 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
             "write_sleep_flag",
             lambda table, worker, *, is_sleeping: table.write_sleep_flag(is_sleeping=is_sleeping),
         ),
-        (sleep, "wake_others", lambda table, queues: table.wait()),
+        (sleep, "wake_others", lambda table, queues, worker, *, hops: table.wait()),
         (settler, "settle", lambda table, outcomes, worker: table.settle(outcomes)),
         (settler, "settle_unobserved", Table.settle_unobserved),
         (settler, "release", lambda table, ids: list(ids)[:0]),

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.worker.child.capacity import LoopCapacity, ThreadCapacity
 from django_pglock.worker.child import fetcher
+from django_pglock.worker.child.capacity import LoopCapacity, ThreadCapacity
 from django_pglock.worker.child.claimer import Claimer
 from django_pglock.worker.child.fetcher import Fetcher
 from django_pglock.worker.child.in_flight import InFlight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -11,6 +12,7 @@ from django_pglock.errors import TaskStopped, TaskTimeout
 from django_pglock.worker.child.stoppable import StoppableAttempt
 from django_pglock.worker.child.task_thread import TaskThread
 from django_pglock.worker.child.watchdog import Watchdog
+from django_pglock.worker.loop import Loop
 from tests.conftest import NEVER
 
 
@@ -34,10 +36,21 @@ class Call(StoppableAttempt):
 
 @pytest.fixture
 def watchdog():
-    watchdog = Watchdog()
+    """A watchdog that is called by a loop in another thread, as the main thread of a child calls it."""
+    loop = Loop()
+
+    def watch():
+        if (due_in := watchdog.check()) < math.inf:
+            loop.call_later(due_in, watch)
+
+    watchdog = Watchdog(changed=lambda: loop.call_soon(watch))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
     yield watchdog
-    watchdog.stop()
-    assert watchdog.wait(60)
+    loop.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    loop.close()
 
 
 def test_no_stop_is_pending_when_the_next_task_begins(watchdog, monkeypatch):
