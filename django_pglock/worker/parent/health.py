@@ -60,13 +60,13 @@ class Health:
             return "The worker has no connection to the database."
         if heartbeat.beat_at is None:
             return "The first heartbeat is not written yet."
+        if not crew.children.all:
+            return "No process of the worker runs at the moment."
         age = time.monotonic() - heartbeat.beat_at
         if age > silent_after():
             return f"The last heartbeat was written {age:.0f} s ago."
-        troubles = [child.report.get("unready", "A process of the worker starts.") for child in crew.children.all]
-        if not troubles:
-            return "No process of the worker runs at the moment."
-        return None if None in troubles else str(troubles[0])
+        troubles = [child.report.get("unready", "A process of the worker starts.") for child in list(crew.children.all)]
+        return None if None in troubles or not troubles else str(troubles[0])
 
     def beat_age(self) -> float | None:
         """Return the seconds since the oldest of the last heartbeats was written; None before the first one."""

@@ -222,9 +222,6 @@ class Heartbeat:
         return "it does not answer" if self.last_error is None else one_line(self.last_error)
 
     def _on_open(self) -> None:
-        if self._is_closed:
-            self.session.close()
-            return
         self.connects += 1
         self._has_beaten = False
         # Not behind a pooler, where other clients would get the lock and the notifications.

@@ -84,16 +84,29 @@ class Session:
             connection = self._open()
         except BaseException as error:  # noqa: BLE001 - the project's code may run here, and the loop must know
             failure = error
-            self.loop.call_soon(lambda: self._note_failure(failure))
+            self._tell(lambda: self.on_lost(failure))
         else:
-            self.loop.call_soon(lambda: self._note_open(connection))
+            self._tell(lambda: self._begin(connection), otherwise=connection.close)
 
-    def _note_failure(self, error: BaseException) -> None:
-        self._opening = None
-        self.on_lost(error)
+    def _tell(self, call: Callable[[], None], *, otherwise: Callable[[], None] = lambda: None) -> None:
+        """Call a function in the loop, or the other one if the session was closed while this thread was opening it."""
+        thread = threading.current_thread()
 
-    def _note_open(self, connection: DatabaseWrapper) -> None:
-        self._opening, self.connection = None, connection
+        def note() -> None:
+            if self._opening is thread:
+                self._opening = None
+                call()
+            else:
+                otherwise()
+
+        # If it was closed, the loop may be closed as well.
+        if self._opening is thread:
+            self.loop.call_soon(note)
+        else:
+            otherwise()
+
+    def _begin(self, connection: DatabaseWrapper) -> None:
+        self.connection = connection
         raw: Any = connection.connection
         raw.pgconn.nonblocking = 1
         raw.add_notify_handler(lambda note: self._note(note.channel, note.payload))
@@ -124,7 +137,8 @@ class Session:
 
     def close(self) -> None:
         """Close the session, and forget what was asked."""
-        connection, self.connection, self._asked, self._answer = self.connection, None, None, None
+        connection, self.connection, self._opening = self.connection, None, None
+        self._asked = self._answer = None
         self._waiting.clear()
         if self._deadline is not None:
             self._deadline.cancel()
