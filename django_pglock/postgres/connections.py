@@ -172,9 +172,12 @@ def has_ended(raw: Any) -> bool:
 
 
 def close_unusable_connections(*, without: str) -> None:
-    """Close this thread's connections that are broken, too old or ended, except for the one to an alias."""
+    """Close this thread's connections that are broken, too old or ended, except for the one to an alias.
+
+    In a block of ``atomic()``, such as that of a ``TestCase``, a connection stays open.
+    """
     for connection in connections.all(initialized_only=True):
-        if connection.alias != without:
+        if connection.alias != without and not connection.in_atomic_block:
             if connection.vendor == "postgresql" and has_session_ended(cast("DatabaseWrapper", connection)):
                 connection.close()
             else:

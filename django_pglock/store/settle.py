@@ -200,7 +200,8 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     """Write successes as the last statement of the current transaction, and commit it, in one message.
 
     Then ``atomic()`` has nothing to commit, and it calls the functions of ``on_commit``. Raises ``ClaimLost`` if one
-    claim is lost, and ``SettleRefused`` if a statement of ours is refused. Then nothing is committed.
+    claim is lost, and ``SettleRefused`` if a statement of ours is refused. Then nothing is committed. In a ``TestCase``
+    the transaction is a savepoint of that of the test, so there is no COMMIT.
     """
     connection = connection_for(using)
     connection.ensure_connection()
@@ -211,6 +212,7 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
         bound = [statement % literals(connection, each) for each in values]
+    is_own_transaction = len(connection.atomic_blocks) == 1
     limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
     with _refusals_of(len(limits) + len(bound)) as own:
         if told := [claim for claim, _ in successes if claim.progress is not claim.written_progress]:
@@ -221,8 +223,8 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
             send(connection, ";".join([*limits, *bound]))
         else:
             own.count += bool(begin)
-            send(connection, ";".join([*limits, *bound, "COMMIT"]))
-    if begin is None:
+            send(connection, ";".join([*limits, *bound, *(["COMMIT"] if is_own_transaction else [])]))
+    if begin is None and is_own_transaction:
         # A cursor does not tell which statement of a message was refused.
         send(connection, "COMMIT")
 

@@ -23,6 +23,7 @@ from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import (
     CONNECTION_ERRORS,
+    connection_for,
     has_statement_in_progress,
     is_forbidden,
     shut_down_socket,
@@ -239,6 +240,10 @@ class ConnectedService(Service):
     def reconnects(self) -> int:
         """The number of sessions that were opened because an earlier one was lost."""
         return max(0, self._connects - 1)
+
+    def use_connection_of_thread(self) -> None:
+        """Use the present connection of this thread, and open no session. For code that calls ``run_once()`` itself."""
+        self._connection = connection_for(self.using)
 
     def open(self) -> None:
         if self._connection is None:

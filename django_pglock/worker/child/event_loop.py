@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -132,27 +132,18 @@ class EventLoop:
 
     async def _call(self, attempt: Attempt) -> Any:
         """Call the function of an attempt. It can be stopped where it awaits something, and at its statements."""
-        attempt.begin()
         loop, me = asyncio.get_running_loop(), asyncio.current_task()
         assert me is not None  # noqa: S101 - for the type checker
         self._running[me] = attempt
-        if attempt.timeout is not None:
-            self.watchdog.watch(attempt, partial(self._stop, loop, me))
         try:
-            value = await self._call_in_this_process(attempt)
-            attempt.refuse_late_success()
-        except BaseException as error:
-            if (reason := attempt.reason_of(error)) is error:
-                raise
-            raise reason  # noqa: B904 - its cause is set
+            return await call_async(attempt, partial(self._call_watched, loop, me))
         finally:
-            attempt.end()
             self.watchdog.forget(attempt)
             del self._running[me]
-            current_attempt.set(None)
-        return value
 
-    async def _call_in_this_process(self, attempt: Attempt) -> Any:
+    async def _call_watched(self, loop: asyncio.AbstractEventLoop, me: asyncio.Task[Any], attempt: Attempt) -> Any:
+        if attempt.timeout is not None:
+            self.watchdog.watch(attempt, partial(self._stop, loop, me))
         try:
             return await attempt.call()
         finally:
@@ -255,3 +246,20 @@ class EventLoop:
                 logger.exception("The event loop of the worker has raised an error, and continues.")
             if self._loop is not loop:
                 return
+
+
+async def call_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> Any:
+    """Call the function of an attempt by ``call``. What is raised is the error to record."""
+    current_attempt.set(attempt)
+    try:
+        attempt.begin()
+        value = await call(attempt)
+        attempt.refuse_late_success()
+    except BaseException as error:
+        if (reason := attempt.reason_of(error)) is error:
+            raise
+        raise reason  # noqa: B904 - its cause is set
+    finally:
+        attempt.end()
+        current_attempt.set(None)
+    return value

@@ -15,7 +15,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, has_manual_transaction
 from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.store.claim import claim_group
 from django_pglock.store.outcome import Cancelled, Failed, GivenBack, Outcome, Retried, Snoozed, Succeeded
@@ -37,7 +37,6 @@ from django_pglock.worker.child.task_connections import (
     renew_connections,
     wait_for_claim,
 )
-from django_pglock.worker.child.task_thread import TaskThread
 from django_pglock.worker.child.watchdog import Watchdog
 
 logger = get_logger(WORKER)
@@ -189,6 +188,7 @@ class Executor:
         checked_at = 0.0
         prepare_connections()
         thread = self.watchdog.watch_this_thread()
+        begin = self.loop.run if are_coroutines else partial(run, call=thread.call)
         clean = clean_context()
         keeps_all = all(map(is_kept, connections.settings.values()))
         try:
@@ -199,7 +199,7 @@ class Executor:
                     checked_at = began
                 # Coroutines inherit the context of this thread, because the loop is called with the caller's context.
                 thread.claim = claim
-                ended = clean.copy().run(self._execute, claim, thread, are_coroutines)
+                ended = clean.copy().run(execute, claim, self.using, self.in_flight, begin)
                 thread.claim = None
                 thread.clean_up(claim)
                 if not keeps_all:
@@ -221,33 +221,33 @@ class Executor:
         finally:
             connections.close_all()
 
-    def _execute(self, claim: Claim, thread: TaskThread, is_coroutine: bool) -> EndedClaim | None:
-        """Run one claim to its end. Return None for a coroutine, because the event loop ends it."""
-        attempt: Attempt | EndedClaim | None = None
-        try:
-            attempt = prepare(claim, self.using)
-            if isinstance(attempt, Attempt) and attempt.definition.group is not None:
-                attempt = self._with_others(attempt, attempt.definition.group)
-            if isinstance(attempt, EndedClaim):
-                return attempt
-            if attempt.has_observers:
-                send(task_started, claim, attempt.result)
-            if is_coroutine:
-                self.loop.run(attempt)
-                return None
-            ended = run(attempt, thread.call)
-        except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            if isinstance(attempt, Attempt):
-                return end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
-            return end_by_error([claim], self.using, error, has_begun=False)
-        return ended
 
-    def _with_others(self, attempt: Attempt, group: Group) -> Attempt | EndedClaim:
-        try:
-            return with_others(attempt, group, self.in_flight)
-        except DatabaseFailure:
-            logger.warning("The group of %s cannot be read. Its tasks are given back.", attempt.claim, exc_info=True)
-            return EndedClaim(attempt.claim, GivenBack())
+def execute(
+    claim: Claim, using: str, in_flight: InFlight, begin: Callable[[Attempt], EndedClaim | None]
+) -> EndedClaim | None:
+    """Run one claim to its end. ``begin`` runs its attempt, or returns None if the event loop ends it."""
+    attempt: Attempt | EndedClaim | None = None
+    try:
+        attempt = prepare(claim, using)
+        if isinstance(attempt, Attempt) and attempt.definition.group is not None:
+            attempt = _with_others(attempt, attempt.definition.group, in_flight)
+        if isinstance(attempt, EndedClaim):
+            return attempt
+        if attempt.has_observers:
+            send(task_started, claim, attempt.result)
+        return begin(attempt)
+    except BaseException as error:  # noqa: BLE001 - see the top of run.py
+        if isinstance(attempt, Attempt):
+            return end_by_error(attempt.claims, using, error, has_begun=attempt.was_called)
+        return end_by_error([claim], using, error, has_begun=False)
+
+
+def _with_others(attempt: Attempt, group: Group, in_flight: InFlight) -> Attempt | EndedClaim:
+    try:
+        return with_others(attempt, group, in_flight)
+    except DatabaseFailure:
+        logger.warning("The group of %s cannot be read. Its tasks are given back.", attempt.claim, exc_info=True)
+        return EndedClaim(attempt.claim, GivenBack())
 
 
 def clean_context() -> Context:
@@ -323,7 +323,7 @@ def with_others(first: Attempt, group: Group, in_flight: InFlight) -> Attempt:
         if group.limit > 1:
             claims = claim_group(first.using, first.claim, limit=group.limit - 1, gather=group.seconds)
         connection = connection_for(first.using)
-        if claims and not connection.get_autocommit():
+        if claims and has_manual_transaction(connection):
             # With AUTOCOMMIT off, otherwise the function would commit the claims or roll them back.
             connection.commit()
         in_flight.add(claims)

@@ -163,8 +163,12 @@ class Observers:
     """
 
     def __init__(self) -> None:
-        self._checked_at = -CHECK_INTERVAL
+        self.forget()
         self._exist = True
+
+    def forget(self) -> None:
+        """Check at the next call whether there are observers."""
+        self._checked_at = -CHECK_INTERVAL
 
     def exist(self) -> bool:
         """Return whether there are observers, as of at most ``CHECK_INTERVAL`` seconds ago."""
@@ -190,7 +194,8 @@ def _module_of(receiver: Any) -> str | None:
 
 
 #: Signals and loggers are global in a process, so one object is enough.
-has_observers = Observers().exist
+observers = Observers()
+has_observers = observers.exist
 
 
 # Reports the end of a claim: in the worker's log, and by the signal of django.tasks. An error here affects no task.

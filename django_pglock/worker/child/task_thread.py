@@ -166,6 +166,10 @@ class TaskThread:
         else:
             session.close()
 
+    def leave(self) -> None:
+        """Note that this thread runs other code than tasks from now on."""
+        _here.__dict__.pop("thread", None)
+
     def add(self, session: DatabaseWrapper) -> None:
         """Add a session that the thread has opened. The list is replaced, because the watchdog may be reading it."""
         others = [each for each in self._sessions if each() not in (None, session)]

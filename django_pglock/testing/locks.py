@@ -1,7 +1,6 @@
-"""Tools for the tests of projects that use locks: hold a lock in another session, and assert which locks are held.
+"""Hold a lock in another session, and assert which locks are held.
 
-The tools use a session of their own, so they work inside ``TestCase``, too. ``using`` is a database alias everywhere;
-the default is the setting ``USING``.
+The tools use a session of their own, so they work inside ``TestCase``, too.
 """
 
 from __future__ import annotations
