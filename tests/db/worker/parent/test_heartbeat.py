@@ -1,0 +1,398 @@
+"""The heartbeat of a parent: rows, lock, notifications, requests, and sessions that are lost."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.models.functions import Now
+
+from django_pglock.keys.reserved import WORKER
+from django_pglock.models import AdvisoryLock, Attempt, Task, Worker
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.liveness import Beat
+from django_pglock.store.requests_to_worker import request_stack
+from django_pglock.worker.parent import heartbeat as module
+from django_pglock.worker.parent.heartbeat import Heartbeat
+from tests.db.store.test_cancel import wait_until_begun
+from tests.db.worker.conftest import wait_for_end
+from tests.db.worker.parent.conftest import fetch, terminate
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Observed(Heartbeat):
+    """The heartbeat of some workers, which notes what it calls."""
+
+    def __init__(self, loop, *workers):
+        self.workers = list(workers)
+        self.written, self.lost, self.wakes, self.missed, self.scheduled, self.requests = [], [], [], [], [], []
+        super().__init__(
+            loop,
+            "default",
+            uuid4(),
+            beats=lambda: [self.beat_of(each) for each in self.workers],
+            busy=lambda: self.workers,
+            on_beat=lambda written, began: self.written.append(set(written)),
+            on_lost=self.lost.append,
+            on_wake=lambda *about: self.wakes.append(about),
+            on_missed=lambda: self.missed.append(1),
+            on_scheduled=lambda: self.scheduled.append(1),
+            on_request=lambda *about: self.requests.append(about),
+            on_missing=lambda: None,
+        )
+
+    def beat_of(self, worker):
+        values = {"name": f"worker {worker.hex}", "hostname": "h", "pid": 1, "queues": [], "threads": 1}
+        return Beat(worker, self.parent, is_stopping=False, task_paths=["a.b", "c.d"], **values)
+
+    def beat_once(self):
+        """Beat now, and return the ids of the workers that were written."""
+        before = len(self.written)
+        self.beat_soon()
+        self.loop.until(lambda: len(self.written) > before)
+        return self.written[-1]
+
+
+@pytest.fixture
+def beating(loop, settings):
+    """Start a heartbeat that beats only when it is told to."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+    with ExitStack() as stack:
+
+        def start(*workers):
+            heartbeat = Observed(loop, *(workers or [uuid4()]))
+            stack.callback(heartbeat.close)
+            heartbeat.start()
+            loop.until(lambda: heartbeat.written)
+            return heartbeat
+
+        yield start
+
+
+def test_one_statement_writes_the_rows_of_all_workers(beating):
+    heartbeat = beating(uuid4(), uuid4())
+    rows = Worker.objects.order_by("id")
+    assert [row.id for row in rows] == sorted(heartbeat.workers)
+    assert {row.parent for row in rows} == {heartbeat.parent}
+    assert {row.lock_key for row in rows} == {heartbeat.lock_key}
+    before = {row.id: row.heartbeat_at for row in rows}
+    assert heartbeat.beat_once() == set(heartbeat.workers)
+    assert all(row.heartbeat_at > before[row.id] for row in rows.all())
+    assert {tuple(row.task_paths) for row in rows.all()} == {("a.b", "c.d")}
+
+
+def test_a_worker_that_has_just_been_started_has_its_row_at_once(beating):
+    heartbeat = beating()
+    heartbeat.workers.append(uuid4())
+    assert heartbeat.beat_once() == set(heartbeat.workers)
+    assert Worker.objects.count() == 2
+
+
+def test_functions_are_sent_only_when_the_row_has_others(beating):
+    heartbeat = beating()
+    [worker] = heartbeat.workers
+    assert heartbeat._complete(heartbeat.beat_of(worker)).task_paths is None
+    Worker.objects.update(task_paths=["a.b"])
+    heartbeat.beat_once()
+    assert heartbeat._complete(heartbeat.beat_of(worker)).task_paths == ["a.b", "c.d"]
+
+
+def test_a_row_that_was_deleted_is_written_again_soon(beating, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOCKED_PAUSE", 0.0)
+    heartbeat = beating()
+    Worker.objects.all().delete()
+    assert heartbeat.beat_once() == set()
+    heartbeat.loop.until(lambda: heartbeat.written[-1])
+    assert Worker.objects.get().task_paths == ["a.b", "c.d"]
+    assert "has locked its row" not in caplog.text
+
+
+def test_a_locked_row_keeps_the_rows_of_others_from_nothing(beating, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOCKED_PAUSE", 0.0)
+    first, second = uuid4(), uuid4()
+    heartbeat = beating(first, second)
+    other = dedicated_connection("default")
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM django_pglock_worker WHERE id = %s FOR UPDATE", [first])
+            assert heartbeat.beat_once() == {second}
+            heartbeat.loop.until(lambda: "has locked its row" in caplog.text)
+        heartbeat.loop.until(lambda: heartbeat.written[-1] == {first, second})
+    finally:
+        other.close()
+    assert caplog.text.count("has locked its row") == 1
+    assert not heartbeat.lost
+
+
+def test_a_heartbeat_is_as_old_as_its_statement(beating, monkeypatch):
+    """A parent that was stopped while it waited for the answer must not regard its heartbeat as recent."""
+    heartbeat = beating()
+    monkeypatch.setattr(module, "BEAT", f"SELECT pg_sleep(0.2); {module.BEAT}")
+    heartbeat.session.ask = _skip_first_rows(heartbeat.session.ask)
+    began = time.monotonic()
+    heartbeat.beat_once()
+    assert heartbeat.beat_at - began < 0.2 <= time.monotonic() - began
+
+
+def _skip_first_rows(ask):
+    def ask_without_sleep(*parts, then=lambda rows: None, **options):
+        return ask(*parts, then=lambda rows: then([rows[0], *rows[2:]]), **options)
+
+    return ask_without_sleep
+
+
+def test_a_parent_is_unbroken_only_while_its_beats_come(beating, settings):
+    heartbeat = beating()
+    before = heartbeat.unbroken_for()
+    heartbeat.beat_once()
+    assert heartbeat.unbroken_for() > before
+    heartbeat._unbroken_since -= 1000.0
+    heartbeat.beat_at -= 10_000.0
+    assert heartbeat.unbroken_for() == 0.0, "it was stopped, and does not know it yet"
+    heartbeat.beat_once()
+    assert heartbeat.unbroken_for() < 1000.0
+    heartbeat._unbroken_since -= 1000.0
+    terminate("heartbeat")
+    heartbeat.loop.until(lambda: heartbeat.lost)
+    heartbeat.loop.until(lambda: heartbeat.connects == 2)
+    heartbeat.beat_once()
+    assert heartbeat.unbroken_for() < 1000.0, "the server may not have been there"
+
+
+def held_locks():
+    database = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    found = fetch(
+        f"SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND database = {database}", WORKER
+    )
+    return len(found)
+
+
+def test_the_lock_is_held_by_each_session_and_its_number_is_in_the_rows(beating):
+    heartbeat = beating()
+    assert AdvisoryLock.objects.filter(name=f"worker {Worker.objects.get().name}").count() == 1
+    first = heartbeat.lock_key
+    terminate("heartbeat")
+    heartbeat.loop.until(lambda: heartbeat.lost)
+    assert (heartbeat.lock_key, heartbeat.is_listening, heartbeat.is_connected) == (None, False, False)
+    heartbeat.loop.until(lambda: len(heartbeat.written) > 1)
+    assert heartbeat.lock_key != first
+    assert Worker.objects.get().lock_key == heartbeat.lock_key
+    assert held_locks() == 1
+    assert len(heartbeat.missed) == 2, "notifications may have been missed meanwhile"
+    heartbeat.close()
+    heartbeat.loop.until(lambda: held_locks() == 0)
+
+
+def test_a_parent_whose_lock_number_is_taken_draws_another(beating, monkeypatch):
+    """Numbers have 31 bits, so two parents may draw the same one. Or a half-open session still holds the lock."""
+    numbers = iter([77, 77, 78])
+    monkeypatch.setattr(module, "draw_number", lambda: next(numbers))
+    session = dedicated_connection("default")
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s, 77)", (WORKER,))
+        assert beating().lock_key == 78
+    finally:
+        session.close()
+
+
+def test_behind_a_pooler_there_is_neither_lock_nor_notification(pooled, beating):
+    heartbeat = beating()
+    assert (heartbeat.lock_key, heartbeat.is_listening, held_locks()) == (None, False, 0)
+    assert Worker.objects.get().lock_key is None
+    fetch("SELECT pg_notify(%s, %s)", module.channel_of(heartbeat.parent), f"{heartbeat.workers[0]} 0 default")
+    heartbeat.beat_once()
+    assert heartbeat.wakes == []
+
+
+def test_notifications_are_passed_on_and_nonsense_is_not(beating, caplog):
+    heartbeat = beating()
+    [worker] = heartbeat.workers
+    channel = module.channel_of(heartbeat.parent)
+    for payload in (f"{worker} one default", "", "nonsense", f"{worker} 1 a queue with spaces"):
+        fetch("SELECT pg_notify(%s, %s)", channel, payload)
+    fetch(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', '')")
+    heartbeat.loop.until(lambda: heartbeat.scheduled)
+    assert heartbeat.wakes == [(str(worker), "a queue with spaces", 1)]
+    assert not heartbeat.lost
+
+
+def run_for(worker, **fields):
+    """Return a task that runs on a worker."""
+    values = {"queue": "default", "backend": "default", "task_path": tasks.nothing.module_path, "attempts": 1}
+    dates = {"started_at": Now(), "last_attempted_at": Now()}
+    return Task.objects.create(status="RUNNING", worker=worker, **{**values, **dates, **fields})
+
+
+def test_requests_come_with_a_notification_and_with_each_beat(beating):
+    heartbeat = beating()
+    [worker] = heartbeat.workers
+    task = run_for(worker)
+    Task.objects.filter(pk=task.pk).cancel()
+    heartbeat.loop.until(lambda: heartbeat.requests)
+    assert heartbeat.requests == [(str(worker), task.pk, 1, True)]
+    heartbeat.requests.clear()
+    heartbeat.beat_once()
+    assert heartbeat.loop.until(lambda: heartbeat.requests) == [(str(worker), task.pk, 1, True)]
+
+
+def test_a_stack_is_requested_and_answered(beating):
+    heartbeat = beating()
+    [worker] = heartbeat.workers
+    task = run_for(worker)
+    assert request_stack("default", task.pk)
+    assert heartbeat.loop.until(lambda: heartbeat.requests) == [(str(worker), task.pk, 1, False)]
+    heartbeat.answer_stack(worker, task.pk, 1, "line 1\nline 2 % ' \\")
+    answer = heartbeat.loop.until(lambda: Task.objects.values_list("stack__text", flat=True).get())
+    assert answer == "line 1\nline 2 % ' \\"
+
+
+def test_beats_are_written_while_the_table_of_tasks_is_locked(beating):
+    heartbeat = beating()
+    task = run_for(heartbeat.workers[0])
+    before = Worker.objects.get().heartbeat_at
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
+        assert heartbeat.beat_once() == set(heartbeat.workers)
+        heartbeat.look_for_requests()
+        heartbeat.answer_stack(heartbeat.workers[0], task.pk, 1, "text")
+        assert heartbeat.beat_once() == set(heartbeat.workers)
+    assert Worker.objects.get().heartbeat_at > before
+    assert not heartbeat.lost
+    Task.objects.filter(pk=task.pk).cancel()
+    heartbeat.loop.until(lambda: heartbeat.requests)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_without_a_server_it_tries_again_and_says_so_once(beating, loop, settings, monkeypatch, caplog, is_first):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+    heartbeat = Observed(loop, uuid4()) if is_first else beating()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "dedicated_connection", _refuse)
+        heartbeat.start() if is_first else terminate("heartbeat")
+        loop.until(lambda: len(heartbeat.lost) > 2)
+    loop.until(lambda: heartbeat.session.is_open and heartbeat.written and heartbeat.last_error is None)
+    what = "cannot reach the database" if is_first else "has lost its database connection"
+    assert caplog.text.count(f"The heartbeat {what} and tries again: ") == 1
+    assert "The heartbeat works again. Failed attempts: " in caplog.text
+    heartbeat.close()
+
+
+def _refuse(*args, **options):
+    raise OperationalError("no server at the moment")
+
+
+def test_nothing_happens_before_pending_migrations_are_applied(loop, settings, monkeypatch, caplog):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "pending_migrations", lambda using: ["0001_initial"])
+        heartbeat = Observed(loop, uuid4())
+        heartbeat.start()
+        loop.until(lambda: heartbeat.pending)
+        assert "migrations of django_pglock are pending (0001_initial). Run: manage.py mig" in heartbeat.why_not_ready()
+        assert not heartbeat.written
+    loop.until(lambda: heartbeat.written)
+    assert heartbeat.pending == []
+    assert caplog.text.count("Waiting for migrations of django_pglock (0001_initial).") == 1
+    heartbeat.close()
+
+
+def test_a_parent_that_ends_while_it_waits_for_migrations_leaves_no_session(loop, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(module, "pending_migrations", lambda using: ["0001_initial"])
+    heartbeat = Observed(loop, uuid4())
+    heartbeat.start()
+    loop.until(lambda: heartbeat.pending)
+    thread = heartbeat.session._opening
+    heartbeat.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+# With a child.
+
+
+def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually, settings):
+    """Without the notification, the worker would sleep for ten minutes."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0, "HEARTBEAT_INTERVAL": 600.0}
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    time.sleep(0.3)
+    with transaction.atomic():
+        result = tasks.nothing.enqueue()
+        time.sleep(0.2)
+        assert Task.objects.get(pk=result.id).status == "READY"
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists(), why="it was not woken")
+
+
+def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
+    """As when the worker was frozen for too long. The next heartbeat writes the row anew, with the flag for sleep."""
+    sleeps = Worker.objects.filter(is_sleeping=True)
+    worker()
+    eventually(sleeps.exists)
+    Worker.objects.all().delete()
+    eventually(sleeps.exists, why="it does not ask for news any more")
+
+
+def test_a_worker_behind_a_pooler_polls(pooled, worker, finished):
+    running = worker()
+    assert not running.heartbeat.is_listening
+    assert Worker.objects.get().lock_key is None
+    finished(tasks.nothing.enqueue())
+
+
+def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worker, eventually, settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    terminate("heartbeat")
+    tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
+
+
+def test_a_worker_claims_nothing_while_its_parent_cannot_beat(worker, eventually, monkeypatch):
+    running = worker()
+    monkeypatch.setattr(module, "dedicated_connection", _refuse)
+    terminate("heartbeat")
+    eventually(lambda: not running.child.heartbeat.is_alive())
+    eventually(lambda: running.child.unready() is not None)
+    result = tasks.nothing.enqueue()
+    time.sleep(0.3)
+    assert Task.objects.get(pk=result.id).status == "READY"
+    monkeypatch.undo()
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+
+
+def test_polling_finds_a_cancel_without_a_notification(pooled, worker, eventually):
+    worker()
+    result = running_tasks.run_sql.enqueue()
+    wait_until_begun(eventually)
+    Task.objects.cancel()
+    assert wait_for_end(result, eventually).status == "CANCELLED"
+
+
+def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
+    """Several claims are in flight, and the only thread is busy."""
+    monkeypatch.setattr("django_pglock.worker.child.fetcher.LONGEST_WAIT", running_tasks.FOREVER)
+    process = worker(queues=["another"], threads=1)
+    # A fetcher that has just connected gives unknown claims back.
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    tasks.record.enqueue("never")
+    [waits] = claim(worker=process.id)
+    running_tasks.wait_for_note.enqueue("go on")
+    [busy] = claim(worker=process.id)
+    process.in_flight.begin_all([busy, waits])
+    Task.objects.filter(pk=waits.id).cancel()
+    eventually(lambda: waits.is_cancelled, why="it has not heard of it")
+    running_tasks.note("go on")
+    eventually(lambda: Task.objects.filter(pk=waits.id, status="CANCELLED").exists())
+    assert not Effect.objects.filter(name="never").exists()
+    assert Attempt.objects.get(task=waits.id).exception_path == "django_pglock.errors.TaskCancelled"
+    eventually(lambda: Task.objects.filter(pk=busy.id, status="SUCCESSFUL").exists())
