@@ -17,7 +17,7 @@ from django_pglock.store import schedules
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.tasks import registry
 from django_pglock.tasks.options import Rate, Unique
-from django_pglock.worker import Worker
+from tests.in_process import InProcessWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,7 +40,7 @@ def deploy(function, name="send", **options):
 
 def run():
     """Run a worker until no task is left to run. Returns the status of each task."""
-    Worker(threads=1, drain=True).run()
+    InProcessWorker(threads=1, drain=True).run_here()
     return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 
@@ -339,7 +339,7 @@ def test_an_earlier_version_changes_a_schedule_only_after_the_workers_of_the_lat
     old, new = ScheduleKeeper("default"), ScheduleKeeper("default")
     assert tell(old, every=60) == "every 60 s"
     assert tell(new, every=5) == "every 5 s", "it is new"
-    WorkerRow.objects.create(id=uuid4(), **{**LATER, **about})
+    WorkerRow.objects.create(id=uuid4(), parent=uuid4(), **{**LATER, **about})
     assert tell(old, every=60) == "every 5 s", "the later workers may be about to start again"
     clock["now"] += get_settings().HEARTBEAT_LIMIT + 1
     assert [tell(old, every=60) for _ in range(3)] == ["every 5 s" if is_older else "every 60 s"] * 3
@@ -353,7 +353,7 @@ def test_a_later_version_that_starts_again_in_time_is_kept(clock):
     for _ in range(3):
         WorkerRow.objects.all().delete()
         assert tell(old, every=60) == "every 5 s"
-        WorkerRow.objects.create(**LATER, id=uuid4())
+        WorkerRow.objects.create(**LATER, id=uuid4(), parent=uuid4())
         clock["now"] += get_settings().HEARTBEAT_LIMIT + 1
         assert tell(old, every=60) == "every 5 s"
 

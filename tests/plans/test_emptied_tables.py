@@ -15,7 +15,7 @@ from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.prune import _count, expired, outdated, prune_window
 from django_pglock.store.statements import run
-from django_pglock.store.wake import WAKE_OTHERS
+from django_pglock.store.wake import STILL_READY
 from tests.plans.reading import comparisons, delete_all, executed, insert
 from tests.plans.store.backlog import ATTEMPTS, TABLES
 from tests.sample.models import Rack
@@ -83,7 +83,7 @@ def test_the_tasks_with_an_exception_are_found_by_their_attempts(emptied, admin_
 
 
 def test_ready_tasks_of_a_queue_are_looked_for_by_a_probe(emptied):
-    assert rows_read_by(lambda: run("default", WAKE_OTHERS, "channel", ["default", "empty"])) < 10
+    assert rows_read_by(lambda: run("default", STILL_READY, ["default", "empty"])) < 10
 
 
 def test_the_page_of_a_task_reads_a_few_of_those_that_wait_for_it(emptied):

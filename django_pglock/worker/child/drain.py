@@ -75,14 +75,6 @@ class Drain:
             )
             self.end()
 
-    def give_up_start(self, why: str, *, after: float) -> None:
-        """End the worker because it could not use the database ``after`` seconds after its start."""
-        self.left_behind = ["what it could not read"]
-        logger.error(
-            "This worker ends, because it could not use the database %r within %g s: %s", self.using, after, why
-        )
-        self.end()
-
     def finish(self) -> None:
         """Log what the worker leaves behind, then end it."""
         self.left_behind = [

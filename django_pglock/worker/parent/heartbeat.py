@@ -200,6 +200,9 @@ class Heartbeat:
         except BaseException:
             connection.close()
             raise
+        if self._is_closed:
+            connection.close()
+            raise RuntimeError("The worker has ended.")
         return connection
 
     def _wait_for_tables(self, connection: DatabaseWrapper) -> None:

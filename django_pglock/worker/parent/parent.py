@@ -18,7 +18,9 @@ from typing import Any
 from django.utils.autoreload import StatReloader
 
 from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.loggers import WORKER, get_logger, written_by_thread
+from django_pglock.postgres.connections import is_forbidden
 from django_pglock.worker.child.child import run_child
 from django_pglock.worker.loop import Loop
 from django_pglock.worker.options import check_clock
@@ -204,16 +206,20 @@ class Parent:
         self.loop.call_later(CHECK_INTERVAL, self._check)
 
     def _give_up_start(self, crew: Crew) -> None:
-        limit = get_settings().HEARTBEAT_LIMIT
-        is_late = crew.heartbeat.beat_at is None and time.monotonic() - self._began_at > limit
-        if is_late and crew.children.options["drain"] and not crew.children.is_stopping:
-            why = crew.heartbeat.why_not_ready()
-            logger.error(
-                "This worker ends, because it could not use the database %r within %g s: %s", crew.using, limit, why
-            )
-            crew.children.left_behind.append("what it could not read")
-            crew.children.end()
-            self._end_if_done()
+        """End a worker with ``drain`` that cannot begin. A cron job must not wait until a right is granted."""
+        heartbeat, limit = crew.heartbeat, get_settings().HEARTBEAT_LIMIT
+        if heartbeat.beat_at is not None or crew.children.is_stopping or not crew.children.options["drain"]:
+            return
+        if heartbeat.last_error is not None and is_forbidden(heartbeat.last_error):
+            why = f"its role lacks a right: {one_line(heartbeat.last_error)}. docs/security.md lists what it needs."
+        elif time.monotonic() - self._began_at > limit:
+            why = f"it could not use the database {crew.using!r} within {limit:g} s: {heartbeat.why_not_ready()}"
+        else:
+            return
+        logger.error("This worker ends, because %s", why)
+        crew.children.left_behind.append("what it could not read")
+        crew.children.end()
+        self._end_if_done()
 
     def _end_if_done(self) -> None:
         """End if no child is left, and none will be started."""

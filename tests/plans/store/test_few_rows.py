@@ -8,7 +8,7 @@ from django_pglock.store.admit import BLOCKED_KEYS, HOLDERS
 from django_pglock.store.after import HAVE_DEPENDENCIES, LOCK_AWAITED, WAIT_AGAIN, after_others
 from django_pglock.store.await_end import AWAITED_IN_WORKER
 from django_pglock.store.call import row_of
-from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP
+from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM
 from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.ready import READY_PATHS, READY_QUEUES
@@ -17,7 +17,7 @@ from django_pglock.store.schedules import LAST_STATUSES, SCHEDULE_RUNS
 from django_pglock.store.settle import GIVE_BACK
 from django_pglock.store.statements import filled
 from django_pglock.store.unique import FIND_AND_LOCK_UNIQUE, FIND_UNIQUE, FREE_EXPIRED_UNIQUE, REPLACE_UNIQUE
-from django_pglock.store.wake import WAKE_OTHERS
+from django_pglock.store.wake import STILL_READY
 from django_pglock.store.why_it_waits import WHY_UNFINISHED
 from tests.plans.reading import BATCH, CALL, PATH
 from tests.plans.store.backlog import Call
@@ -52,6 +52,8 @@ def calls(backlog):
             )
             for has_order in (True, False)
         },
+        # The claim that has exceeded its timeout is found by the task's id.
+        "RUNNING_CLAIM": Call(filled(RUNNING_CLAIM), (first, 1, backlog.worker)),
         # Claims are given back by the index of running tasks.
         "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, [1], 0.0, None, None, []), by_index=True),
         # The id above all tasks that have succeeded is found by the primary key.
@@ -59,8 +61,8 @@ def calls(backlog):
         "ENQUEUED_BETWEEN": Call(filled(ENQUEUED_BETWEEN), ["2026-01-01"] * 4),
         "FIRST_SINCE": Call(filled(FIRST_SINCE), [0.0]),
         # Workers that are dead are deleted unless they have running tasks, which an index has.
-        "DELETE_DEAD": Call(filled(DELETE_DEAD), (4.5, 5.25, 30.0), by_index=True),
-        "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (1e6, 0.0, 0.0), by_index=True),
+        "DELETE_DEAD": Call(filled(DELETE_DEAD), (30.0,), by_index=True),
+        "DELETE_DEAD, if all are silent": Call(filled(DELETE_DEAD), (0.0,), by_index=True),
         # Lock keys, and the tasks that hold one, are found by the index of keys.
         "BLOCKED_KEYS": Call(filled(BLOCKED_KEYS), ("", 1000), by_index=True),
         "HOLDERS": Call(filled(HOLDERS), ("backlog", "backlog", BATCH)),
@@ -81,8 +83,8 @@ def calls(backlog):
             filled(REPLACE_UNIQUE),
             row_of(tasks.nothing, CALL._replace(unique="key 7"), "{}") | {"date": None, "delay": None},
         ),
-        # Workers of other queues are woken by one index probe for each queue.
-        "WAKE_OTHERS": Call(filled(WAKE_OTHERS), ("channel", ["default", "other", "empty"])),
+        # Before others are woken, ready tasks are looked for by one index probe for each queue.
+        "STILL_READY": Call(filled(STILL_READY), (["default", "other", "empty"],)),
         # The reason why a task is not finished is found by its id.
         "WHY_UNFINISHED": Call(filled(WHY_UNFINISHED), (30.0, backlog.ids[0])),
     }

@@ -9,7 +9,7 @@ from tests.plans.store.backlog import Call
 
 def calls(backlog):
     return {
-        "REQUESTS": Call(filled(REQUESTS), [backlog.worker] * 2, by_index=True),
+        "REQUESTS": Call(filled(REQUESTS), ([backlog.worker],), by_index=True),
         "REQUEST_STACK": Call(filled(REQUEST_STACK), (backlog.ids[0],)),
         "ANSWER_STACK": Call(filled(ANSWER_STACK), ("", backlog.ids[0], 1, backlog.worker)),
         "STACK": Call(filled(STACK), (backlog.ids[0],)),
