@@ -1,12 +1,11 @@
-"""What N worker processes cost one server, for N from 1 to 200: busy, idle, started, stopped and killed at once.
+"""What N workers cost one server, for N from 1 to 200: busy, idle, started, stopped and killed at once.
 
     .venv/bin/python bench/fleet.py run --workers 100 200 --name after --into bench/fleet.json
     .venv/bin/python bench/fleet.py draw bench/fleet.json
 
-    .venv/bin/python bench/fleet.py run --workers 40 --processes 4 --name supervised --into /tmp/supervised.json
+    .venv/bin/python bench/fleet.py run --workers 1 --processes 32 --name host --into /tmp/host.json
 
-With ``--processes`` the workers run under supervisors with so many processes each, as ``runlockworker --processes``
-starts them; then only the start, the idle fleet and the trickle are measured.
+With ``--processes`` each worker has so many children, as ``runlockworker --processes`` starts them.
 
 ``run`` starts a private PostgreSQL with fsync on and adds the figures of each N to a file; ``--name`` says what they
 are called there. ``draw`` prints the tables of that file, and writes ``docs/_static/fleet.svg``.
@@ -32,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.fleet_picture import draw
-from bench.fleet_server import Fleet, Server, children_of, lives, pss_of, spent, until
+from bench.fleet_server import Fleet, Server, lives, pss_of, spent, until, with_descendants
 
 #: Seconds of the idle window. It begins when all sessions have reported what they did, and all workers have done what
 #: they do once at their start, such as their first poll and their first round of upkeep off duty.
@@ -65,7 +64,7 @@ def idle(fleet: Fleet, count: int) -> dict[str, float]:
         "SELECT application_name, count(*) FROM pg_stat_activity "
         "WHERE datname = 'fleet' AND application_name <> 'bench' GROUP BY 1 -- bench"
     ))  # fmt: skip
-    memory = [sum(map(pss_of, [pid, *children_of(pid)])) for pid in fleet.workers]
+    memory = [sum(map(pss_of, with_descendants(pid))) for pid in fleet.workers]
     found: dict[str, float] = {}
     server.reset()
     before = server.transactions()
@@ -144,14 +143,15 @@ def kill_and_stop(fleet: Fleet, count: int) -> dict[str, float]:
     server = fleet.server
     server.empty()
     fleet.until_asleep()
-    fleet.tell("many", 4 * count, "sleep", 3600)
+    threads = 4 * count * fleet.processes
+    fleet.tell("many", threads, "sleep", 3600)
     running = "SELECT count(*) FROM django_pglock_task WHERE status = 'RUNNING' -- bench"
-    until(lambda: server.one(running) == 4 * count, "not all long tasks run")
+    until(lambda: server.one(running) == threads, "not all long tasks run")
     found: dict[str, float] = {}
     killed, fleet.workers = fleet.workers[: count // 2], fleet.workers[count // 2 :]
     if killed:
         theirs = "SELECT array_agg(id) FROM django_pglock_worker WHERE pid = ANY (%s) -- bench"
-        ids = server.one(theirs, killed)
+        ids = server.one(theirs, [each for pid in killed for each in with_descendants(pid)])
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         owned = f"{running.removesuffix(' -- bench')} AND worker = ANY (%s) -- bench"
@@ -172,7 +172,7 @@ def kill_and_stop(fleet: Fleet, count: int) -> dict[str, float]:
 
 
 def measure(count: int, processes: int) -> dict[str, float]:
-    """Return all figures of a fleet of so many workers; of one under supervisors, the first ones."""
+    """Return all figures of a fleet of so many workers."""
     found: dict[str, float] = {}
     with Server() as server:
         server.prepare()
@@ -181,10 +181,9 @@ def measure(count: int, processes: int) -> dict[str, float]:
             found |= start_storm(fleet, count, processes)
             found |= idle(fleet, count)
             found |= one_by_one(fleet, count)
-            if processes == 1:
-                found |= drain(fleet, "no-op", NOTHINGS, "nothing")
-                found |= drain(fleet, "20 ms", NAPS, "sleep", 0.02)
-                found |= kill_and_stop(fleet, count)
+            found |= drain(fleet, "no-op", NOTHINGS, "nothing")
+            found |= drain(fleet, "20 ms", NAPS, "sleep", 0.02)
+            found |= kill_and_stop(fleet, count)
         server.fleet.close()
     return found
 

@@ -146,6 +146,11 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
+def with_descendants(pid: int) -> list[int]:
+    """Return a process and all processes below it: of a worker, its starter and its children."""
+    return [pid, *(each for child in children_of(pid) for each in with_descendants(child))]
+
+
 def pss_of(pid: int) -> float:
     """Return the megabytes of a process, a page that n processes share as the n-th part of it."""
     with suppress(OSError):
@@ -178,7 +183,7 @@ class Fleet:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.workers: list[int] = []
-        self.supervisors: list[subprocess.Popen[bytes]] = []
+        self.processes = 1
 
     def __enter__(self) -> Fleet:
         self._parent = subprocess.Popen(
@@ -189,13 +194,9 @@ class Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for supervisor in self.supervisors:
-            supervisor.kill()
-            supervisor.wait()
         for pid in self.workers:
-            for child in [*children_of(pid), pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._parent.stdin.close()  # type: ignore[union-attr]
         self._parent.wait()
 
@@ -213,31 +214,20 @@ class Fleet:
         return list(json.loads(line))
 
     def start(self, count: int, processes: int = 1) -> None:
-        """Start workers and wait until all of them sleep, because there is nothing to do.
+        """Start workers with so many processes each, and wait until all sleep, because there is nothing to do."""
+        self.processes = processes
+        self.workers = self.tell("workers", count, 2, processes)
+        self.until_asleep()
 
-        ``processes``: they run under supervisors with so many processes each; 1: without.
-        """
-        if processes == 1:
-            self.workers = self.tell("workers", count, 2)
-            self.until_asleep()
-            return
-        command = [sys.executable, "-m", "django", "runlockworker", "--processes", str(processes)]
-        self.supervisors = [
-            subprocess.Popen(command, env=self.server.environment, cwd=ROOT, stderr=subprocess.DEVNULL)
-            for _ in range(count // processes)
-        ]
-        self.until_asleep(count)
-        self.workers = [pid for (pid,) in self.server.ask("SELECT pid FROM django_pglock_worker -- bench")]
-
-    def until_asleep(self, count: int = 0) -> None:
-        """Wait until the rows of all living workers, or of so many, say that they sleep."""
+    def until_asleep(self) -> None:
+        """Wait until the rows of all processes of living workers say that they sleep."""
         asleep = "SELECT count(*) FROM django_pglock_worker WHERE is_sleeping -- bench"
-        until(lambda: self.server.one(asleep) >= (count or len(self.workers)), "not all workers sleep", each=0.2)
+        count = len(self.workers) * self.processes
+        until(lambda: self.server.one(asleep) >= count, "not all workers sleep", each=0.2)
 
     def cpu(self) -> float:
-        """Return the seconds of CPU of all workers, their heartbeat processes and their supervisors."""
-        workers = [each for pid in self.workers for each in [pid, *children_of(pid)]]
-        return sum(map(cpu_of, [*workers, *(each.pid for each in self.supervisors)]))
+        """Return the seconds of CPU of all workers."""
+        return sum(cpu_of(each) for pid in self.workers for each in with_descendants(pid))
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Worker processes by fork: the program that ``bench/fleet.py`` runs to have hundreds of them soon.
 
 It starts Django and imports what a worker imports, once. Then it reads lines, forks a process for each, or for each
-worker, and prints a line of JSON. Each worker is what ``runlockworker`` runs, in a process of its own, with sessions
-and a heartbeat process of its own.
+worker, and prints a line of JSON. Each worker is what ``runlockworker`` runs: a parent, which starts children.
 
-- ``workers COUNT GRACE`` starts workers and prints their process ids;
+- ``workers COUNT GRACE PROCESSES`` starts workers with so many children each, and prints their process ids;
 - ``many COUNT FUNCTION ARGUMENT...`` enqueues calls in one transaction;
 - ``trickle COUNT RATE`` enqueues calls of ``stamp`` one by one, so many a second on average.
 """
@@ -26,11 +25,11 @@ from typing import Any
 from bench.contestants import django_project
 
 
-def work(grace: float) -> None:
+def work(grace: float, processes: int) -> None:
     """Run a worker until a signal stops it."""
-    from django_pglock.management.worker_process import run_until_signal
+    from django_pglock.worker import Worker
 
-    run_until_signal({"using": "default", "threads": 4, "grace": grace}, shows_banner=False)
+    Worker(threads=4, grace=grace, processes=processes).run()
 
 
 def many(count: int, name: str, arguments: list[float]) -> None:
@@ -72,7 +71,7 @@ def forked(call: Callable[[], Any]) -> int:
 def answer(verb: str, words: list[str]) -> list[int]:
     """Do what a line asks for; return the ids of the processes that do it."""
     if verb == "workers":
-        return [forked(lambda: work(float(words[1]))) for _ in range(int(words[0]))]
+        return [forked(lambda: work(float(words[1]), int(words[2]))) for _ in range(int(words[0]))]
     if verb == "many":
         count, name, *arguments = words
         child = forked(lambda: many(int(count), name, list(map(float, arguments))))

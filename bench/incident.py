@@ -143,7 +143,8 @@ def fill(tasks: int) -> None:
     if Task.objects.exists():
         return
     about = {"hostname": "bench", "threads": 8, "queues": [], "task_paths": [CHARGE], "is_sleeping": True}
-    Worker.objects.bulk_create(Worker(id=uuid4(), parent=uuid4(), name=f"worker-{n}", pid=n, **about) for n in range(WORKERS))
+    workers = (Worker(id=uuid4(), parent=uuid4(), name=f"worker-{n}", pid=n, **about) for n in range(WORKERS))
+    Worker.objects.bulk_create(workers)
     with connection.cursor() as cursor:
         for status, share, first, last, queue, path in rows_of(tasks):
             values = {"status": status, "count": share, "first": first, "last": last, "queue": queue, "path": path}

@@ -77,7 +77,7 @@ class Fleet:
         self.log.close()
 
     def _wait_for_their_children(self) -> None:
-        """Wait for the heartbeat process of a worker that was killed: it deletes the worker's row first."""
+        """Wait for the children of a worker that was killed: the kernel ends them a moment later."""
         self._output.close()
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
