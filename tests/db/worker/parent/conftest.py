@@ -51,3 +51,8 @@ def sessions(name: str) -> list[int]:
 def terminate(name: str) -> None:
     for pid in sessions(name):
         fetch("SELECT pg_terminate_backend(%s)", pid)
+
+
+@pytest.fixture
+def probed(worker):
+    return lambda **options: worker(probe_port="127.0.0.1:0", **options)

@@ -11,14 +11,14 @@ from django_pglock.models import Queue, Task
 from django_pglock.store.claim import claim_statement
 from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
-from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.upkeep import upkeep as unknown
+from django_pglock.worker.parent import upkeep as unknown
+from tests.db.worker.conftest import run_to_its_end
 from tests.sample import tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PATH = "tests.db.worker.upkeep.test_unknown_report.from_the_next_deploy"
+PATH = "tests.db.worker.parent.test_unknown_report.from_the_next_deploy"
 
 
 def from_the_next_deploy(name):
@@ -48,6 +48,13 @@ def beat_of(*paths):
     known = {"task_paths": list(paths)}
     beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)
     return worker
+
+
+def upkeep_of(using):
+    """Return an upkeep whose thread the test is."""
+    return unknown.Upkeep(
+        using, promoted=lambda: None, unbroken_for=lambda: 0.0, is_quiet=lambda: False, on_rest=lambda seconds: None
+    )
 
 
 def warnings(caplog):
@@ -80,7 +87,8 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
 
 
 def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):
-    report = unknown.UnknownReport("default", beat_of("shop.known"))
+    beat_of("shop.known")
+    report = unknown.UnknownReport("default")
     rows = enqueue_unknown()
     enqueue_unknown(2, "shop.other", queue="mail")
     enqueue_unknown(1, "shop.other", queue="post")
@@ -95,13 +103,13 @@ def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
-def test_only_the_oldest_worker_reports_unknown_functions(always_look, caplog):
-    first, second = beat_of(), beat_of()
+@pytest.mark.parametrize(("older_parents", "count"), [(0, 1), (1, 0)])
+def test_only_the_oldest_parent_reports_unknown_functions(always_look, caplog, older_parents, count):
     enqueue_unknown()
-    unknown.UnknownReport("default", second).run_if_due()
-    assert warnings(caplog) == []
-    unknown.UnknownReport("default", first).run_if_due()
-    assert len(warnings(caplog)) == 1
+    service = upkeep_of("default")
+    service.set_older_parents(older_parents)
+    service._round()
+    assert len(warnings(caplog)) == count
 
 
 def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
@@ -109,10 +117,7 @@ def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
     tasks.nothing.enqueue()
     monkeypatch.setattr(registry, "_definitions", {})
     assert claim_statement("default", worker=uuid4(), paths=[]).execute(1, "default") == []
-    draining = WorkerUnderTest(threads=1, drain=True)
-    draining.start()
-    assert draining._stop_requested.wait(60), "it never ends"
-    draining.shutdown()
+    run_to_its_end(threads=1, drain=True)
     assert Task.objects.get().attempts == 0
 
 

@@ -8,21 +8,17 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from django.db import connection, connections
+from django.db import connections
 from django.db.models.functions import Now
 
 from django_pglock import conf
 from django_pglock.conf import get_settings
 from django_pglock.models import Number, Schedule, Task, Worker
-from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import liveness
-from django_pglock.store.liveness import UPKEEP_WORKERS
+from django_pglock.store.liveness import UPKEEP_PARENTS
 from django_pglock.store.numbers import KEPT, Counts, add_numbers
 from django_pglock.store.schedules import ScheduleKeeper
-from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.liveness.timing import Rest
-from django_pglock.worker.upkeep import upkeep
-from tests.conftest import NEVER
+from django_pglock.worker.parent import upkeep
 from tests.db.store.schedules import HOUR, decorate
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
@@ -31,32 +27,31 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def older_workers(monkeypatch):
-    """Workers that have started earlier and have sent heartbeats for a long time; their last one counts for long."""
+def older_parents(monkeypatch):
+    """Workers of parents that have started earlier; their last heartbeat counts for long."""
     monkeypatch.setattr(conf, "BEATS_TO_THE_LIMIT", 4000)
-    monkeypatch.setattr(liveness, "IN_TIME", 1e4)
-    ago = Now() - timedelta(days=1)
-    row = {"pid": 7, "queues": [], "threads": 1, "started_at": ago, "beating_since": ago}
-    return [Worker.objects.create(id=uuid4(), **row).pk for _ in range(UPKEEP_WORKERS)]
+    monkeypatch.setattr(liveness, "LATE", 1e4)
+    row = {"pid": 7, "queues": [], "threads": 1, "started_at": Now() - timedelta(days=1)}
+    return [Worker.objects.create(id=uuid4(), parent=uuid4(), **row).pk for _ in range(UPKEEP_PARENTS)]
 
 
-def test_a_younger_worker_takes_over_upkeep_when_an_older_one_is_gone(worker, eventually, older_workers, monkeypatch):
-    """Otherwise the tasks of the older worker would wait for the next round, which is rare for a younger worker."""
+def test_a_younger_parent_takes_over_upkeep_when_an_older_one_is_gone(worker, eventually, older_parents, monkeypatch):
+    """Otherwise the tasks of the older worker would wait for the next round, which is rare for a younger parent."""
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
-    eventually(lambda: running.upkeep._older_workers == UPKEEP_WORKERS)
-    eventually(lambda: running.upkeep.next_report_by - running.upkeep._began_at > 10_000, why="it does not rest")
+    eventually(lambda: running.upkeep._older_parents == UPKEEP_PARENTS)
+    eventually(lambda: running.upkeep._is_resting, why="it does not rest")
     orphan = Task.objects.create(
         queue="default",
         backend="default",
         task_path=tasks.nothing.module_path,
         status="RUNNING",
         attempts=1,
-        worker=older_workers[0],
+        worker=older_parents[0],
         started_at=Now(),
         last_attempted_at=Now(),
     )
-    Worker.objects.filter(pk=older_workers[0]).delete()
+    Worker.objects.filter(pk=older_parents[0]).delete()
     eventually(lambda: Task.objects.filter(pk=orphan.pk, status="SUCCESSFUL").exists(), why="nobody has rescued it")
 
 
@@ -75,29 +70,13 @@ def test_the_upkeep_notices_that_the_clock_was_put_back(monkeypatch, step, resta
     assert len(restarted) == restarts
 
 
-@pytest.mark.parametrize(("older_workers", "expected"), [(0, ["default", "the end"]), (1, ["the end"])])
-def test_the_oldest_worker_repeats_notifications_that_were_lost(older_workers, expected):
-    """So all other workers need to poll only rarely."""
-    Worker.objects.create(id=uuid4(), pid=7, queues=[], threads=1, is_sleeping=True)
-    Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
-    listener = dedicated_connection("default")
-    with listener.cursor() as cursor:
-        cursor.execute(f"LISTEN {READY_CHANNEL}")
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
-    service.set_older_workers(older_workers)
-    service._round()
-    service._searched_unnoticed_at = -1_000_000.0
-    service._round()
-    service._round()
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, 'the end')", [READY_CHANNEL])
-    heard = []
-    for note in listener.connection.notifies(timeout=NEVER):
-        heard.append(note.payload)
-        if note.payload == "the end":
-            break
-    listener.close()
-    assert heard == expected
+def test_a_notification_that_was_lost_is_repeated(worker, eventually, settings):
+    """A process may die after its commit of a task, before its notification. The next beats find the task."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    task = Task.objects.create(queue="default", backend="default", task_path=tasks.nothing.module_path)
+    eventually(lambda: Task.objects.filter(pk=task.pk, status="SUCCESSFUL").exists(), why="nobody was woken")
 
 
 def test_a_worker_enqueues_each_tick_of_a_schedule_once(worker, eventually):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.worker.probes import http_server as probes
-from django_pglock.worker.probes.probes import ProbeServer
-from django_pglock.worker.supervising.channel import REPLACE, SupervisorSockets
+from django_pglock.worker import Worker
+from django_pglock.worker.parent import http_server as probes
 from tests.conftest import NEVER
-from tests.db.worker.probes.asking import ask
+from tests.db.worker.parent.asking import ask, metrics
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def closing():
+    with ExitStack() as stack:
+        yield stack
 
 
 def test_a_worker_answers_probes(probed, eventually):
@@ -33,8 +39,8 @@ def test_slow_clients_are_cut_off_and_block_no_others(probed, eventually, monkey
     """Clients that send nothing, and clients that send a byte now and then. Neither kind keeps a thread."""
     monkeypatch.setattr(probes, "LONGEST_REQUEST", NEVER)
     worker = probed()
-    server = worker.probes.server._server
-    address = ("127.0.0.1", worker.probes.server.port)
+    server = worker._parent.server._server
+    address = ("127.0.0.1", worker._parent.server.port)
     clients = [closing.enter_context(socket.create_connection(address)) for _ in range(probes.MOST_REQUESTS + 4)]
     eventually(lambda: len(server._requests) == probes.MOST_REQUESTS)
     assert ask(worker, "/livez")[0] == 200
@@ -52,35 +58,21 @@ def test_slow_clients_are_cut_off_and_block_no_others(probed, eventually, monkey
 
 
 def test_nothing_listens_unless_a_port_is_asked_for(worker):
-    assert worker().probes.server is None
+    assert worker()._parent.server is None
 
 
-@pytest.fixture
-def channel(closing):
-    ours, theirs = map(closing.enter_context, socket.socketpair())
-    return SupervisorSockets(1, theirs), ours
+def test_all_children_have_one_server_and_a_replacement_changes_nothing(probed, eventually):
+    """Their numbers are summed."""
+    worker = probed(processes=2, threads=3)
+    eventually(lambda: metrics(worker)["processes"] == 2)
+    eventually(lambda: ask(worker, "/readyz")[0] == 200)
+    assert metrics(worker)["threads"] == 6
 
 
-def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, channel):
-    """They overlap: the old one finishes its tasks while the new one starts."""
-    worker = probed(supervisor=channel[0])
-    worker.retire()
-    heard = channel[1].recv(100)
-    assert REPLACE in heard
-    with socket.create_server(("127.0.0.1", worker.probes.server.port)):
-        pass
-
-
-def test_a_worker_refuses_to_start_if_its_probe_port_is_taken(worker):
+def test_a_worker_refuses_to_start_if_its_probe_port_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot be answered at 127.0.0.1 port {port}"):
-            worker(probe_port=f"127.0.0.1:{port}")
+            Worker(probe_port=f"127.0.0.1:{port}").run()
         with pytest.raises(CommandError, match="cannot be answered"):
             call_command("runlockworker", "--probe-port", f"127.0.0.1:{port}", "--no-reload")
-
-
-@pytest.mark.parametrize(("number", "port"), [(1, 9187), (4, 9190)])
-def test_each_process_of_a_supervisor_has_a_port_of_its_own(number, port):
-    assert ProbeServer(None, None, host="127.0.0.1", port=9187, number=number).port == port
-    assert ProbeServer(None, None, host="127.0.0.1", port=0, number=number).port == 0

@@ -6,9 +6,9 @@ import pytest
 from django.db.models import F
 
 from django_pglock.models import Number, Queue, Task
-from django_pglock.worker.upkeep import upkeep
+from django_pglock.worker.parent import upkeep
 from tests.conftest import NEVER
-from tests.db.worker.probes.asking import metrics
+from tests.db.worker.parent.asking import ask, metrics
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.sample.running_tasks import FOREVER
@@ -71,10 +71,9 @@ def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
 def test_metrics_count_the_tasks_in_flight(probed, eventually):
     worker = probed(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: Effect.objects.exists())
-    found = metrics(worker)
+    eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 1)
     running_tasks.note("go on")
-    assert (found["tasks_in_flight"], found["tasks_running"]) == (1, 1)
+    eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 0)
 
 
 def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
@@ -99,15 +98,15 @@ def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually
         metrics(worker)
         worker.upkeep.readings.run_if_due()
     assert len(read) == 1
-    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.BETWEEN_READINGS", 0.1)
+    monkeypatch.setattr("django_pglock.worker.parent.upkeep.BETWEEN_READINGS", 0.1)
     Task.objects.all().delete()
     Number.objects.filter(kind="counted").update(total=0)
     eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.MAX_AGE", 0.0)
+    monkeypatch.setattr("django_pglock.worker.parent.upkeep.MAX_AGE", 0.0)
     assert f"tasks_ready {odd}" not in metrics(worker)
 
 
 def test_scrapes_send_no_statement(probed, django_assert_num_queries):
     worker = probed()
     with django_assert_num_queries(0):
-        worker.probes.metrics.exposition()
+        ask(worker, "/metrics")

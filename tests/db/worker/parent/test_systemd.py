@@ -11,8 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from django_pglock.worker.probes.probes import watchdog_limit
-from django_pglock.worker.supervising.channel import SupervisorSockets
+from django_pglock.worker.parent import heartbeat
+from django_pglock.worker.parent.probes import watchdog_limit
+from tests.db.worker.parent.conftest import terminate
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -77,22 +78,13 @@ def test_systemd_is_notified_of_start_heartbeats_and_end(messages, worker, event
 @pytest.mark.parametrize("messages", ["abstract"], indirect=True)
 def test_a_worker_without_database_still_lives_for_systemd(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
-    running = worker()
-    monkeypatch.setattr(running.heartbeat, "beat", lambda: 1 / 0)
+    worker()
+    monkeypatch.setattr(heartbeat, "dedicated_connection", lambda *_, **__: 1 / 0)
+    terminate("heartbeat")
     eventually(lambda: "STATUS=The worker has no connection to the database." in messages())
     lines = []
     eventually(lambda: lines.extend(messages()) or len(lines) > 3)
     assert "WATCHDOG=1" in lines
-
-
-@pytest.mark.parametrize("messages", ["abstract"], indirect=True)
-def test_one_process_of_several_does_not_say_that_the_service_stops(messages, worker):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        worker(supervisor=SupervisorSockets(1, theirs)).shutdown()
-    lines = messages()
-    assert "READY=1" in lines
-    assert "STOPPING=1" not in lines
 
 
 def test_a_missing_socket_is_logged_once_and_the_worker_continues(worker, monkeypatch, tmp_path, caplog):
@@ -117,6 +109,4 @@ def test_the_watchdog_limit_of_systemd_is_used_only_by_the_watched_process(monke
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, str(os.getpid()) if value == "ours" else value)
-    assert watchdog_limit(is_one_of_several=False) == limit
-    # The main process is the supervisor then; one of its processes answers for it.
-    assert watchdog_limit(is_one_of_several=True) == (2.5 if "WATCHDOG_PID" in environment else limit)
+    assert watchdog_limit() == limit
