@@ -111,7 +111,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
             # The session of the wait cannot see the task, so the task exists only in this transaction.
             raise errors.TaskError(
                 f"wait() for task {self.id} inside the transaction of a TestCase would wait forever: no worker sees "
-                "the task. Use a TransactionTestCase, with a worker."
+                "the task. Call django_pglock.testing.run_tasks(), and then result.refresh()."
             )
         return self.is_finished
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from psycopg.pq import TransactionStatus
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for, in_test_case, in_transaction, transaction_status
 from django_pglock.postgres.stopping import stopping_wrapper
-from django_pglock.store.admit import admit
+from django_pglock.store.admit import admit, blocked_keys
 from django_pglock.store.liveness import alive
 from django_pglock.store.outcome import Failed, Retried
 from django_pglock.store.pause import paused_queues
@@ -133,10 +134,11 @@ def _run(here: Here, *, until: str, raise_errors: bool, limit: int) -> list[Task
                 continue
             if len(runs) == limit:
                 here.give_back(claim)
+                [(path, number)] = Counter(each.task_path for each in runs).most_common(1)
                 raise RuntimeError(
-                    f"run_tasks() has run {limit} attempts, and {claim} would follow. If these tasks come to an end, "
-                    "give a higher limit=. A task that snoozes or enqueues itself without end needs until='due', or a "
-                    "test that ends it."
+                    f"run_tasks() has run {limit} attempts, {number} of them of {path}, and {claim} would follow. If "
+                    "these tasks come to an end, give a higher limit=. If they snooze or enqueue themselves without "
+                    "end, let the test end them; until='due' runs no task that has snoozed."
                 )
             ended = here.run(claim)
             runs += map(_task_run, (ended, *ended.same_call))
@@ -226,10 +228,10 @@ class Here:
                     self._restore_settings()
 
     def promote(self) -> None:
-        """Make all tasks ready that are due."""
+        """Make all tasks ready that are due, also those that another program has written by a plain INSERT."""
         while promote(self.using):
             pass
-        admit(self.using, open_rates(self.using))
+        admit(self.using, [*open_rates(self.using), *blocked_keys(self.using, "")])
         self._run_hooks()
 
     def claim(self) -> Claim | None:

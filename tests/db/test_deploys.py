@@ -17,7 +17,7 @@ from django_pglock.store import schedules
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.tasks import registry
 from django_pglock.tasks.options import Rate, Unique
-from tests.in_process import InProcessWorker
+from django_pglock.testing import run_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,8 +39,8 @@ def deploy(function, name="send", **options):
 
 
 def run():
-    """Run a worker until no task is left to run. Returns the status of each task."""
-    InProcessWorker(threads=1, drain=True).run_here()
+    """Run all tasks that are due. Returns the status of each task."""
+    run_tasks(until="due")
     return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 

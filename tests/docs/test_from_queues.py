@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from django_pglock.worker import Worker
+from django_pglock.testing import run_tasks
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "from_queues.md").read_text()
@@ -26,7 +26,7 @@ def test_the_celery_page_shows_tasks_with_the_same_effect(monkeypatch):
     shop["pay_with_celery"](1)
     shop["pay"](2)
     assert shop["sent"] == [1]
-    Worker(threads=1, drain=True).run()
+    run_tasks()
     assert shop["sent"] == [1, 2]
     assert shop["report_by_celery"]() == shop["report"].call() == "2 receipts"
     [there] = shop["app"].conf.beat_schedule.values()

@@ -20,7 +20,7 @@ from django_pglock.contrib.capture import Capture, check_captures
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.worker import Worker
+from django_pglock.testing import run_tasks
 from tests.sample import captured_tasks as tasks
 from tests.sample.models import Effect, Product, Shelf
 
@@ -310,12 +310,12 @@ def test_a_call_that_fails_enqueues_nothing_and_keeps_its_place(capture, monkeyp
     [product] = products(1)
     with monkeypatch.context() as patch:
         patch.setattr(Product._meta, "constraints", [])
-        Worker(drain=True, max_tasks=1).run()
+        run_tasks(until="due")
     Product.objects.update(price=1)
     assert not Task.objects.filter(task_path=tasks.note.module_path).exists()
     assert "declares no Capture 'capture'" in Attempt.objects.get().traceback
     Task.objects.filter(attempts=1).run_now()
-    Worker(drain=True).run()
+    run_tasks()
     done = Effect.objects.order_by("id").values_list("name", "number")
     assert list(done) == [("insert", product.pk), ("update", product.pk)]
 

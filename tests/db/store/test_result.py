@@ -12,7 +12,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
 from django_pglock.models import Task
 from django_pglock.store.attempts import result_of_row
-from django_pglock.worker import Worker
+from django_pglock.testing import run_tasks
 from tests.db.store.test_attempts import fail
 from tests.db.store.test_prune import ago, make
 from tests.sample import result_tasks as sample
@@ -91,7 +91,7 @@ def test_the_first_and_the_last_date_that_a_row_can_have_are_read(settings, zone
             "FROM unnest(ARRAY['0001-01-02 00:00+00', '9999-12-30 00:00+00']) AS date",
             [tasks.nothing.module_path],
         )
-    Worker(drain=True, threads=1).run()
+    run_tasks()
     rows = Task.objects.order_by("id")
     assert [row.status for row in rows] == ["SUCCESSFUL", "SUCCESSFUL"]
     for row in rows:
