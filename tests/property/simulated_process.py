@@ -164,7 +164,7 @@ class FetcherHere(Fetcher):
         rows: Any = process.table
         waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
         super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, heartbeat=awake)
-        self.comparison = SimpleNamespace(compare_if_due=lambda: None)
+        self.comparison = SimpleNamespace(compare_if_due=lambda: None, is_due=False)
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         now = process.schedule.time.monotonic
         self.claimer.pauses._clock = self.claimer._ready._clock = now
@@ -192,6 +192,7 @@ class ExecutorHere(Executor):
         watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread, task_threads=[])
         super().__init__(process.in_flight, "default", watchdog)
         self.process = process
+        self._stopping = Event(process.schedule, "pauses")
 
     def _start_async(self) -> None:
         """It is there from the beginning."""

@@ -143,7 +143,7 @@ def claims_that_are_given_back_count_as_waiting(patch):
 
 def given_back_tasks_are_not_announced(patch):
     patch.setattr(Settler, "_announce_reruns", lambda self, ended_claims: None)
-    return Shape(threads=2, calls=calls(6, refusals=1))
+    return Shape(threads=2, calls=calls(6, refusals=1), slowness=10)
 
 
 def admitted_tasks_are_not_announced(patch):
@@ -176,12 +176,13 @@ def other_queues_count_as_empty_before_they_were_polled(patch):
         return self.claimer.claim(capacities, notified=notified if self.sleep.since is not None else ())
 
     patch.setattr(Fetcher, "_claim", claim)
-    # The worker cannot poll between the two tasks. It is notified only of the second one, which it cannot claim.
+    # The worker cannot poll between the two tasks. It is notified only of the second one, which it cannot claim, when
+    # its heartbeats arrive again.
     first, second = Call(id=0, seconds=0.02, queue="a"), Call(id=1, seconds=0.02, queue="b")
     return Shape(
         threads=2,
         calls=[],
-        late=[(0.025, first), (0.3, second)],
+        late=[(0.025, first), (0.555, second)],
         queues=["a", "b"],
         paused=("b", 5.0),
         silence=(0.03, 0.5),

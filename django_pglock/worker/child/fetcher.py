@@ -214,16 +214,12 @@ class Fetcher(ConnectedService):
 
     def _claim_and_begin(self, capacities: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and pass them to the threads and the event loop. Return whether there were any."""
-        self.in_flight.is_claiming = True
-        try:
-            if claims := self._claim(capacities):
-                # This counts as progress. If the answer was slow, the threads have waited for these claims.
-                self._progressed_at = self._found_at = time.monotonic()
-                self.in_flight.begin_all(self._exclusive_run.hold_back_suspects(claims))
-                if self._busy_since is None:
-                    time.sleep(PAUSE_AFTER_CLAIM)
-        finally:
-            self.in_flight.is_claiming = False
+        if claims := self._claim(capacities):
+            # This counts as progress. If the answer was slow, the threads have waited for these claims.
+            self._progressed_at = self._found_at = time.monotonic()
+            self.in_flight.begin_all(self._exclusive_run.hold_back_suspects(claims))
+            if self._busy_since is None:
+                time.sleep(PAUSE_AFTER_CLAIM)
         return bool(claims)
 
     def _claim(self, capacities: list[tuple[FunctionKind, int]]) -> list[Claim]:
@@ -376,7 +372,8 @@ class Fetcher(ConnectedService):
             # If this pass did not import a function because the last check was less than a second ago, no second
             # notification comes for its task.
             self._pause_until_news(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
-            if time.monotonic() < until or self.in_flight.claims or not self.heartbeat.is_notified():
+            has_news = time.monotonic() < until or self.in_flight.claims or self.comparison.is_due
+            if has_news or not self.heartbeat.is_notified():
                 return
 
     def _end_sleep_when_busy(self) -> None:
@@ -452,7 +449,7 @@ class ClaimComparison:
     def is_due(self) -> bool:
         """Whether it is time to compare."""
         limit, now = get_settings().HEARTBEAT_LIMIT, time.monotonic()
-        if now - self._compared_at < limit or self.in_flight.is_claiming:
+        if now - self._compared_at < limit:
             return False
         return (
             self._had_claims
@@ -469,8 +466,6 @@ class ClaimComparison:
         # list. A claim of a group may wait for a lock for longer than the limit, and its date is that of its message.
         # The order matters: claims that begin after the first line are excluded by their date.
         before, group_keys = server_time(self.using), self.in_flight.group_keys_being_claimed()
-        if self.in_flight.is_claiming:
-            return
         self._compared_at = time.monotonic()
         self._claimed, self._had_claims = self.in_flight.claimed, bool(self.in_flight.claims)
         known, limit = self.in_flight.task_ids(), get_settings().HEARTBEAT_LIMIT

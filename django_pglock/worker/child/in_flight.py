@@ -50,8 +50,6 @@ class InFlight:
         self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is removed.
         self.claims: dict[tuple[int, int], Claim] = {}
-        #: Whether the fetcher is claiming. Then rows may already belong to this worker whose claims are not here yet.
-        self.is_claiming = False
         #: The lock keys of the groups for which threads are claiming now, by the claim that leads the group.
         self.claiming_groups: dict[Claim, str | None] = {}
         #: How many ended claims the settler has taken and not yet written. Only the settler sets it.

@@ -145,15 +145,15 @@ def test_a_claim_is_not_given_back_because_the_heartbeat_froze_after_its_list(cl
     assert Task.objects.get().status == "RUNNING"
 
 
-def test_a_claim_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_there(claim, compare):
+def test_a_group_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_there(claim, compare):
     """The table was locked for longer than HEARTBEAT_LIMIT. The date of the claim is that of its message."""
     worker, in_flight = uuid4(), InFlight(1)
-    tasks.nothing.enqueue()
-    claim(worker=worker)
+    tasks.nothing.using(lock="of the group").enqueue()
+    [claimed] = claim(worker=worker)
     Task.objects.update(last_attempted_at=Now() - timedelta(seconds=1))
-    in_flight.is_claiming = True
+    in_flight.claiming_groups[claimed] = claimed.lock_key
     compare(worker, in_flight)
     assert Task.objects.get().status == "RUNNING"
-    in_flight.is_claiming = False
+    in_flight.claiming_groups.clear()
     compare(worker, in_flight)
     assert Task.objects.get().status == "READY"
