@@ -1,0 +1,137 @@
+"""What a parent does with the tasks of a child that has died: rescue at once, and overrun attempts end by timeout."""
+
+from __future__ import annotations
+
+import logging
+from uuid import uuid4
+
+import pytest
+
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.store.liveness import beat
+from django_pglock.worker.parent import upkeep as module
+from django_pglock.worker.parent.upkeep import Upkeep
+from tests.db.worker.conftest import statuses
+from tests.sample import running_tasks, tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TIMEOUT = "django_pglock.errors.TaskTimeout"
+
+
+@pytest.fixture
+def upkeep():
+    """An upkeep that is its own witness for no time, so it rescues nothing from workers that have rows."""
+    promoted = []
+    made = Upkeep(
+        "default",
+        promoted=lambda: promoted.append(1),
+        unbroken_for=lambda: 0.0,
+        is_quiet=lambda: False,
+        on_rest=lambda seconds: None,
+    )
+    yield made
+    made.stop()
+    assert made.wait(60)
+
+
+@pytest.fixture
+def dead():
+    """A worker with a row and a recent heartbeat, whose process has ended."""
+    worker = uuid4()
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[])
+    return worker
+
+
+def test_the_tasks_of_a_child_that_has_ended_are_rescued_at_once(upkeep, dead, claim, eventually, caplog):
+    """Its last heartbeat is a moment old."""
+    tasks.nothing.enqueue()
+    claim(worker=dead)
+    upkeep.end_worker(dead, [])
+    eventually(lambda: statuses() == {"READY": 1})
+    row = Task.objects.get()
+    assert (row.attempts, row.retries, row.rescues) == (1, 0, 1)
+    assert not Worker.objects.exists()
+    assert f"was taken back from worker {dead}, which is dead; it is READY now." in caplog.text
+
+
+def test_another_parent_that_is_in_its_round_delays_the_rescue_only_for_as_long(upkeep, dead, claim, eventually):
+    tasks.nothing.enqueue()
+    claim(worker=dead)
+    with pytest.MonkeyPatch.context() as patch:
+        refused = []
+        patch.setattr(module, "try_upkeep_lock", lambda using: refused.append(1))
+        upkeep.end_worker(dead, [])
+        eventually(lambda: len(refused) > 2, why="it waits for the next round")
+    eventually(lambda: statuses() == {"READY": 1})
+
+
+def test_a_rescue_is_not_forgotten_while_the_database_is_away(upkeep, dead, claim, eventually, monkeypatch):
+    tasks.nothing.enqueue()
+    claim(worker=dead)
+    failures, deregister = iter([True] * 3), module.deregister
+
+    def fail_first(using, worker):
+        if next(failures, False):
+            raise module.CONNECTION_ERRORS[0]("no server")
+        deregister(using, worker)
+
+    monkeypatch.setattr(module, "deregister", fail_first)
+    upkeep.end_worker(dead, [])
+    eventually(lambda: statuses() == {"READY": 1})
+
+
+def test_a_parent_that_ends_rescues_before(upkeep, dead, claim):
+    tasks.nothing.enqueue()
+    claim(worker=dead)
+    upkeep.end_worker(dead, [])
+    upkeep.stop()
+    assert upkeep.wait(60)
+    assert statuses() == {"READY": 1}
+
+
+def test_an_overrun_attempt_fails_by_its_timeout_and_its_neighbour_loses_none(upkeep, dead, claim, eventually, caplog):
+    """The child was killed because the function kept its process from running."""
+    overrun = running_tasks.keep_gil.enqueue(600)
+    neighbour = tasks.nothing.enqueue()
+    first, _ = claim(2, worker=dead)
+    with caplog.at_level(logging.INFO, logger="django_pglock"):
+        upkeep.end_worker(dead, [(first.id, first.attempt), (first.id, 7)])
+        eventually(lambda: statuses() == {"FAILED": 1, "READY": 1})
+    assert Task.objects.get(status="FAILED").pk == int(overrun.id)
+    attempt = Attempt.objects.get(exception_path=TIMEOUT)
+    assert (attempt.task_id, attempt.number) == (int(overrun.id), 1)
+    row = Task.objects.get(pk=neighbour.id)
+    assert (row.retries, row.rescues) == (0, 1)
+    assert TIMEOUT.rpartition(".")[2] in caplog.text
+
+
+def test_the_policy_of_its_function_retries_an_overrun_attempt(upkeep, dead, claim, eventually):
+    running_tasks.run_sql.enqueue()
+    [claimed] = claim(worker=dead)
+    upkeep.end_worker(dead, [(claimed.id, claimed.attempt)])
+    eventually(lambda: Attempt.objects.filter(exception_path=TIMEOUT).exists())
+    row = Task.objects.get()
+    assert row.status in ("SCHEDULED", "READY")
+    assert (row.retries, row.rescues) == (1, 0)
+
+
+def test_an_overrun_attempt_frees_its_key(upkeep, dead, claim, eventually):
+    first = running_tasks.locked.enqueue("a")
+    running_tasks.locked.enqueue("a")
+    [claimed] = claim(worker=dead)
+    claim(worker=uuid4())
+    assert claimed.id == int(first.id)
+    upkeep.end_worker(dead, [(claimed.id, claimed.attempt)])
+    eventually(lambda: statuses() == {"FAILED": 1, "READY": 1}, why=f"{statuses()}")
+
+
+def test_an_attempt_that_was_settled_before_its_child_died_stays_so(upkeep, dead, claim, eventually):
+    """The message that it had ended did not come any more."""
+    tasks.nothing.enqueue()
+    [claimed] = claim(worker=dead)
+    Task.objects.update(worker=uuid4(), attempts=2)
+    upkeep.end_worker(dead, [(claimed.id, 1)])
+    eventually(lambda: not Worker.objects.exists())
+    assert statuses() == {"RUNNING": 1}
+    assert not Attempt.objects.exists()
