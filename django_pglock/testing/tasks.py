@@ -67,6 +67,8 @@ NO_WORKER = UUID(int=0)
 CHANGED = ["lock_timeout", "statement_timeout", "transaction_timeout", *OFF]
 READ_SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%s)"
 WRITE_SETTINGS = "SELECT set_config(name, value, true) FROM unnest(%s::text[], %s::text[]) AS before (name, value)"
+#: The attribute of a connection with the test that was the last one to run hooks.
+_LAST_TEST = "_django_pglock_last_test"
 #: Exceptions with which the function of a task may fail. All others, such as Ctrl-C, are for the test or its runner.
 OF_FUNCTIONS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
@@ -132,7 +134,7 @@ def _run(here: Here, *, until: str, raise_errors: bool, limit: int) -> list[Task
         while (claim := here.claim()) or (until == "idle" and here.advance()):
             if claim is None:
                 continue
-            if len(runs) == limit:
+            if len(runs) >= limit:
                 here.give_back(claim)
                 [(path, number)] = Counter(each.task_path for each in runs).most_common(1)
                 raise RuntimeError(
@@ -210,6 +212,7 @@ class Here:
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
         """Prepare the connections of this thread for tasks, and leave them as they were."""
+        each: Any
         with contextlib.ExitStack() as wrappers:
             for each in connections.all(initialized_only=True):
                 wrappers.enter_context(each.execute_wrapper(stopping_wrapper))
@@ -293,7 +296,11 @@ class Here:
         if not _test_cases():
             renew_connections(self.using)
         self.in_flight.end(ended)
+        lost = self.settler.counts[None]
         self._settle()
+        if self.settler.counts[None] > lost:
+            for each in (ended, *ended.same_call):
+                each.outcome = None
         return ended
 
     def give_back(self, claim: Claim) -> None:
@@ -329,7 +336,8 @@ async def _call_in_time(attempt: Attempt) -> Any:
 
 def _test_cases() -> list[Any]:
     """Return the connections on which the only open transaction is that of a ``TestCase``."""
-    return [each for each in connections.all(initialized_only=True) if in_test_case(each)]
+    initialized: Sequence[Any] = connections.all(initialized_only=True)
+    return [each for each in initialized if in_test_case(each)]
 
 
 @contextlib.contextmanager
@@ -343,7 +351,7 @@ def _savepoint(connection: Any) -> Iterator[None]:
     savepoint._from_testcase = True
     with savepoint, _kept_open(connection):
         yield
-        if transaction_status(connection) == TransactionStatus.INERROR:
+        if connection.vendor == "postgresql" and transaction_status(connection) == TransactionStatus.INERROR:
             connection.needs_rollback = True
 
 
@@ -367,13 +375,21 @@ def _kept_open(connection: Any) -> Iterator[None]:
 def _run_hooks(connection: Any) -> None:
     """Run the hooks of the commit, as ``captureOnCommitCallbacks(execute=True)`` does, and leave a stand-in for each.
 
-    A test may call ``run_tasks()`` in such a block, which finds its own hooks by their places in the list.
+    A test may call ``run_tasks()`` in such a block, which finds its own hooks by their places in the list. Hooks of
+    ``setUpTestData()`` stay, because what they do is rolled back with the first test. Each test runs them once.
     """
+    # Each test is a savepoint in the transaction of its class.
+    test = connection.savepoint_ids[-1] if connection.savepoint_ids else None
+    is_first, connection.__dict__[_LAST_TEST] = connection.__dict__.get(_LAST_TEST) != test, test
     place = 0
     while place < len(connection.run_on_commit):
         savepoints, hook, is_robust = connection.run_on_commit[place]
-        connection.run_on_commit[place] = (savepoints, _has_run, is_robust)
+        is_of_class = test is not None and test not in savepoints
+        if not is_of_class:
+            connection.run_on_commit[place] = (savepoints, _has_run, is_robust)
         place += 1
+        if is_of_class and not is_first:
+            continue
         try:
             hook()
         except Exception:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
 
@@ -18,6 +18,7 @@ from django_pglock.errors import ConfigurationError, TaskTimeout
 from django_pglock.models import Number, Queue, RateLimit, Task, Worker
 from django_pglock.tasks.compat import task_finished, task_started
 from django_pglock.testing import assert_no_locks, run_tasks
+from django_pglock.worker import Worker as RealWorker
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -91,6 +92,23 @@ class WithTestCase(TestCase):
             transaction.on_commit(lambda: ran.append("after"))
         self.assertEqual(ran, ["before", "inside", "after"])
         self.assertEqual(len(hooks), 2)
+
+
+class WithDataOfTheClass(TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        with transaction.atomic():
+            cls.keyed = task(lock="a")(write.func)
+            cls.keyed.enqueue(1)
+        transaction.on_commit(lambda: write.enqueue(2))
+
+    def test_its_hooks_run_once(self):
+        self.assertEqual(len(run_tasks()), 2)
+        self.assertEqual(run_tasks(), [])
+        self.assertEqual(numbers(), [1, 2])
+
+    def test_they_run_in_each_test(self):
+        self.test_its_hooks_run_once()
 
 
 class WithTransactionTestCase(TransactionTestCase):
@@ -271,15 +289,16 @@ def test_an_atomic_task_and_its_outcome_are_one():
 
 
 @both
-def test_an_atomic_task_that_has_lost_its_row_writes_nothing():
-    @local(atomic=True)
+@pytest.mark.parametrize(("is_atomic", "kept"), [(True, []), (False, [1])])
+def test_a_task_that_has_lost_its_row_has_no_outcome(is_atomic, kept):
+    @local(atomic=is_atomic)
     def loses():
         write.func(1)
         Task.objects.all().delete()
 
     loses.enqueue()
     assert outcomes(run_tasks()) == ["lost"]
-    assert numbers() == []
+    assert numbers() == kept
 
 
 @both
@@ -585,6 +604,12 @@ def test_no_worker_is_needed_and_none_is_left():
     assert not Worker.objects.exists()
 
 
+@pytest.mark.django_db
+def test_a_real_worker_in_a_testcase_is_refused_and_names_it():
+    with pytest.raises(ConfigurationError, match=r"call django_pglock\.testing\.run_tasks\(\)"):
+        RealWorker(drain=True).run()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_it_is_refused_beside_a_worker_which_would_take_the_claims_back():
     write.enqueue()
@@ -605,6 +630,21 @@ def test_wrong_arguments_are_refused():
         run_tasks(until="never")
     with pytest.raises(ConfigurationError, match="nowhere"):
         run_tasks(using="nowhere")
+
+
+@both
+def test_an_async_test_runs_tasks_in_the_thread_of_its_connection():
+    @local()
+    async def create():
+        await Effect.objects.acreate(name="run", number=1)
+
+    async def call():
+        await create.aenqueue()
+        await write.aenqueue(2)
+        return await sync_to_async(run_tasks)()
+
+    assert outcomes(async_to_sync(call)()) == ["succeeded"] * 2
+    assert numbers() == [1, 2]
 
 
 def test_it_is_refused_in_a_coroutine():

@@ -29,6 +29,7 @@ from django_pglock import (
 from django_pglock import (
     TaskContext as OurTaskContext,
 )
+from django_pglock.testing import run_tasks
 
 
 @task
@@ -204,6 +205,13 @@ def use() -> None:
         lock("x").acquire().release()
     except LockNotAvailable as busy:
         assert_type(busy.name, "str | None")
+
+
+def run_enqueued_tasks() -> None:
+    for run in run_tasks("mail", until="due", raise_errors=True):
+        assert_type(run.outcome, str)
+        assert_type(run.exception, "BaseException | None")
+    run_tasks(until="never")  # type: ignore[arg-type]
 
 
 def claim_rows(users: ClaimQuerySet[User]) -> None:
