@@ -1,24 +1,32 @@
-"""A worker starts and stops in order, gives back what it cannot finish, and ends when one of its parts has."""
+"""A worker, also in Python: it starts and stops in order, and gives back what it cannot finish."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.parent import parent
+from django_pglock.worker.parent.parent import stop_signals
+from tests.conftest import NEVER, environment_at
 from tests.db.worker.conftest import run_to_its_end
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 def test_a_worker_leaves_no_trace_when_it_stops(worker):
@@ -57,7 +65,7 @@ def test_a_task_longer_than_the_grace_period_is_given_back(worker, eventually, g
 
 
 def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
-    monkeypatch.setattr("django_pglock.worker.service.dedicated_connection", refuse)
+    monkeypatch.setattr("django_pglock.worker.parent.heartbeat.dedicated_connection", refuse)
     worker = WorkerUnderTest(threads=1)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -67,50 +75,141 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
     assert not thread.is_alive()
 
 
-@pytest.mark.usefixtures("own_registry")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_ends_when_one_of_its_services_has_ended(monkeypatch):
-    """Otherwise the worker would continue to beat and to claim, without running all its duties."""
-
-    tasks.nothing.enqueue()
-    process = WorkerUnderTest(threads=1, grace=5)
-    monkeypatch.setattr(process.upkeep, "_run_once_or_back_off", lambda: exec("raise SystemExit"))
-    with pytest.raises(RuntimeError, match=r"The upkeep has ended\. The worker has ended, too\."):
-        process.run()
-    assert Task.objects.get().status == "SUCCESSFUL"
+def test_a_worker_in_python_runs_tasks_in_children_until_nothing_is_left():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    for _ in range(5):
+        running_tasks.keep_gil.enqueue(0)
+    worker = WorkerUnderTest(drain=True, threads=2, processes=2)
+    files = os.listdir("/dev/fd")
+    assert worker.run() is True
+    assert Task.objects.filter(status="SUCCESSFUL").count() == 5
+    assert os.getpid() not in Effect.objects.values_list("pid", flat=True)
+    assert (worker.left_behind, worker.code_has_changed) == ([], False)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert len(os.listdir("/dev/fd")) == len(files)
     assert not Worker.objects.exists()
 
 
-def test_a_signal_during_the_shutdown_of_a_worker_counts_as_the_first(worker):
-    """This signal lets running tasks finish. Only the next one ends them."""
-    process = worker()
-    process.retire()
-    process.stop()
-    assert not process._immediate_stop_requested.is_set()
-    process.stop()
-    assert process._immediate_stop_requested.is_set()
+def test_a_worker_in_python_says_what_it_has_left_behind():
+    Task.objects.create(queue="default", backend="default", task_path="shop.tasks.from_the_next_deploy")
+    worker = WorkerUnderTest(drain=True, threads=1)
+    assert worker.run() is False
+    [text] = worker.left_behind
+    assert text.startswith("1 task of queue 'default' that calls 'shop.tasks.from_the_next_deploy', which this worker")
 
 
-def test_a_signal_may_come_between_any_two_lines():
-    """The handler runs in the thread that waits for the event, or that sets it, and must not wait for this thread."""
-    process = WorkerUnderTest(threads=1)
+def meanwhile(act):
+    """Do something in another thread as soon as a task runs, while the main thread runs a worker."""
 
-    def handle(*args):
-        process.stop()
-        return handle
+    def wait():
+        deadline = time.monotonic() + NEVER
+        while time.monotonic() < deadline and not Effect.objects.exists():
+            time.sleep(0.01)
+        act()
+        connection.close()
 
-    def wait_and_end():
-        sys.settrace(handle)
-        process._stop_requested.wait(0.1)
-        process.end()
-        process._give_up_grace()
-        sys.settrace(None)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
 
-    waiting = threading.Thread(target=wait_and_end, daemon=True)
-    waiting.start()
-    waiting.join(60)
-    assert not waiting.is_alive(), "it waits for itself"
-    assert process.is_stopping
+
+def send(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
+def test_a_signal_to_a_worker_in_python_lets_running_tasks_finish(numbers):
+    """SIGHUP comes when a terminal is closed, and often twice: from the shell and from the kernel."""
+    running_tasks.wait_for_note.enqueue("go on")
+
+    def act():
+        send(*numbers)
+        running_tasks.note("go on")
+
+    worker, thread = WorkerUnderTest(threads=1, grace=600), meanwhile(act)
+    assert worker.run() is True
+    thread.join()
+    assert Task.objects.get().status == "SUCCESSFUL"
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_second_stop_gives_running_tasks_back(by_signal):
+    running_tasks.wait_for_note.enqueue("go on")
+    worker = WorkerUnderTest(threads=1, grace=600)
+
+    def act():
+        if by_signal:
+            send(signal.SIGTERM, signal.SIGTERM)
+        else:
+            worker.stop()
+            worker.stop()
+
+    thread = meanwhile(act)
+    worker.run()
+    thread.join()
+    assert Task.objects.get().status == "SCHEDULED"
+
+
+def test_a_stop_before_the_start_ends_the_worker():
+    worker = WorkerUnderTest(threads=1)
+    worker.stop()
+    assert worker.run() is True
+
+
+def test_a_hang_up_that_nohup_has_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signal.SIGHUP in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_change_of_code_lets_running_tasks_finish(monkeypatch, worker, eventually, is_stopped):
+    """A person who stops the worker meanwhile does not want it to start again."""
+    dates = [1.0]
+    monkeypatch.setattr(parent.StatReloader, "snapshot_files", lambda self: [("models.py", dates[-1])])
+    monkeypatch.setattr(parent, "RELOAD_INTERVAL", 0.01)
+    running = worker(reloads=True, grace=600)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    dates.append(2.0)
+    eventually(lambda: running.child.is_stopping)
+    if is_stopped:
+        running.stop()
+    time.sleep(0.1)
+    running_tasks.note("go on")
+    assert running.wait()
+    assert running.code_has_changed is not is_stopped
+    assert Task.objects.get().status == "SUCCESSFUL"
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="macOS has no waitid() in Python")
+def test_process_1_reaps_what_tasks_have_left_and_not_its_own_children():
+    """The starter reads their exit codes."""
+    script = """
+import os, time
+from django_pglock.worker.parent.parent import _reap_orphans
+def child(code):
+    return os.fork() or os._exit(code)
+orphans, ours = [child(1) for _ in range(5)], child(3)
+for each in (*orphans, ours):
+    os.waitid(os.P_PID, each, os.WEXITED | os.WNOWAIT)
+_reap_orphans({ours})
+assert os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1]) == 3
+_reap_orphans(set())
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("all reaped")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment_at(), capture_output=True, text=True, check=False)
+    assert done.stdout == "all reaped\n", done.stderr
 
 
 def refuse(*args, **kwargs):
@@ -132,7 +231,7 @@ def test_a_draining_worker_does_not_wait_for_its_database_without_end(monkeypatc
             raise error
         return ["0001_initial"]
 
-    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.pending_migrations", pending)
+    monkeypatch.setattr("django_pglock.worker.parent.heartbeat.pending_migrations", pending)
     ended = run_to_its_end(drain=True)
     assert ended.left_behind == ["what it could not read"]
     assert f"This worker ends, because it could not use the database 'default' {said}" in caplog.text
