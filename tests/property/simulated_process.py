@@ -183,6 +183,8 @@ class SettlerHere(Settler):
 
 
 class TaskThread:
+    call = None
+
     def clean_up(self, claim: Any) -> None:
         pass
 
@@ -197,14 +199,14 @@ class ExecutorHere(Executor):
     def _start_async(self) -> None:
         """It is there from the beginning."""
 
-    def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
+    def execute(self, claim: Any, *_others: Any) -> EndedClaim | None:
         waited = self.process.schedule.now - claim.received_at
         # A coroutine begins when the thread that starts coroutines has a connection, a suspect when it can run alone.
-        may_wait = is_coroutine or claim.rescues == MAX_RESCUES
+        may_wait = claim.is_async or claim.rescues == MAX_RESCUES
         assert may_wait or waited <= LONGEST_WAIT_HERE, f"{claim} has waited for {waited:.1f} s"
         if claim.attempt <= claim.refusals:
             return EndedClaim(claim, GivenBack())
-        if is_coroutine:
+        if claim.is_async:
             self.process.coroutines.append((self.process.schedule.now + claim.seconds, claim))
             return None
         self.process.schedule.sleep(claim.seconds)
@@ -252,5 +254,6 @@ def replacements(process: SimulatedProcess) -> list[tuple[Any, str, Any]]:
         (settler, "wake", Table.wake),
         (settler, "report", lambda ended: None),
         (settler, "close_unusable_connections", lambda *, without: None),
+        (executor, "execute", process.executor.execute),
         (executor, "renew_connections", lambda using: None),
     ]

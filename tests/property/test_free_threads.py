@@ -228,7 +228,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_check_of_free_threads_finds_each_planted_fault(plant, monkeypatch):
-    for seed in range(200):
+    for seed in range(2000):
         with monkeypatch.context() as patch:
             shape = plant(patch)
             try:
