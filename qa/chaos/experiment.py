@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
 from example_project.postgres import PrivatePostgres
 from qa.chaos.evidence import FINISHED, Absence, Evidence, RunRow, TaskRow
 from qa.chaos.report import Row
-from tests.conftest import WorkerProcess, heartbeat_processes_of
+from tests.conftest import WorkerProcess
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
@@ -34,18 +35,59 @@ PLENTY = 16
 ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "qa.chaos.settings"}
 
 
+#: Lines of the log: a child is ready, with its name, its process and the start of its id; a child has ended.
+IS_READY = re.compile(r"Worker (\S+:(\d+):(\w+)) is ready")
+HAS_ENDED = re.compile(r"^(\S+ \S+) .*worker-\d+\[(\d+)\] has ended")
+
+
 class ChaosWorker(WorkerProcess):
-    """A worker process, with the moment of its end and the id of its row."""
+    """A worker: a parent with one child, as its log tells. With the moments at which both have ended."""
 
     ended_at: float | None = None
-    id: UUID
-    #: Starts a replacement, as a supervisor does. None: it was started.
+    #: Starts a replacement, as a service manager does. None: it was started.
     start_replacement: Callable[[], ChaosWorker] | None = None
 
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        #: The children that were ready: name, process and start of the id.
+        self.children: list[tuple[str, int, str]] = []
+        #: When children ended, by their processes.
+        self.deaths: dict[int, float] = {}
+        self._ids: dict[str, UUID] = {}
+        super().__init__(*arguments, **options)
+
+    @property
+    def id(self) -> UUID:
+        """The id of the row of the present child."""
+        name, *_ = self.children[-1]
+        if name not in self._ids:
+            self._ids[name] = Worker.objects.get(name=name).pk
+        return self._ids[name]
+
+    @property
+    def child(self) -> int:
+        """The process of the present child."""
+        return self.children[-1][1]
+
     def _read(self) -> None:
-        super()._read()
-        # The pipe ends with the process.
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := IS_READY.search(line):
+                self.children.append((found[1], int(found[2]), found[3]))
+            if found := HAS_ENDED.search(line):
+                self.deaths[int(found[2])] = moment_of(found[1])
+            self.lines.append(line)
+        # The pipe ends with the processes.
         self.ended_at = time.time()
+
+
+def moment_of(date: str) -> float:
+    """Return the moment of a line of the log; now, if the clock of its process is wrong."""
+    now = time.time()
+    try:
+        moment = datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+    except ValueError:
+        return now
+    return moment if abs(now - moment) < 60 else now
 
 
 def state_of(pid: int) -> str:
@@ -71,7 +113,7 @@ def begins(since: float) -> set[tuple[UUID, str]]:
 class Experiment:
     """A database, workers, and a load of tasks. What is shown goes into ``rows``.
 
-    ``is_forked``: a warm parent forks the workers and the processes of supervisors, which are its children then.
+    ``is_forked``: a process that has loaded the project forks the workers.
     """
 
     def __init__(
@@ -112,7 +154,7 @@ class Experiment:
     def wait_until_ready(self, worker: ChaosWorker) -> ChaosWorker:
         """Wait until a worker is ready."""
         worker.wait_for("is ready")
-        worker.id = Worker.objects.filter(pid=worker.process.pid).latest("started_at").pk
+        assert worker.id
         return worker
 
     def load(self, count: int, seconds: float = 0.05) -> list[int]:
@@ -160,11 +202,15 @@ class Experiment:
     # The faults
 
     def send_signal(self, worker: ChaosWorker, number: signal.Signals) -> Fault:
-        """Send a signal: SIGKILL and SIGSTOP in the middle of a task. Return when it has happened."""
+        """Send a signal: SIGKILL and SIGSTOP in the middle of a task. Return when it has happened.
+
+        A worker that is stopped or continues is so with its child, as with its host.
+        """
         is_hard = number in (signal.SIGKILL, signal.SIGSTOP)
-        # Read before a SIGKILL: the heartbeat process reports the death at once, and others take the tasks.
-        in_flight = self.stop_at_work(worker.process.pid, worker.id) if is_hard else set()
+        in_flight = self.stop_at_work(worker.child, worker.id) if is_hard else set()
         at = time.time()
+        if number == signal.SIGCONT:
+            os.kill(worker.child, number)
         worker.send(number)
         if number == signal.SIGKILL:
             worker.wait()
@@ -175,7 +221,7 @@ class Experiment:
         return Fault(worker.id, at, in_flight if is_hard else self.in_flight(worker.id))
 
     def stop_at_work(self, pid: int, worker: UUID) -> set[int]:
-        """Stop a worker process in the middle of a task, and return the tasks that it has claimed.
+        """Stop a child in the middle of a task, and return the tasks that it has claimed.
 
         If it was between two tasks, it continues for a moment. Without that, its tasks may end before the signal comes,
         and then nothing shows what becomes of them. Returns nothing if the worker has nothing to do.
@@ -191,13 +237,6 @@ class Experiment:
             time.sleep(0.01)
         return set()
 
-    @staticmethod
-    def kill_heartbeat_processes(*workers: ChaosWorker) -> None:
-        """Kill the heartbeat processes of workers shortly before the workers, so that no new one is started."""
-        for worker in workers:
-            for process in heartbeat_processes_of(worker.process.pid):
-                os.kill(process, signal.SIGKILL)
-
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Note that a worker was cut off for some time. Its runs of that time had computed everything before."""
         self._absences.append(Absence(worker, since, until, is_cut_off=True))
@@ -205,14 +244,6 @@ class Experiment:
     def in_flight(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
         return set(Task.objects.filter(status="RUNNING", worker=worker).values_list("pk", flat=True))
-
-    def replace_dead(self) -> bool:
-        """Start a worker for each that has ended, as a supervisor does."""
-        for worker in list(self.started):
-            if worker.ended_at is not None and worker.start_replacement is not None:
-                start, worker.start_replacement = worker.start_replacement, None
-                start()
-        return True
 
     # How the tasks progress
 
@@ -252,8 +283,16 @@ class Experiment:
         return [
             *self._absences,
             *(Absence(worker, since) for worker, since in self._stopped.items()),
-            *(Absence(each.id, each.ended_at) for each in self.started if each.ended_at is not None),
+            *self._dead(),
         ]
+
+    def _dead(self) -> Iterator[Absence]:
+        known = {worker.hex[:8]: worker for worker in Run.objects.values_list("worker", flat=True).distinct()}
+        for worker in self.started:
+            for _, process, start in worker.children:
+                at = worker.deaths.get(process, worker.ended_at)
+                if at is not None and start in known:
+                    yield Absence(known[start], at)
 
     def judge(self, guarantee: str = NOTHING_WRONG, **exceptions: Any) -> Evidence:
         """Show that no guarantee was violated, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""

@@ -1,4 +1,4 @@
-"""The soak starts and ends: one round of it, with the fault that needs the processes of its supervisor."""
+"""The soak starts and ends: one round of it, with the fault of one of several children."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import subprocess
 import sys
 from itertools import count
 
-from qa.soak.faults import kill_supervised
+from qa.soak.faults import kill_child
 from qa.soak.rounds import in_random_order
 from tests.conftest import NEVER, ROOT
 
 
 def test_a_round_of_the_soak_keeps_every_guarantee(tmp_path):
-    seed = next(number for number in count() if next(in_random_order(number)) is kill_supervised)
+    seed = next(number for number in count() if next(in_random_order(number)) is kill_child)
     # Long enough for one sample, and too short for a second round.
     options = ("--hours", "0.005", "--every", "600", "--seed", str(seed), "--folder", str(tmp_path))
     command = [sys.executable, "-m", "qa.soak", *options]
     soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=NEVER)
     assert soak.returncode == 0, soak.stdout + soak.stderr
     report = (tmp_path / "report.md").read_text()
-    assert "| SIGKILL of a process of the supervisor | 1 |" in report
+    assert "| SIGKILL of a child | 1 |" in report
     assert "Every guarantee was kept." in report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -33,15 +32,12 @@ class Deployment:
         # Each worker is started before another one is waited for: they start side by side.
         self.steady, *self.victims = self.experiment.workers(3, "--threads", "3", pglock=PGLOCK)
         self.distant = self.experiment.worker("--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK)
-        self.supervisor = self.experiment.start("--processes", str(PROCESSES), "--threads", "2", pglock=PGLOCK)
-        wait_until(lambda: len(self.supervised()) == PROCESSES, "the supervisor has not started its processes")
+        self.several = self.experiment.start("--processes", str(PROCESSES), "--threads", "2", pglock=PGLOCK)
+        wait_until(lambda: len(self.siblings()) == PROCESSES, "the worker has not started its children")
 
-    def supervised(self) -> list[Worker]:
-        """Return the workers that are processes of the supervisor."""
-        return list(Worker.objects.filter(pid__in=self._pids()))
-
-    def _pids(self) -> list[int]:
-        return children_of(self.supervisor.process.pid)
+    def siblings(self) -> list[Worker]:
+        """Return the children of the worker that has several."""
+        return list(Worker.objects.filter(pid__in=children_of(self.several)))
 
     def workers(self) -> list[ChaosWorker]:
         """Return the workers that are processes of their own."""
@@ -49,11 +45,12 @@ class Deployment:
 
     def roles(self) -> Iterator[tuple[str, int]]:
         """Yield the role and the process id of each process."""
-        yield "steady worker", self.steady.process.pid
-        yield from (("worker that is killed", victim.process.pid) for victim in self.victims)
-        yield "worker behind the proxy", self.distant.process.pid
-        yield "supervisor", self.supervisor.process.pid
-        yield from (("process of the supervisor", pid) for pid in self._pids())
+        for worker in (self.steady, *self.victims, self.distant, self.several):
+            yield "parent", worker.process.pid
+        yield from (("child of the steady worker", pid) for pid in children_of(self.steady))
+        yield from (("child behind the proxy", pid) for pid in children_of(self.distant))
+        yield from (("child of several", pid) for pid in children_of(self.several))
+        yield from (("child that is killed", pid) for victim in self.victims for pid in children_of(victim))
 
     def replace(self, victim: ChaosWorker) -> None:
         """Start a worker in place of a worker that ends, and wait until the old one has ended."""
@@ -62,41 +59,34 @@ class Deployment:
         self.victims[self.victims.index(victim)] = start()
         victim.wait()
 
-    def kill_supervised(self) -> None:
-        """Kill one process of the supervisor and wait for its successor."""
-        victim = self.supervised()[0]
+    def kill_child(self) -> None:
+        """Kill one of several children and wait for its successor."""
+        victim = self.siblings()[0]
         os.kill(victim.pid, signal.SIGKILL)
-        self.experiment.out_of_reach(victim.pk, time.time(), float("inf"))
-        wait_until(
-            lambda: victim.pid not in children_of(self.supervisor.process.pid), "the killed process is still there"
-        )
-        wait_until(lambda: len(self.supervised()) == PROCESSES, "the killed process was not replaced")
+        wait_until(lambda: victim.pid not in children_of(self.several), "the killed child is still there")
+        wait_until(lambda: len(self.siblings()) == PROCESSES, "the killed child was not replaced")
 
     def wait_until_all_work(self, since: float) -> None:
         """Wait until each worker has begun a task since a moment."""
         for worker in self.workers():
             wait_until(partial(_has_begun, worker.id, since), f"{worker.id} does not work again")
-        wait_until(lambda: self._all_supervised_work(since), "the processes of the supervisor do not work again")
+        wait_until(lambda: self._all_siblings_work(since), "the children do not work again")
 
-    def _all_supervised_work(self, since: float) -> bool:
-        workers = self.supervised()
+    def _all_siblings_work(self, since: float) -> bool:
+        workers = self.siblings()
         return len(workers) == PROCESSES and all(_has_begun(each.pk, since) for each in workers)
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the worker processes that a process has started. Heartbeat processes are no workers."""
+def children_of(worker: ChaosWorker) -> list[int]:
+    """Return the children of a worker, which its starter has forked."""
+    return [child for starter in _processes_below(worker.process.pid) for child in _processes_below(starter)]
+
+
+def _processes_below(pid: int) -> list[int]:
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
         return []
-    return [int(child) for child in children if "heartbeat_process" not in _command(child)]
-
-
-def _command(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def _has_begun(worker: Any, since: float) -> bool:

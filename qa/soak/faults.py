@@ -6,6 +6,7 @@ A fault returns when its cause is over. Its docstring is its name in the report.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import psycopg
 
 from qa.soak.deployment import Deployment
+from tests.conftest import wait_until
 
 #: Longer than the hard limit, so that other workers take the tasks.
 LONG = 35.0
@@ -43,9 +45,8 @@ def kill(deployment: Deployment) -> None:
 
 
 def kill_host(deployment: Deployment) -> None:
-    """SIGKILL of two workers and of their heartbeat processes"""
+    """SIGKILL of two workers, as with their host"""
     victims = list(deployment.victims)
-    deployment.experiment.kill_heartbeat_processes(*victims)
     for victim in victims:
         deployment.experiment.send_signal(victim, signal.SIGKILL)
     for victim in victims:
@@ -66,16 +67,17 @@ def deploy(deployment: Deployment) -> None:
         deployment.replace(victim)
 
 
-def kill_supervised(deployment: Deployment) -> None:
-    """SIGKILL of a process of the supervisor"""
-    deployment.kill_supervised()
+def kill_child(deployment: Deployment) -> None:
+    """SIGKILL of a child"""
+    deployment.kill_child()
 
 
 def crash(deployment: Deployment) -> None:
-    """segmentation fault of a worker"""
+    """segmentation fault of a child"""
     victim = deployment.victims[1]
-    deployment.experiment.send_signal(victim, signal.SIGSEGV)
-    deployment.replace(victim)
+    count = len(victim.children)
+    os.kill(victim.child, signal.SIGSEGV)
+    wait_until(lambda: len(victim.children) > count, "the child was not replaced")
 
 
 def terminate(deployment: Deployment) -> None:
@@ -160,6 +162,6 @@ def half_open(deployment: Deployment) -> None:
 
 
 FAULTS: tuple[Callable[[Deployment], None], ...] = (
-    nothing, kill, kill_host, stop, deploy, kill_supervised, crash, terminate, restart, outage, lock_table,
+    nothing, kill, kill_host, stop, deploy, kill_child, crash, terminate, restart, outage, lock_table,
     hold_xmin, take_connections, cut, swallow, delay, half_open,
 )  # fmt: skip

@@ -19,8 +19,7 @@ from qa.soak.deployment import Deployment
 EVERY = 10.0
 
 SESSIONS = """
-SELECT CASE WHEN application_name LIKE 'lockworker heartbeat process%%' THEN 'heartbeat processes'
-            WHEN application_name LIKE 'lockworker %%' THEN 'services of workers'
+SELECT CASE WHEN application_name LIKE 'lockworker %%' THEN 'services of workers'
             WHEN application_name IN ('soak', 'dba') THEN 'soak' ELSE 'threads and clients' END, count(*)
 FROM pg_stat_activity WHERE backend_type = 'client backend' GROUP BY 1
 """

@@ -11,16 +11,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 from django.db import Error as DatabaseFailure
 from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import TaskContext, task
+from django_pglock.errors import TaskStopped
 from django_pglock.worker.child import capacity
 from tests.sample.models import Run
 
 #: Seconds for which a function tries to write that it ends. Until it has, it has not ended.
 LAST_WORD = 60.0
+#: The timeout of the functions below, where their connections become silent.
+TIMEOUT = float(os.environ.get("CHAOS_TIMEOUT", "0")) or None
 # How many tasks a worker under test claims at once, where many would hide what one claim costs.
 if _claim := os.environ.get("CHAOS_CLAIM"):
     capacity.MOST_PREFETCHED = int(_claim)
@@ -45,7 +49,11 @@ def recorded(context: TaskContext, key: str = "") -> Iterator[None]:
         Run.objects.create(**me, key=key)
         yield
     finally:
-        end(me, session)
+        try:
+            end(me, session)
+        except TaskStopped:
+            end_in_another_session(me)
+            raise
 
 
 def session_number() -> int:
@@ -71,6 +79,15 @@ def end(me: dict[str, Any], session: int) -> None:
             time.sleep(0.05)
 
 
+def end_in_another_session(me: dict[str, Any]) -> None:
+    """Write the end after the timeout, when no statement of a Django connection is allowed any more."""
+    parameters = connection.get_connection_params()
+    names = ("host", "port", "dbname", "user", "password")
+    with psycopg.connect(**{name: parameters[name] for name in names if name in parameters}) as session:
+        guard = " AND ".join(f"{name} = %({name})s" for name in me)
+        session.execute(f"UPDATE {Run._meta.db_table} SET ended_at = clock_timestamp() WHERE {guard}", me)
+
+
 def is_at_work(session: int) -> bool:
     """Return whether the server still has the session with this process number, and it is not the present one."""
     with connection.cursor() as cursor:
@@ -78,14 +95,14 @@ def is_at_work(session: int) -> bool:
         return bool(cursor.rowcount)
 
 
-@task(takes_context=True, max_attempts=10, backoff=0.1)
+@task(takes_context=True, max_attempts=10, backoff=0.1, timeout=TIMEOUT)
 def work(context: TaskContext, seconds):
     with recorded(context):
         time.sleep(seconds)
     return context.fencing_token
 
 
-@task(takes_context=True, atomic=True, max_attempts=10, backoff=0.1)
+@task(takes_context=True, atomic=True, max_attempts=10, backoff=0.1, timeout=TIMEOUT)
 def work_atomically(context: TaskContext, seconds):
     """Leave one effect, with the task's completion or not at all."""
     run = Run.objects.create(**identity(context), is_atomic=True)
@@ -94,7 +111,7 @@ def work_atomically(context: TaskContext, seconds):
     return context.fencing_token
 
 
-@task(takes_context=True, lock="chaos:{key}", max_attempts=10, backoff=0.1)
+@task(takes_context=True, lock="chaos:{key}", max_attempts=10, backoff=0.1, timeout=TIMEOUT)
 def work_alone(context: TaskContext, key, seconds):
     with recorded(context, key=key):
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The parent: what ``runlockworker`` is. One loop, which starts children, and beats, listens and looks after them.
+"""The parent: what ``runlockworker`` is. One loop, which starts children, beats and listens for them, and replaces them.
 
 It runs no task. So nothing that a task does to its process delays the heartbeat, a probe, or the rescue of the tasks of
 a child that has died. Its statements have deadlines, and none of them blocks the loop: the upkeep, whose statements
@@ -34,7 +34,7 @@ logger = get_logger(WORKER)
 
 #: SIGHUP comes when a terminal or an ssh session is closed.
 HANG_UP = signal.SIGHUP
-#: Seconds between two looks at the children, and at the files of the code.
+#: Seconds between two checks of the children, and of the files of the code.
 CHECK_INTERVAL, RELOAD_INTERVAL = 1.0, 1.0
 #: Seconds for the upkeep to end its present statement at the end.
 LAST_UPKEEP = 10.0
@@ -129,7 +129,7 @@ class Parent:
 
     def _stop(self) -> None:
         self._signals += 1
-        # Whoever ends a worker that is about to start again does not want it to start.
+        # A person who ends a worker that is about to start again does not want it to start.
         self.code_has_changed = False
         if self._signals == 1:
             self._drain()
