@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import Full, Queue
 
 #: The logger of the worker.
 WORKER = "django_pglock.worker"
@@ -56,37 +56,56 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
-# The records that a thread writes; None: each thread writes its own.
-_waiting: Queue[tuple[logging.Logger, logging.LogRecord] | None] | None = None
+class _Writer:
+    """Writes the records of all threads of this process in a thread, which lives while there are some."""
+
+    def __init__(self) -> None:
+        self._records: deque[tuple[logging.Logger, logging.LogRecord]] = deque(maxlen=MOST_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, logger: logging.Logger, record: logging.LogRecord) -> None:
+        with self._lock:
+            self._records.append((logger, record))
+            # If no thread can be started, the next record tries again.
+            with suppress(RuntimeError):
+                if self._thread is None:
+                    thread = threading.Thread(target=self._write, name="lockworker-log", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def wait(self, seconds: float) -> None:
+        if thread := self._thread:
+            thread.join(seconds)
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                if not self._records:
+                    self._thread = None
+                    return
+                each = self._records.popleft()
+            _handle_now(*each)
+
+
+# What writes the records; None: each thread writes its own.
+_writer: _Writer | None = None
 
 
 @contextmanager
 def written_by_thread() -> Iterator[None]:
     """Have a thread write the records of this process, so that no other thread waits for a handler."""
-    global _waiting
-    _waiting = waiting = Queue(MOST_WAITING)
-    thread = threading.Thread(target=_write, args=(waiting,), name="lockworker-log", daemon=True)
-    thread.start()
+    global _writer
+    _writer = writer = _Writer()
     try:
         yield
     finally:
-        _waiting = None
-        with suppress(Full):
-            waiting.put_nowait(None)
-            thread.join(LAST_RECORDS)
-
-
-def _write(waiting: Queue[tuple[logging.Logger, logging.LogRecord] | None]) -> None:
-    while (each := waiting.get()) is not None:
-        _handle_now(*each)
+        _writer = None
+        writer.wait(LAST_RECORDS)
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-    if _waiting is None:
-        _handle_now(logger, record)
-    else:
-        with suppress(Full):
-            _waiting.put_nowait((logger, record))
+    (_handle_now if _writer is None else _writer.add)(logger, record)
 
 
 def _handle_now(logger: logging.Logger, record: logging.LogRecord) -> None:

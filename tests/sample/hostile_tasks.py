@@ -1,85 +1,165 @@
-"""Task functions that raise exceptions which are hard to read or to change."""
+"""Task functions that do to their process what users' code can do to it. Each of them succeeds or dies."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from django.db import connection
+import ctypes
+import locale
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
 
 from django_pglock import task
-from django_pglock.errors import TaskStopped
+from tests.sample.forking_tasks import fork
+from tests.sample.models import Effect
 
 
-class NoText(Exception):
-    """As an exception whose message is made of an attribute that it has not got."""
-
-    def __str__(self):
-        raise RuntimeError("not to be read")
-
-    __repr__ = __str__
+def close_all_files():
+    os.closerange(0, 4096)
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    """It refuses that its traceback is assigned."""
-
-    number: int = 7
+def close_all_files_but_output():
+    os.closerange(3, 4096)
 
 
-HOSTILE = {each.__name__: each for each in (NoText, Frozen)}
+def close_output():
+    sys.stdout.close()
+    sys.stderr.close()
 
 
-def throw(kind):
-    """Raise an exception of a kind, also as a cause, or with one."""
-    name, _, how = kind.partition(" ")
-    if how == "as cause":
-        raise ValueError("because of another one") from HOSTILE[name]()
-    if how == "with cause":
-        raise HOSTILE[name]() from HOSTILE[name]()
-    raise HOSTILE[name]()
+def exit_at_once():
+    os._exit(0)
 
 
-@task(max_attempts=2, backoff=0)
-def throw_in_thread(kind):
-    throw(kind)
+def exit_interpreter():
+    sys.exit(3)
 
 
-@task(max_attempts=2, backoff=0, atomic=True)
-def throw_atomically(kind):
-    throw(kind)
+def crash():
+    ctypes.string_at(0)
 
 
-@task(max_attempts=2, backoff=0, capture_logs=True)
-async def throw_in_coroutine(kind):
-    throw(kind)
+def abort():
+    os.abort()
 
 
-@task(max_attempts=2, backoff=lambda error, result: str(error))
-def throw_and_read_in_backoff(kind):
-    throw(kind)
+def replace_signal_handlers():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        ctypes.CDLL(None).signal(number, 1)  # SIG_IGN; Python refuses this outside of the main thread
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0)
-def throw_after_timeout(kind):
+def set_alarm():
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    time.sleep(0.2)
+
+
+def send_signals_to_itself():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    time.sleep(0.2)
+
+
+def recurse():
+    recurse()
+
+
+def recurse_in_c():
+    sys.setrecursionlimit(10**9)
+    nested = []
+    for _ in range(10**6):
+        nested = [nested]
+    repr(nested)
+
+
+def exhaust_memory():
+    """Meet the limit of the process, as of a container, and keep what was taken until the end of the call."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, resource.RLIM_INFINITY))
     try:
+        kept = []
         while True:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_sleep(0.01)")
-    except TaskStopped:
-        throw(kind)
+            kept.append(bytearray(2**20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-@task(max_attempts=2, backoff=0)
-def return_what_throws(kind):
-    class Value(dict):
-        def items(self):
-            throw(kind)
-
-        __iter__ = keys = items
-
-    return Value(a=1)
+def exhaust_files():
+    kept = []
+    while True:
+        kept.append(os.open("/dev/null", os.O_RDONLY))
 
 
-@task(group="{kind}", max_attempts=2, backoff=0)
-def throw_in_group(calls, kind=None):
-    throw(calls[0]["kind"])
+def leave_threads():
+    for daemon in (True, False):
+        threading.Thread(target=time.sleep, args=(600,), daemon=daemon).start()
+
+
+def leave_a_fork():
+    if not fork():
+        time.sleep(600)
+        os._exit(0)
+
+
+def return_in_fork():
+    """The new process leaves the function, as if it were the worker."""
+    fork()
+
+
+def change_surroundings():
+    os.chdir("/")
+    os.umask(0o777)
+    locale.setlocale(locale.LC_ALL, "C")
+    os.environ.clear()
+    time.tzset()
+
+
+def break_logging():
+    class Broken(logging.Handler):
+        def handle(self, record):
+            raise RuntimeError("a handler of the project")
+
+    logging.getLogger("django_pglock").addHandler(Broken())
+
+
+def close_log():
+    logging.shutdown()
+
+
+def stop_event_loop_of_others():
+    import asyncio
+
+    asyncio.run(asyncio.sleep(0))
+    asyncio.set_event_loop(None)
+
+
+def switch_tracing_on():
+    sys.settrace(lambda *_: 1 / 0)
+    threading.settrace(lambda *_: 1 / 0)
+
+
+def do_not_switch_threads():
+    sys.setswitchinterval(1000)
+
+
+WAYS = {each.__name__: each for each in (
+    close_all_files, close_all_files_but_output, close_output, exit_at_once, exit_interpreter, crash, abort,
+    replace_signal_handlers, set_alarm, send_signals_to_itself, recurse, recurse_in_c, exhaust_memory, exhaust_files,
+    leave_threads, leave_a_fork, return_in_fork, change_surroundings, break_logging, close_log,
+    stop_event_loop_of_others, switch_tracing_on, do_not_switch_threads,
+)}  # fmt: skip
+
+
+@task
+def do(way):
+    Effect.objects.create(name=way, pid=os.getpid())
+    WAYS[way]()
+
+
+@task
+async def do_in_coroutine(way):
+    await Effect.objects.acreate(name=way, pid=os.getpid())
+    WAYS[way]()

@@ -39,6 +39,8 @@ STABLE_AFTER = 60.0
 MARGIN = 30.0
 #: Seconds beyond timeout and grace period within which a child must begin to end because of a function that does not.
 OVERRUN_MARGIN = 2.0
+#: Seconds for a child to end after its channel is closed. Its end closes the channel, too.
+DEAF_MARGIN = 1.0
 #: The longest time in seconds for which code of a task may keep all threads of a child from running.
 LONGEST_SILENCE = 3600.0
 #: Seconds between two checks of the children.
@@ -250,9 +252,9 @@ class Children:
             for kind, value in message.items():
                 self._hear(child, kind, value)
         if child.channel.is_over:
-            # It sends nothing more, and ends. If it does not, only this time ends it.
+            # It has ended, or a task has closed the files of its process. Then it hears nothing more.
             self.loop.unwatch(child.channel)
-            child.end_within(self.grace + MARGIN)
+            child.end_within(DEAF_MARGIN)
 
     def _hear(self, child: Child, kind: str, value: Any) -> None:
         match kind:
