@@ -16,6 +16,7 @@ could not run).
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         end.setblocking(False)
+        self._inode = os.fstat(end.fileno()).st_ino
         self._sending = threading.Lock()
         self._unsent = b""
         self._received = b""
@@ -63,8 +65,15 @@ class Channel:
     def _flush(self) -> None:
         # An error other than a full buffer means that the other side has ended. ``receive()`` notices it.
         with suppress(OSError):
-            while self._unsent:
+            while self._unsent and self.is_own():
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
+
+    def is_own(self) -> bool:
+        """Return whether this end is open. A task may have closed all files, and the number may be another file's."""
+        try:
+            return os.fstat(self._socket.fileno()).st_ino == self._inode
+        except OSError:
+            return False
 
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have come. Does not wait. What the caller does not take is kept."""

@@ -41,5 +41,7 @@ def test_an_idle_child_has_one_session_and_shares_one(worker_process, eventually
     eventually(lambda: sessions() == idle(processes), why=f"it has {sessions()}")
     tasks.record.enqueue("used")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why=process.output)
-    eventually(lambda: sessions() - Counter({"": 1}) == idle(processes), why=f"it has {sessions()}")
+    # The sessions of the task's thread and of the settler are closed after a minute.
+    used = idle(processes) + Counter({"": 1, "lockworker settler": 1})
+    assert sessions() <= used
     assert "lost its database connection" not in process.output

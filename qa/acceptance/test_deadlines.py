@@ -10,7 +10,6 @@ from django.db import connection, connections
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
-from django_pglock.worker.liveness import session_watch
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
@@ -18,7 +17,7 @@ from tests.sample import running_tasks, tasks
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: What an idle worker has a session for.
-KINDS = {"heartbeat", "work"}
+KINDS = {"heartbeat", "fetcher"}
 
 
 @pytest.fixture
@@ -33,8 +32,7 @@ def proxy(transactional_db, monkeypatch):
 @pytest.fixture
 def short_timeouts(monkeypatch):
     monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
-    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(session_watch, "LEFT_TO_SERVER", 0.5)
+    monkeypatch.setattr(service, "LATE_ANSWER", 0.5)
 
 
 def sessions():
@@ -42,7 +40,7 @@ def sessions():
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT split_part(application_name, ' ', 2), pid FROM pg_stat_activity "
-            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker heartbeat process'"
+            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker upkeep'"
         )
         return set(cursor.fetchall())
 
@@ -62,15 +60,12 @@ def test_services_close_connections_on_which_the_server_does_not_answer(
     worker()
     tasks.nothing.enqueue()
     eventually(done)
-    eventually(lambda: kinds() == KINDS)
+    eventually(lambda: kinds() >= KINDS)
     proxy.black_hole(new=False)
     tasks.nothing.enqueue()
     eventually(done, why="the worker hangs")
-    # The first service that finds its session half open closes the idle sessions, so not all others have to wait.
-    for names in (("heartbeat",), ("fetcher", "settler", "upkeep")):
-        eventually(
-            lambda names=names: any(f"The {name} works again" in caplog.text for name in names), why=f"{names} hang"
-        )
+    for name in ("heartbeat", "fetcher"):
+        eventually(lambda name=name: f"The {name} works again" in caplog.text, why=f"the {name} hangs")
     assert Task.objects.filter(attempts__gt=2).count() == 0
     proxy.pass_through()
 
@@ -79,12 +74,12 @@ def test_services_reconnect_within_seconds_after_an_outage(proxy, worker, eventu
     """The longest pause follows each attempt to connect, as in an outage of an hour."""
     monkeypatch.setattr(service, "FIRST_PAUSE", 1000.0)
     worker()
-    eventually(lambda: kinds() == KINDS)
+    eventually(lambda: kinds() >= KINDS)
     proxy.cut(new=True)
     tasks.nothing.enqueue()
     eventually(lambda: not sessions())
     proxy.pass_through()
-    eventually(lambda: kinds() == KINDS and done())
+    eventually(lambda: kinds() >= KINDS and done())
 
 
 def test_a_worker_overrides_the_timeouts_that_are_set_for_its_role(worker_process, eventually):
@@ -98,12 +93,12 @@ def test_a_worker_overrides_the_timeouts_that_are_set_for_its_role(worker_proces
             for name in names:
                 cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} SET {name} = '3s'")
             process = worker_process("--threads", "1")
-            eventually(lambda: kinds() == KINDS)
+            eventually(lambda: kinds() >= KINDS)
             before = sessions()
             tasks.record_atomically.enqueue("before")
             eventually(done, why=process.output)
             time.sleep(6)
-            assert {kind for kind, _ in sessions() & before} == KINDS, process.output
+            assert {kind for kind, _ in sessions() & before} >= KINDS, process.output
             tasks.record_atomically.enqueue("after")  # the thread's own session has been ended meanwhile
             eventually(done, why=process.output)
             assert set(Task.objects.values_list("attempts", flat=True)) == {1}

@@ -198,6 +198,8 @@ class Child:
         self._next_watch = self.loop.call_later(due_in, self._watch) if due_in < math.inf else None
 
     def _check(self) -> None:
+        if not self.channel.is_own():
+            self.leave()
         # An idle child reports rarely, but so often that it does not look frozen.
         is_idle = not self.in_flight.claims and not self.is_stopping
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)

@@ -8,6 +8,7 @@ itself, because the function keeps it from running.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import signal
@@ -84,7 +85,7 @@ class Child:
     def end_within(self, seconds: float) -> None:
         """Note that it ends. It is killed if it has not ended within some seconds."""
         self.is_ending = True
-        self.kill_at = self.kill_at or time.monotonic() + seconds
+        self.kill_at = min(self.kill_at or math.inf, time.monotonic() + seconds)
 
     def __repr__(self) -> str:
         return f"worker-{self.number}[{self.pid}]"

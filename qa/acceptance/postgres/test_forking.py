@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.forking import REPETITIONS, ensure_own_session
 from django_pglock.postgres.sessions import dedicated_connection
@@ -39,8 +39,7 @@ def sessions(prefix=""):
 
 
 def heartbeat():
-    """The session of the heartbeat, without that of its process, which beats on a machine that is slow for a moment."""
-    return sessions("lockworker heartbeat") - sessions("lockworker heartbeat process")
+    return sessions("lockworker heartbeat")
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def run(worker_process, eventually):
     assert heartbeat() == before
     assert "lost its database connection" not in process.output
     assert not Task.objects.exclude(attempts=1).exists()
-    assert set(Effect.objects.filter(name="afterwards").values_list("pid")) == {(process.process.pid,)}
+    assert set(Effect.objects.filter(name="afterwards").values_list("pid")) == {(Worker.objects.get().pid,)}
     process.send(signal.SIGTERM)
     assert process.wait() == 0
 

@@ -1,7 +1,8 @@
-"""Probes of the processes of a supervisor."""
+"""Probes of a worker with several children."""
 
 from __future__ import annotations
 
+import signal
 import socket
 from contextlib import closing
 from http.client import HTTPConnection
@@ -29,24 +30,30 @@ def is_ready(port):
 
 @pytest.fixture
 def port():
-    """A free port that has a free one behind it."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-        return port
+    """A free port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
-def test_each_process_answers_at_a_port_of_its_own(worker_process, eventually, port):
+def test_one_port_answers_for_all_children(worker_process, eventually, port):
     process = worker_process("--processes", "2", "--probe-port", f"127.0.0.1:{port}")
-    eventually(lambda: is_ready(port) and is_ready(port + 1), why=process.output)
+    eventually(lambda: is_ready(port), why=process.output)
+    process.send(signal.SIGSTOP)
+    process.send(signal.SIGCONT)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+    socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_replacement_answers_while_the_old_process_drains(worker_process, eventually, port):
+def test_a_task_that_keeps_the_gil_does_not_delay_an_answer(worker_process, eventually, port):
+    process = worker_process("--threads", "1", "--probe-port", f"127.0.0.1:{port}")
+    eventually(lambda: is_ready(port), why=process.output)
+    running_tasks.keep_gil.enqueue(running_tasks.FOREVER)
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    assert is_ready(port)
+
+
+def test_a_worker_answers_while_a_child_drains_for_its_replacement(worker_process, eventually, port):
     options = ["--max-tasks", "1", "--grace", "600", "--probe-port", f"127.0.0.1:{port}"]
     process = worker_process(*options)
     running_tasks.ask.enqueue()
@@ -54,7 +61,6 @@ def test_a_replacement_answers_while_the_old_process_drains(worker_process, even
     process.wait_for("Replacing")
     eventually(lambda: is_ready(port), why=process.output)
     assert Task.objects.get().status == "RUNNING", "the old one is still there"
-    assert "cannot be answered" not in process.output
     Task.objects.cancel()
     eventually(lambda: Task.objects.filter(status="CANCELLED").exists())
     process.wait_for("has ended")
