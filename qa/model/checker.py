@@ -20,7 +20,7 @@ FAULT = re.compile(r"^#define (\w+) \(planted == (\d+)\) /\* finds (!?\w+): (.+?
 LARGER = {
     "fence": ("-DWORKERS=3", "-DFAULTS=3"),
     "groups": ("-DTASKS=3",),
-    "heartbeats": ("-DFAULTS=4",),
+    "heartbeats": ("-DFAULTS=3",),
     "keys": ("-DTASKS=3", "-DFAULTS=1"),
     "leases": ("-DFAULTS=2",),
     "wake": ("-DTASKS=3",),

@@ -108,7 +108,7 @@ inline take(me) {
     old = false
 }
 
-/* worker/in_flight.py: begin_all */
+/* worker/child/in_flight.py: begin_all */
 inline hear_of_claim(me) {
     does[me] == CLAIMED;
     does[me] = HAS
@@ -193,7 +193,7 @@ inline settle_to_run_again(me) {
     does[me] = IDLE
 }
 
-/* store/settle.py: SETTLE_OTHERS; store/outcome.py: GivenBack; worker/in_flight.py: give_back_waiting */
+/* store/settle.py: SETTLE_OTHERS; store/outcome.py: GivenBack; worker/child/in_flight.py: give_back_waiting */
 inline release_unused(me) {
     does[me] == HAS && faults < FAULTS;
     faults++;
@@ -257,13 +257,13 @@ inline take_back() {
     orphan = 0
 }
 
-/* worker/in_flight.py: task_ids */
+/* worker/child/in_flight.py: task_ids */
 inline list_in_flight(me) {
     !NO_COMPARE && !listed[me] && status == RUNNING && worker == me && (old || GIVE_BACK_ALL) && !is_in_flight(me) && does[me] != DEAD;
     listed[me] = true
 }
 
-/* store/settle.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/running_tasks.py: compare `older_than=limit` */
+/* store/settle.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/child/fetcher.py: compare_if_due `older_than=limit` */
 inline give_back(me) {
     listed[me] && does[me] != DEAD;
     listed[me] = false;
@@ -278,7 +278,7 @@ inline give_back(me) {
 }
 
 /* environment: HEARTBEAT_LIMIT passes after a claim. By then an answer has come or the session is given up
-   (worker/liveness/session_watch.py: Deadlines), and the heartbeat is not between its list and its statement. */
+   (worker/service.py: end_late), and the fetcher is not between its list and its statement. */
 inline grow_old() {
     status == RUNNING && !old && does[worker] != CLAIMED && !listed[worker];
     old = true

@@ -99,7 +99,7 @@ inline insert(task) {
     status[task] = BLOCKED
 }
 
-/* store/admit.py: ADMIT_NEXT `BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')`, ADMIT `NOT starts_with(head.key, '{_GROUPED}')`; worker/upkeep/upkeep.py: _orphaned_keys */
+/* store/admit.py: ADMIT_NEXT `BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')`, ADMIT `NOT starts_with(head.key, '{_GROUPED}')`; worker/parent/upkeep.py: _orphaned_keys */
 inline admit(task) {
     status[task] == BLOCKED && !is_locked[task] && !(holds(0) || holds(1) || holds(TASKS - 1)) &&
         (task == 0 || status[0] != BLOCKED) && (task < 2 || status[1] != BLOCKED);
@@ -238,7 +238,7 @@ inline rescue(me) {
     each = 0
 }
 
-/* store/settle.py: GIVE_BACK `COALESCE(task.lock_key <> ALL (%s::text[]), true)`; worker/in_flight.py: task_ids */
+/* store/settle.py: GIVE_BACK `COALESCE(task.lock_key <> ALL (%s::text[]), true)`; worker/child/in_flight.py: task_ids */
 inline give_back(me, task) {
     does[me] != DEAD && status[task] == RUNNING && worker[task] == me && mine[me].attempt[task] != attempts[task] &&
         (!is_claiming(me) || GIVE_BACK_CLAIMING) && !NO_GIVE_BACK;

@@ -1,9 +1,9 @@
 /*
-Which workers are dead: heartbeats, session locks, witnesses, and the rescue that relies on them.
+Which workers are dead: heartbeats, session locks, the parent as its own witness, and the rescue that relies on them.
 
-Time passes in heartbeat intervals. An interval ends when every worker that runs and reaches the server has written its
-heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes. A worker without a
-task that rests writes one in every third interval. Worker 0 is the oldest.
+A process of the model is a parent with one child. Time passes in heartbeat intervals. An interval ends when every parent
+that runs and reaches the server has written its heartbeat: this is what the model assumes of a living parent, and
+docs/worker.md says what it takes.
 */
 
 #include "common.pml"
@@ -12,7 +12,7 @@ task that rests writes one in every third interval. Worker 0 is the oldest.
 #define WORKERS 2
 #endif
 #ifndef FAULTS
-#define FAULTS 3
+#define FAULTS 2
 #endif
 #define EACH each : 0 .. WORKERS - 1
 
@@ -21,40 +21,45 @@ task that rests writes one in every third interval. Worker 0 is the oldest.
 #define NO_SESSION (planted == 3) /* finds !frozen_condemned: two missing heartbeats are enough although the session is there */
 #define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive forever */
 #define NO_UPKEEP (planted == 5) /* finds claims_come_back: nobody looks for claims of dead workers */
-#define DELETE_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are deleted while there is no witness */
-#define CLAIM_UNHEARD (planted == 7) /* finds !living_condemned: a worker that rests claims although its last heartbeat is old */
-#define REST_ALONE (planted == 8) /* finds claims_come_back: workers rest although nobody else beats often */
+#define DELETE_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are deleted without a witness */
+#define NO_STEP (planted == 7) /* finds !living_condemned: a step of the server's clock is no interruption */
+#define KEEP_GHOST (planted == 8) /* finds claims_come_back: the row of an ended child, inserted again by a late heartbeat, stays */
 
-/* Intervals: two heartbeats missed, the hard limit, a late heartbeat, a settled witness, a rest. */
+/* Intervals: two heartbeats missed, the hard limit, a late heartbeat. */
 #define MISSED 3
 #define LIMIT 4
 #define LATE 1
-#define WITNESS_AFTER 2
-#define REST_INTERVALS 3
 
 #define RUNS 0
 #define FROZEN 1
 #define DEAD 2
 
+/* Besides RUNS, for a child: it has ended, and its row has been deleted. */
+#define ENDED 1
+#define GONE 2
+
 byte process[WORKERS];
+byte child[WORKERS];
 bool is_cut[WORKERS];
-/* A session that holds the lock of the worker: its own, or that of its supervisor. */
+/* A session that holds the lock of the parent. */
 bool session[WORKERS];
-/* The row of the worker: whether it is there, heartbeat_at and beating_since as intervals since then. */
+/* The row of the child: whether it is there, and heartbeat_at as intervals since then. */
 bool row[WORKERS];
 byte age[WORKERS];
+/* What the parent knows by its own clock: intervals since its last heartbeat, and since the last interruption. */
+byte gap[WORKERS];
 byte steady[WORKERS];
+/* Whether the server's clock has been put forward since the parent has looked at it. */
+bool is_stepped[WORKERS];
 bool has_beaten[WORKERS];
-/* Whether the worker has beaten at all: it claims nothing before. */
+/* Whether a heartbeat of the child was written: it claims nothing before. */
 bool has_begun[WORKERS];
-/* Whether the worker has a RUNNING task. */
+/* Whether the child has a RUNNING task. */
 bool owns[WORKERS];
-/* Whether it rests, if it has none: the answer to its last heartbeat allowed it. */
-bool rests[WORKERS];
 bool is_up = true;
 byte faults = 0;
 
-/* Whole intervals for which the worker was frozen or cut off while the server was there. */
+/* Whole intervals for which the parent was frozen or cut off while the server was there. */
 byte absent[WORKERS];
 
 bool living_condemned = false;
@@ -62,73 +67,95 @@ bool frozen_condemned = false;
 
 #define reaches(me) (process[me] == RUNS && is_up && !is_cut[me])
 
-/* store/liveness.py: WITNESS `AND worker.beating_since <= clock_timestamp() -`, witness_values `WITNESS_AFTER * interval` */
-#define is_witness(me) (row[me] && age[me] <= LATE && steady[me] >= WITNESS_AFTER)
-#if WORKERS > 2
-#define is_watched (is_witness(0) || is_witness(1) || is_witness(2) || NO_WITNESS)
-#else
-#define is_watched (is_witness(0) || is_witness(1) || NO_WITNESS)
-#endif
+/* worker/parent/heartbeat.py: unbroken_for `return 0.0`; store/rescue.py: rescue `missing() if unbroken >= missing() else math.inf` */
+#define can_witness(me, silence) (NO_WITNESS || (gap[me] <= LATE && steady[me] >= silence))
 
-/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, HELD_LOCKS */
-#define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
+/* store/rescue.py: RESCUE `OR worker.lock_key IN (SELECT number FROM held WHERE is_working)`, HELD_LOCKS */
+#define works(me) (session[me] && reaches(me))
+#define is_alive(by, me) (row[me] && (age[me] < MISSED || !can_witness(by, MISSED) || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT || !can_witness(by, LIMIT))) || works(me)))
 
-/* store/liveness.py: _OLDER `AND older.beating_since < older.heartbeat_at`. One of them is enough in the model. */
-#define is_often(other) (row[other] && age[other] <= LATE && steady[other] > age[other])
-#define has_older_worker(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
-
-/* store/liveness.py: BEAT `OR NOT {is_recent("worker.heartbeat_at")}`, LOCK_WORKER;
-   worker/liveness/heartbeat.py: _note_answer */
+/* store/liveness.py: BEAT `DELETE FROM {{worker}} WHERE id IN (SELECT id FROM gone)`, LOCK_PARENT;
+   worker/parent/heartbeat.py: _note_success `if not self._has_beaten or` */
 inline beat(me) {
     reaches(me) && !has_beaten[me];
     if
-    :: !row[me] || ((!session[me] || age[me] > LATE) && !SEAMLESS) -> steady[me] = 0
+    :: (!session[me] || gap[me] > LATE) && !SEAMLESS -> steady[me] = 0
     :: else
     fi;
     session[me] = true;
-    row[me] = true;
-    age[me] = 0;
+    if
+    :: child[me] == RUNS -> row[me] = true; age[me] = 0; has_begun[me] = true
+    :: else -> row[me] = row[me] && (KEEP_GHOST || child[me] == ENDED)
+    fi;
+    gap[me] = 0;
     absent[me] = 0;
-    has_beaten[me] = true;
-    has_begun[me] = true;
-    rests[me] = has_older_worker(me) || REST_ALONE
+    has_beaten[me] = true
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, check_heartbeat `if self.rest.is_on` */
+/* store/claim.py: claim_statement; worker/child/child.py: _note_beat `self.fetcher.start()` */
 inline claim(me) {
-    reaches(me) && !owns[me] && has_begun[me] && (!rests[me] || age[me] <= LATE || CLAIM_UNHEARD);
+    reaches(me) && child[me] == RUNS && !owns[me] && has_begun[me];
     owns[me] = true
 }
 
 /* store/settle.py: settle */
 inline settle(me) {
-    reaches(me) && owns[me];
+    reaches(me) && child[me] == RUNS && owns[me];
     owns[me] = false
+}
+
+/* worker/parent/upkeep.py: _notice_step_of_clock `self._stepped_at = after` */
+inline notice_step(by) {
+    if
+    :: is_stepped[by] && !NO_STEP -> steady[by] = 0
+    :: else
+    fi;
+    is_stepped[by] = false
 }
 
 /* store/rescue.py: RESCUE `AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)` */
-inline rescue(me) {
-    owns[me] && !is_alive(me) && !NO_UPKEEP && is_up;
-    must_not(living_condemned, process[me] == RUNS && absent[me] == 0);
-    must_not(frozen_condemned, process[me] != DEAD && session[me] && absent[me] < LIMIT - 1);
-    owns[me] = false
+inline rescue(by, me) {
+    reaches(by) && owns[me] && !is_alive(by, me) && !NO_UPKEEP;
+    notice_step(by);
+    if
+    :: is_alive(by, me)
+    :: else ->
+        must_not(living_condemned, process[me] == RUNS && child[me] == RUNS && absent[me] == 0);
+        must_not(frozen_condemned, process[me] != DEAD && child[me] == RUNS && session[me] && absent[me] < LIMIT - 1);
+        owns[me] = false
+    fi
 }
 
-/* store/liveness.py: DELETE_DEAD `AND EXISTS (SELECT FROM witness)` */
-inline delete_dead(me) {
-    is_up && row[me] && age[me] >= LIMIT && ((!owns[me] && is_watched) || DELETE_OWNERS);
-    row[me] = false
+/* store/liveness.py: delete_dead `if unbroken >= limit else 0`, DELETE_DEAD */
+inline delete_dead(by, me) {
+    reaches(by) && row[me] && age[me] >= LIMIT && ((!owns[me] && can_witness(by, LIMIT)) || DELETE_OWNERS);
+    notice_step(by);
+    row[me] = row[me] && !(can_witness(by, LIMIT) || DELETE_OWNERS)
 }
 
-/* worker/liveness/heartbeat_process_main.py: report_death */
-inline report_death(me) {
-    process[me] == DEAD && is_up && row[me];
-    row[me] = false
+/* worker/parent/upkeep.py: _end_workers; store/liveness.py: deregister */
+inline end_child(me) {
+    child[me] == ENDED && reaches(me);
+    row[me] = false;
+    child[me] = GONE
 }
 
-/* worker/liveness/heartbeat.py: _must_beat_now `not self._is_idle()` */
-#define may_rest(me) (rests[me] && !owns[me] && age[me] < REST_INTERVALS)
-#define may_end(me) (!reaches(me) || has_beaten[me] || may_rest(me))
+/* store/liveness.py: BEAT `task_paths IS NOT NULL AND NOT EXISTS`. It was sent before the child had ended. */
+inline beat_late(me) {
+    child[me] == GONE && reaches(me) && faults < FAULTS;
+    faults++;
+    row[me] = true;
+    age[me] = 0
+}
+
+/* worker/parent/children.py: _replace_after_end `self._start_later`. The next child has another row. */
+inline replace_child(me) {
+    child[me] == GONE && reaches(me) && !row[me] && !owns[me];
+    has_begun[me] = false;
+    child[me] = RUNS
+}
+
+#define may_end(me) (!reaches(me) || has_beaten[me])
 
 /* environment: an interval ends */
 inline tick() {
@@ -141,10 +168,30 @@ inline tick() {
     for (EACH) {
         has_beaten[each] = false;
         age[each] = (age[each] < LIMIT -> age[each] + 1 : LIMIT);
-        steady[each] = (steady[each] < WITNESS_AFTER -> steady[each] + 1 : WITNESS_AFTER);
+        gap[each] = (gap[each] < LIMIT -> gap[each] + 1 : LIMIT);
+        steady[each] = (steady[each] < LIMIT -> steady[each] + 1 : LIMIT);
         absent[each] = (is_up && (process[each] == FROZEN || is_cut[each]) && absent[each] < LIMIT -> absent[each] + 1 : absent[each])
     }
     each = 0
+}
+
+/* environment: the server's clock is put forward. All heartbeats seem to be old. */
+inline step_clock() {
+    is_up && faults < FAULTS;
+    faults++;
+    byte each;
+    for (EACH) {
+        age[each] = LIMIT;
+        is_stepped[each] = true
+    }
+    each = 0
+}
+
+/* environment: a child is killed. Its parent sees this at once. */
+inline kill_child(me) {
+    process[me] == RUNS && child[me] == RUNS && faults < FAULTS;
+    faults++;
+    child[me] = ENDED
 }
 
 /* environment: SIGKILL. The server notices that the session is gone. */
@@ -155,7 +202,7 @@ inline die(me) {
     session[me] = false
 }
 
-/* environment: SIGKILL, while the supervisor is stopped whose session holds the lock for its processes */
+/* environment: its host is lost. The server keeps the session. */
 inline die_unnoticed(me) {
     process[me] != DEAD && session[me] && faults < FAULTS;
     faults++;
@@ -225,14 +272,23 @@ proctype Worker(byte me) {
     od
 }
 
-proctype Upkeep(byte me) {
-    end_upkeep: do
-    :: atomic { rescue(me) }
-    :: atomic { delete_dead(me) }
+proctype Children(byte me) {
+    end_children: do
+    :: atomic { end_child(me) }
+    :: atomic { replace_child(me) }
     od
 }
 
-/* The last worker is spared, so that somebody is there to rescue. */
+proctype Upkeep(byte by) {
+    end_upkeep: do
+    :: atomic { rescue(by, 0) }
+    :: atomic { rescue(by, 1) }
+    :: atomic { delete_dead(by, 0) }
+    :: atomic { delete_dead(by, 1) }
+    od
+}
+
+/* The last parent is spared, so that somebody is there to rescue. */
 proctype Faults(byte me) {
     end_faults: do
     :: atomic { me < WORKERS - 1 -> die(me) }
@@ -242,7 +298,8 @@ proctype Faults(byte me) {
     :: atomic { lose_session(me) }
     :: atomic { me < WORKERS - 1 -> cut_off(me) }
     :: atomic { mend(me) }
-    :: atomic { report_death(me) }
+    :: atomic { kill_child(me) }
+    :: atomic { beat_late(me) }
     od
 }
 
@@ -255,6 +312,7 @@ proctype Time() {
 proctype Server() {
     end_server: do
     :: atomic { crash() }
+    :: atomic { step_clock() }
     :: atomic { restart() }
     od
 }
@@ -264,7 +322,7 @@ init {
         start();
         byte each;
         for (EACH) {
-            run Heartbeat(each); run Worker(each); run Upkeep(each); run Faults(each)
+            run Heartbeat(each); run Worker(each); run Children(each); run Upkeep(each); run Faults(each)
         }
         each = 0;
         run Time();
@@ -272,4 +330,4 @@ init {
     }
 }
 
-ltl claims_come_back { [] ((process[0] != RUNS && owns[0]) -> <> (process[0] == RUNS || !owns[0])) }
+ltl claims_come_back { [] (((process[0] != RUNS || child[0] != RUNS) && owns[0]) -> <> ((process[0] == RUNS && child[0] == RUNS) || !owns[0])) }

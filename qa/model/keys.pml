@@ -286,7 +286,7 @@ inline update(me) {
     does[me] = IDLE
 }
 
-/* worker/upkeep/upkeep.py: _orphaned_keys; store/admit.py: BLOCKED_KEYS */
+/* worker/parent/upkeep.py: _orphaned_keys; store/admit.py: BLOCKED_KEYS */
 inline find_orphaned_key() {
     has_upkeep && !NO_UPKEEP && owed == 0;
     for (EACH) { count = count + (is_unfinished(each) && status[each] == BLOCKED) }

@@ -2,24 +2,26 @@
 Waking: no worker sleeps beside a ready task, although a NOTIFY is sent only if some worker's row says that it sleeps.
 
 There is no poll in this model: it must not be needed as long as no process dies between its commit and its NOTIFY.
-A producer stands for any process that makes tasks ready, a worker among them.
+A producer stands for any process that makes tasks ready, a worker among them. A notification goes to one sleeping worker
+only, and a worker without capacity passes it on. The last worker always has capacity, and only its parent loses its
+session: if a parent has no session, and its workers get busy, the search of the oldest parent finds the task.
 */
 
 #include "common.pml"
 
 #ifndef WORKERS
-#define WORKERS 1
+#define WORKERS 2
 #endif
 #ifndef PRODUCERS
-#define PRODUCERS 2
+#define PRODUCERS 1
 #endif
 /* Tasks of each producer. The second one comes when the producer remembers that it saw nobody asleep. */
 #ifndef TASKS
 #define TASKS 2
 #endif
-/* Lost sessions of listeners and removed rows, together. */
+/* Lost sessions of parents, removed rows, and workers that get busy, together. */
 #ifndef FAULTS
-#define FAULTS 1
+#define FAULTS 2
 #endif
 #define EACH each : 0 .. WORKERS - 1
 
@@ -30,6 +32,7 @@ A producer stands for any process that makes tasks ready, a worker among them.
 #define NO_MISSED (planted == 5) /* finds begun: a listener with a new session does not make the worker look */
 #define NO_ASK_AGAIN (planted == 6) /* finds begun: a heartbeat that makes the row anew does not make the worker ask again */
 #define CLEAR_LATE (planted == 7) /* finds begun: the worker forgets its news after the look, not before */
+#define KEEP_NEWS (planted == 8) /* finds begun: a worker without capacity, which was notified, wakes no other */
 
 /* What a worker does. */
 #define LOOKS 0
@@ -53,6 +56,9 @@ byte does[WORKERS];
 bool news[WORKERS];
 bool has_asked[WORKERS];
 bool is_forgotten[WORKERS];
+/* Whether it has no capacity, and whether it is to pass on of what it was notified. */
+bool is_full[WORKERS];
+bool unclaimed[WORKERS];
 /* Whether NEGATIVE_TTL has passed since it has asked. */
 bool has_rested[WORKERS];
 /* The row of the worker, and is_sleeping in it. */
@@ -73,20 +79,16 @@ byte faults = 0;
 bool before[4];
 #define was_before(producer, worker) before[producer * 2 + worker]
 
-#if WORKERS > 1
-#define someone_sleeps (is_sleeping[0] || is_sleeping[1])
-#else
-#define someone_sleeps is_sleeping[0]
-#endif
 #if PRODUCERS > 1
 #define all_have_forgotten(worker) (!was_before(0, worker) && !was_before(1, worker))
 #else
 #define all_have_forgotten(worker) !was_before(0, worker)
 #endif
 
-/* worker/child/fetcher.py: run_once `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
+/* worker/child/fetcher.py: run_once `fetcher_wakeup.clear()`, _leaves_tasks_to_others `self.sleep.note_all_claimed()`;
+   store/claim.py: claim_statement */
 inline look(me) {
-    does[me] == LOOKS;
+    does[me] == LOOKS && !is_full[me];
     news[me] = (CLEAR_LATE -> news[me] : false);
     has_asked[me] = has_asked[me] && !is_forgotten[me];
     is_forgotten[me] = false;
@@ -94,7 +96,9 @@ inline look(me) {
     :: ready > 0 ->
         ready--;
         does[me] = (has_asked[me] -> TOOK : LOOKS)
-    :: else -> does[me] = FOUND_NOTHING
+    :: else ->
+        unclaimed[me] = false;
+        does[me] = FOUND_NOTHING
     fi
 }
 
@@ -108,6 +112,25 @@ inline end_sleep_when_busy(me) {
     :: true
     fi;
     does[me] = LOOKS
+}
+
+/* environment: all threads of a worker get busy, with tasks that do not end */
+inline fill(me) {
+    me < WORKERS - 1 && does[me] == LOOKS && !is_full[me] && faults < FAULTS;
+    faults++;
+    is_full[me] = true
+}
+
+/* worker/child/fetcher.py: _wake_others_without_capacity `self.sleep.wake_others()`; store/wake.py: wake_others, WAKE_EXCEPT */
+inline pass_on(me) {
+    does[me] == LOOKS && is_full[me] && unclaimed[me];
+    unclaimed[me] = false;
+    has_asked[me] = false;
+    is_sleeping[me] = false;
+    if
+    :: is_sleeping[1 - me] && ready > 0 && !KEEP_NEWS -> note[1 - me] = listens[1 - me]
+    :: else
+    fi
 }
 
 /* worker/child/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: write_sleep_flag */
@@ -151,22 +174,23 @@ inline wake_up(me) {
     does[me] = LOOKS
 }
 
-/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/child/sleep.py: note_ready */
+/* worker/parent/crew.py: _on_wake; worker/child/sleep.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;
+    unclaimed[me] = true;
     news[me] = true
 }
 
-/* environment: the session of the listener is lost */
+/* environment: the session of the parent is lost */
 inline lose_listener(me) {
-    listens[me] && faults < FAULTS;
+    me == WORKERS - 1 && listens[me] && faults < FAULTS;
     faults++;
     listens[me] = false;
     note[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _beat_here `self.listener.missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
+/* worker/parent/heartbeat.py: _begin `self.on_missed()`; worker/child/child.py: _obey `self.sleep.note_missed()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;
@@ -181,7 +205,7 @@ inline remove_row(me) {
     is_sleeping[me] = false
 }
 
-/* store/liveness.py: BEAT `worker.is_sleeping`; worker/child/sleep.py: note_flag_unset */
+/* store/liveness.py: BEAT `worker.is_sleeping`; worker/child/child.py: _note_beat `self.sleep.note_flag_unset()` */
 inline beat(me) {
     if
     :: !row[me]
@@ -215,22 +239,19 @@ inline begin_to_ask(me) {
     produces[me] = QUESTION
 }
 
-/* store/wake.py: WAKE `WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)` */
+/* store/wake.py: WAKE `AND worker.is_sleeping` */
 inline read_rows(me) {
     produces[me] == QUESTION;
     if
-    :: someone_sleeps ->
-        byte each;
-        for (EACH) { note[each] = listens[each] }
-        each = 0;
-        produces[me] = WRITES
-    :: else -> produces[me] = SILENCE
+    :: is_sleeping[0] -> note[0] = listens[0]; produces[me] = WRITES
+    :: is_sleeping[1] -> note[1] = listens[1]; produces[me] = WRITES
+    :: !is_sleeping[0] && !is_sleeping[1] -> produces[me] = SILENCE
     fi;
     left[me] = left[me] - (NOTIFY_FIRST && produces[me] == WRITES);
     ready = ready + (NOTIFY_FIRST && produces[me] == WRITES)
 }
 
-/* store/wake.py: _notify `_no_worker_slept_at[using, except_worker] = now` */
+/* store/wake.py: _notify `_no_worker_slept_at.update` */
 inline remember(me) {
     produces[me] == SILENCE;
     saw_nobody[me] = !is_over[me] || COUNTED_LATE;
@@ -260,6 +281,7 @@ proctype Fetcher(byte me) {
     :: atomic { pause(me) }
     :: atomic { end_pause(me) }
     :: atomic { wake_up(me) }
+    :: atomic { pass_on(me) }
     od
 }
 
@@ -267,6 +289,7 @@ proctype Listener(byte me) {
     end_listener: do
     :: atomic { hear(me) }
     :: atomic { lose_listener(me) }
+    :: atomic { fill(me) }
     :: atomic { listen_again(me) }
     od
 }
