@@ -31,7 +31,10 @@ class Deployment:
         self.proxy = proxy
         # Each worker is started before another one is waited for: they start side by side.
         self.steady, *self.victims = self.experiment.workers(3, "--threads", "3", pglock=PGLOCK)
-        self.distant = self.experiment.worker("--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK)
+        # Only their timeout ends what its tasks wait for where the proxy has forgotten their connections.
+        self.distant = self.experiment.worker(
+            "--threads", "3", url=proxy.url("postgres"), pglock=PGLOCK, CHAOS_TIMEOUT="15"
+        )
         self.several = self.experiment.start("--processes", str(PROCESSES), "--threads", "2", pglock=PGLOCK)
         wait_until(lambda: len(self.siblings()) == PROCESSES, "the worker has not started its children")
 

@@ -49,11 +49,7 @@ def recorded(context: TaskContext, key: str = "") -> Iterator[None]:
         Run.objects.create(**me, key=key)
         yield
     finally:
-        try:
-            end(me, session)
-        except TaskStopped:
-            end_in_another_session(me)
-            raise
+        end(me, session)
 
 
 def session_number() -> int:
@@ -77,6 +73,9 @@ def end(me: dict[str, Any], session: int) -> None:
                 raise
             connection.close()
             time.sleep(0.05)
+        except TaskStopped:
+            end_in_another_session(me)
+            raise
 
 
 def end_in_another_session(me: dict[str, Any]) -> None:
