@@ -38,8 +38,6 @@ def fail_at_first(context: TaskContext, seconds):
 
 
 @task(
-    takes_context=True, unique=Unique("soak:{number}", while_="unfinished"), max_attempts=10, backoff=0.1, timeout=TIMEOUT
-)
     takes_context=True,
     unique=Unique("soak:{number}", while_="unfinished"),
     max_attempts=10,
