@@ -2,7 +2,7 @@
 
 In a ``TestCase`` all of this is part of the test's transaction. Each task runs in a savepoint, which is rolled back if
 the task has broken the transaction. After each task, the hooks of the commit run: those that admit to keys, too. A few
-settings that our statements limit to their transaction are restored, because there the transaction goes on.
+settings that our statements limit to their transaction are restored, because there the transaction continues.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 #: The worker of these claims. It has no row. The context of ``task.call()`` has the same one.
 NO_WORKER = UUID(int=0)
 #: The settings that statements of ours change to the end of their transaction.
-CHANGED = ["lock_timeout", "statement_timeout", "transaction_timeout", *OFF]
+CHANGED = ["lock_timeout", "statement_timeout", "transaction_timeout", "synchronous_commit", *OFF]
 READ_SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%s)"
 WRITE_SETTINGS = "SELECT set_config(name, value, true) FROM unnest(%s::text[], %s::text[]) AS before (name, value)"
 #: The attribute of a connection with the test that was the last one to run hooks.
@@ -262,7 +262,7 @@ class Here:
         """Make due what has the earliest date: a scheduled task, or a token of a rate. Return whether there was any."""
         tasks = rows_of("Task", self.using)
         waiting = tasks.filter(status__in=WAITING, task_path__in=registry.known_paths())
-        queues = set(filter(self.queues.serves, waiting.values_list("queue", flat=True).distinct()))
+        queues = set(filter(self.queues.serves, waiting.order_by().values_list("queue", flat=True).distinct()))
         waiting = waiting.filter(queue__in=queues - paused_queues(self.using).keys())
         scheduled = waiting.filter(status=TaskStatus.SCHEDULED).order_by("run_after", "pk")[:1]
         dates = [(each.run_after, partial(self._run_now, tasks.filter(pk=each.pk))) for each in scheduled]

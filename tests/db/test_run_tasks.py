@@ -25,11 +25,15 @@ pytestmark = pytest.mark.usefixtures("own_registry")
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(params=["TestCase", "TransactionTestCase"])
+CASES = [
+    pytest.param(None, marks=pytest.mark.django_db, id="TestCase"),
+    pytest.param(None, marks=pytest.mark.django_db(transaction=True), id="TransactionTestCase"),
+]
+
+
+@pytest.fixture(params=CASES)
 def each_case(request):
     """The test is in a transaction that is rolled back, as in a TestCase, and then outside of one."""
-    request.getfixturevalue("db" if request.param == "TestCase" else "transactional_db")
-    return request.param
 
 
 both = pytest.mark.usefixtures("each_case")
@@ -572,7 +576,7 @@ def test_locks_are_those_of_a_worker():
 @pytest.mark.django_db
 def test_settings_of_the_test_are_left_as_they_were():
     """Some statements limit themselves to the end of the transaction, which here is that of the test."""
-    names = ["lock_timeout", "statement_timeout", "enable_sort", "enable_bitmapscan", "jit"]
+    names = ["lock_timeout", "statement_timeout", "synchronous_commit", "enable_sort", "enable_bitmapscan", "jit"]
 
     def read():
         with connection.cursor() as cursor:
