@@ -8,7 +8,8 @@ import pytest
 from django.db import connection
 
 from django_pglock import enqueue_many
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
+from qa.acceptance.test_children import parent_of
 from tests.sample import running_tasks, tasks
 
 pytestmark = [
@@ -59,20 +60,15 @@ def enqueue(tasks_, first):
     enqueue_many(tasks.nothing, range(others * tasks_ // TASKS))
 
 
-#: The most sessions that the parts of a worker share: as many as there are parts.
-MOST_SHARED = 4
+def things_of(pids):
+    """Return how many threads, file descriptors and sessions a worker has: its parent, its starter and its child.
 
-
-def things_of(pid):
-    """Return how many threads, file descriptors and sessions a worker has, without the sessions that its parts share.
-
-    The parts open these under load, and close them some seconds later. Also without the session of the heartbeat
-    process, which beats only while the machine is slow.
+    Without the session of the upkeep, which the parent has for a moment every few seconds.
     """
-    names = [name for (name,) in ask("application_name") if name != "lockworker heartbeat process"]
-    shared = names.count("lockworker work")
-    assert shared <= MOST_SHARED
-    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd")) - shared, len(names) - shared
+    names = [name for (name,) in ask("application_name")]
+    upkeep = names.count("lockworker upkeep")
+    files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+    return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in pids), files - upkeep, len(names) - upkeep
 
 
 def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finish, eventually):
@@ -80,7 +76,8 @@ def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finis
     # One arena for all threads: how memory is spread over several is chance. And nothing that measures coverage.
     variables = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
     process = worker_process("--threads", "2", **variables)
-    pid = process.process.pid
+    child = Worker.objects.get().pid
+    pids = [process.process.pid, parent_of(child), child]
 
     def weigh():
         result = running_tasks.weigh.enqueue()
@@ -92,7 +89,7 @@ def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finis
         running_tasks.locked.enqueue(key, 0.2)
     enqueue(100, 0)
     finish()
-    things = things_of(pid)
+    things = eventually(lambda: (found := things_of(pids)) == things_of(pids) and found)
     for round_ in range(1, WARM_UP + ROUNDS + 1):
         enqueue(TASKS, round_ * TASKS)
         ask("pg_terminate_backend(pid)")
@@ -100,7 +97,7 @@ def test_memory_files_and_sessions_of_a_worker_do_not_grow(worker_process, finis
         for key in ("one", "other"):
             running_tasks.locked.enqueue(key, 0.1)
         finish()
-        eventually(lambda: things_of(pid) == things, why=f"{things_of(pid)} is not {things}")
+        eventually(lambda: things_of(pids) == things, why=f"{things_of(pids)} is not {things}")
         if round_ == WARM_UP:
             objects, memory = weigh()
     objects_at_last, memory_at_last = weigh()
