@@ -24,7 +24,7 @@ from qa.interleavings.sessions import (
     swallowed_errors,
 )
 from qa.interleavings.verbs import EVERYWHERE, IN_A_TRANSACTION, VERBS, Results, Verb
-from qa.interleavings.worlds import World
+from qa.interleavings.worlds import SLEEPING, World
 
 #: Verbs for triples: those that change the holder of a key, a tick or a row.
 BY_THREE = {
@@ -71,7 +71,7 @@ class CaseRunner:
         #: The queues in the notifications of this case.
         self.told: set[str] = set()
         with connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
+            cursor.execute(f"LISTEN {wake.channel_of(SLEEPING)}")
         connection.connection.add_notify_handler(self._on_notification)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class CaseRunner:
         Judge(self.world, results, verbs, self.told).judge(runs, swallowed.errors)
 
     def _on_notification(self, news: Notify) -> None:
-        self.told.add(news.payload)
+        self.told.add(news.payload.removeprefix(f"{SLEEPING} 0 "))
 
     def _bound(self, verb: Verb, results: Results) -> Any:
         return lambda: verb.call(self.world, results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -33,8 +34,8 @@ from django_pglock.store.requests_to_worker import answer_stack, write_progress
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle_and_commit
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
 from django_pglock.worker.child import settler
+from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
 from qa.interleavings.judge import Judge, law
 from qa.interleavings.verbs import VERBS, Results, Verb, verb
 from qa.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
@@ -176,7 +177,7 @@ def give_back_lost_answers(world: World, results: Results) -> None:
 def rescue_claims(world: World, results: Results) -> None:
     results.taken_back |= {each.id for each in world.zombies}
     with transaction.atomic():
-        rescue("default")
+        rescue("default", unbroken=math.inf)
 
 
 @verb("plain", "key", "shared", is_workers=True)
@@ -210,7 +211,7 @@ def delete_buckets(world: World, results: Results) -> None:
 @verb("plain", is_workers=True)
 def delete_workers(world: World, results: Results) -> None:
     deregister("default", THIRD)
-    delete_dead("default")
+    delete_dead("default", unbroken=math.inf)
 
 
 @verb("plain", is_workers=True)
