@@ -201,7 +201,8 @@ class Child:
         if not self.channel.is_own():
             self.leave()
         # An idle child reports rarely, but so often that it does not look frozen.
-        is_idle = not self.in_flight.claims and not self.is_stopping
+        is_silent = any(calls for _, calls in self._silent.values())
+        is_idle = not (self.in_flight.claims or self.is_stopping or is_silent)
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
         self.loop.call_soon(self._watch)
         self.settler.write_progress_soon()

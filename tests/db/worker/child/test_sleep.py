@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Task, Worker
+from tests.db.worker.conftest import make_fetcher
 from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,3 +47,18 @@ def test_a_task_that_a_worker_may_not_run_is_claimed_by_others(two, eventually):
     first.fetcher.claimer.backend = "another"
     first.fetcher.claimer._cursors = {}
     assert eventually(notify(first).first).worker == other.id
+
+
+def test_a_notification_that_comes_during_a_poll_is_kept():
+    """The poll may not have seen its task. Before, the end of the poll forgot to wake others for it."""
+    sleep = make_fetcher().sleep
+    sleep.note_ready("a")
+    assert sleep.take_notified() == {"a"}
+    sleep.note_ready("b")
+    sleep.note_all_claimed()
+    assert sleep.has_unclaimed
+    assert sleep.take_notified() == {"b"}
+    sleep.note_ready("a")
+    sleep.note_missed()
+    assert sleep.take_notified() == set(), "so all queues are polled"
+    assert sleep.take_notified() == set()
