@@ -23,7 +23,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
-from django_pglock.tasks.claim import TaskContext, with_context
+from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.fields import CARRIED, OF_FUNCTION, TaskFields, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
@@ -127,14 +127,6 @@ class PostgresTask(TaskFields):
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result of a task of this function by its id. In a coroutine: ``await aget_result()``."""
         return Task.get_result(self, result_id)
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function here, without a row. With ``takes_context`` it gets a context, unless one is given."""
-        return Task.call(self, *with_context(self, args, kwargs), **kwargs)
-
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the same as ``call``, in a coroutine."""
-        return await Task.acall(self, *with_context(self, args, kwargs), **kwargs)
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue this call after the commits of all transactions that are open now, if all of them commit.

@@ -162,8 +162,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
     #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
-    #: The number of the backend that has found this task valid. Copies have to be validated again.
-    valid_for: int = field(default=0, init=False, repr=False, compare=False)
+    #: What is the same for all calls of this task, once its first call has computed it. Copies begin without it.
+    kept: dict[Any, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
 
     @property
     def has_keys(self) -> bool:

@@ -17,6 +17,7 @@ from django_pglock.errors import LockKeyError, TaskArgumentsError
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit as admit_module
+from django_pglock.store import admit_one
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit, blocked_keys, holders
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.ready import promote
@@ -71,11 +72,12 @@ def test_a_task_with_a_key_is_admitted_after_the_commit():
     assert statuses() == ["READY"]
 
 
-def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch):
+@pytest.mark.parametrize("function", [keyed.step, keyed.trickle], ids=["lock", "rate"])
+def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch, function):
     woken = []
-    monkeypatch.setattr(admit_module, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(admit_one, "wake", lambda using, queues: woken.extend(queues))
     with transaction.atomic():
-        keyed.step.using(queue_name="mail").enqueue(1)
+        function.using(queue_name="mail").enqueue(1)
     assert (statuses(), woken) == (["READY"], ["mail"])
 
 

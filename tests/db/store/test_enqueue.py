@@ -16,6 +16,7 @@ from django.utils.timezone import now
 from django_pglock import Unique, aenqueue_many, enqueue_many, task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
+from django_pglock.store import admit_one
 from django_pglock.store import call as call_module
 from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store.outcome import Succeeded
@@ -303,7 +304,8 @@ def test_a_task_of_another_backend_is_refused():
 def woken(monkeypatch):
     """The channels and queues for which workers are woken."""
     noted = []
-    monkeypatch.setattr(enqueue_module, "wake", lambda using, queues, channel: noted.extend((channel, *queues)))
+    for module in (enqueue_module, admit_one):
+        monkeypatch.setattr(module, "wake", lambda using, queues, channel: noted.extend((channel, *queues)))
     return noted
 
 

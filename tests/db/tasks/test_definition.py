@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
-from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -17,7 +15,6 @@ from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
-from django_pglock.worker.running.attempt import Attempt
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -262,67 +259,7 @@ def test_a_call_that_would_block_the_event_loop_says_what_to_await_instead(call,
     assert Task.objects.count() == 1
 
 
-def check_and_report(context, number, *, double=False):
-    """A function as people write it: it asks, reports, and reads what its call was given."""
-    context.check()
-    context.progress(1, 2)
-    return [number * (1 + double), context.attempt, context.meta, context.fencing_token, context.task_result.args]
-
-
-async def check_in_coroutine(context, number):
-    return check_and_report(context, number)
-
-
-def test_a_call_without_a_worker_has_a_context(own_registry):
-    report = task(takes_context=True)(check_and_report)
-    assert report.call(2, double=True) == [4, 1, {}, 1, [2]]
-    assert report.using(meta={"trace": "x"}).call(2) == [2, 1, {"trace": "x"}, 1, [2]]
-    coroutine = task(takes_context=True)(check_in_coroutine)
-    assert coroutine.call(3) == asyncio.run(coroutine.acall(3)) == [3, 1, {}, 1, [3]]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'number'"):
-        report.call()
-
-
-def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
-    fake = Mock(attempt=7, meta={"fake": True})
-    report = task(takes_context=True)(check_and_report)
-    assert report.call(fake, 2)[:3] == report.call(context=fake, number=2)[:3] == [2, 7, {"fake": True}]
-    fake.progress.assert_called_with(1, 2)
-
-
-def audited(function):
-    """A decorator that uses the context itself, so that the function needs none."""
-
-    @wraps(function)
-    def call(context, *args, **kwargs):
-        return [context.attempt, function(*args, **kwargs)]
-
-    return call
-
-
-@audited
-def audited_add(first, second=1):
-    return first + second
-
-
-def test_a_decorator_may_take_the_context(own_registry, claim):
-    add = task(takes_context=True, lock="add:{first}:{second}", unique=True)(audited_add)
-    assert add.call(2, second=3) == [1, 5]
-    add.enqueue(2)
-    with pytest.raises(TypeError, match="too many positional arguments"):
-        add.enqueue(2, 3, 4)
-    [mine] = claim()
-    assert mine.lock_key == "add:2:1"
-    assert Attempt(mine, "default").call() == [1, 3]
-
-
-@audited
-def audited_clock():
-    """It needs no arguments beside the context, so a schedule can call it."""
-
-
-def test_a_schedule_calls_a_function_whose_decorator_takes_the_context(own_registry):
-    assert task(takes_context=True, every=60)(audited_clock).every == 60
+def with_context(context): ...
 
 
 def test_a_function_without_a_context_is_refused(own_registry):
@@ -334,7 +271,5 @@ def test_what_a_backend_of_another_package_refuses_names_function_and_backend(ow
     """TASKS may have been forgotten: then the backend is Django's own, which knows only one queue."""
     dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
     settings.TASKS = {"default": {"BACKEND": dummy}}
-    with pytest.raises(
-        InvalidTask, match=r"^@task on .*check_and_report: .*'mail'.* TASKS\['default'\] is DummyBackend"
-    ):
-        task(queue_name="mail", takes_context=True)(check_and_report)
+    with pytest.raises(InvalidTask, match=r"^@task on .*with_context: .*'mail'.* TASKS\['default'\] is DummyBackend"):
+        task(queue_name="mail", takes_context=True)(with_context)

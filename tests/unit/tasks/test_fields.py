@@ -62,16 +62,15 @@ def test_a_task_is_compared_by_its_options_and_can_be_a_key():
     call = tasks.echo.using(meta={"trace": "abc"}, timeout=5)
     assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5)
     assert hash(call) == hash(tasks.echo.using(meta={"trace": "other"}, timeout=5))
-    assert "carried" not in repr(call)
-    assert "valid_for" not in repr(call)
     definition = task(send)
-    assert (definition.carried, definition.valid_for) == ({}, 0)
-    for name, value in (("carried", {"timeout": 3}), ("valid_for", 3)):
-        object.__setattr__(call, name, value)
+    assert (definition.carried, definition.kept) == ({}, {})
+    for name in ("carried", "kept"):
+        assert name not in repr(call)
+        object.__setattr__(call, name, {"timeout": 3})
         assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5), "only options are compared"
 
 
-@pytest.mark.parametrize("name", ["carried", "valid_for"])
+@pytest.mark.parametrize("name", ["carried", "kept"])
 def test_internal_attributes_of_a_task_are_no_options(name):
     with pytest.raises(TaskOptionError, match=f"has no option '{name}'"):
         task(**{name: 1})(send)
