@@ -64,11 +64,6 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         # Without the arguments, because this is written to logs and error reports.
         return f"<TaskResult {self.id} of {self.task.module_path} {self.status}>"
 
-    @async_unsafe("result.refresh() blocks the event loop here. Write: await result.arefresh()")
-    def refresh(self) -> None:
-        """Read the task again. In a coroutine: ``await result.arefresh()``."""
-        super().refresh()
-
     @async_unsafe("result.wait() blocks the event loop here. Write: await result.await_(…)")
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
