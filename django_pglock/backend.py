@@ -41,13 +41,9 @@ from django_pglock.tasks.compat import (
 )
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.instrumentation import observe_enqueue
-from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import as_called, make_result
-from django_pglock.tasks.retry import MAX_DELAY
 
-#: The width of the column. A longer path is refused before the database would refuse it.
-LONGEST_PATH = 512
 #: Checks a call, and returns it in the form in which it is written.
 Maker = Callable[[Any, Any], Call]
 
@@ -73,8 +69,6 @@ class PostgresBackend(BaseTaskBackend):
         """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
-            if run_after.total_seconds() > MAX_DELAY:
-                raise InvalidTask(f"run_after is {run_after}; give {timedelta(seconds=MAX_DELAY)} at most.")
             # Django's validation takes only a datetime. It validates the copy, and with it all other options.
             replace(task, run_after=None)
             return
@@ -85,12 +79,6 @@ class PostgresBackend(BaseTaskBackend):
                 f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
             )
         super().validate_task(task)
-        try:
-            check_queue_name(task.queue_name)
-        except ValueError as error:
-            raise InvalidTask(str(error)) from error
-        if len(task.module_path) > LONGEST_PATH:
-            raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
         """Write one call of ``task`` in the current transaction and return its ``TaskResult``.
@@ -142,10 +130,9 @@ class PostgresBackend(BaseTaskBackend):
 
     def _enqueue_calls(self, task: PostgresTask, prepared: Iterable[Call], meta: str) -> list[str]:
         using, ids = self._using, list[str]()
-        if task.unique is not None:
+        if task.unique is not None and (all_calls := list(prepared)):
             # All calls at once, so that all callers lock the keys in the same order.
-            all_calls = list(prepared)
-            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)] if all_calls else []
+            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)]
         with transaction_block(using):
             for batch in batches(prepared):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]

@@ -82,12 +82,6 @@ def test_queue_names_that_look_like_sql_are_stored_unchanged():
     assert (row.queue, row.args) == (name, [name])
 
 
-@pytest.mark.parametrize("name", ["x" * 129, "nul\x00"])
-def test_a_queue_name_that_cannot_be_stored_is_refused(name):
-    with pytest.raises(InvalidTask, match="queue"):
-        tasks.nothing.using(queue_name=name)
-
-
 def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
     with pytest.raises(TaskOptionError, match=r"'retries'.*max_attempts"):
         tasks.nothing.using(retries=3)

@@ -139,17 +139,6 @@ def test_a_result_waits_by_the_backend_of_its_task():
     assert result_of()._backend is task_backends["default"]
 
 
-@pytest.mark.parametrize("timeout", [0, 0.5, results.MOST_SECONDS, None])
-def test_a_wait_takes_seconds_or_none(timeout):
-    assert (next(results._seconds_left(timeout)) is None) is (timeout is None)
-
-
-@pytest.mark.parametrize("timeout", [-0.1, results.MOST_SECONDS + 1, float("nan"), True, "5"])
-def test_another_timeout_of_a_wait_is_refused(timeout):
-    with pytest.raises(ValueError, match=rf"^wait\(\) got the timeout {timeout!r}; give seconds \(0 to "):
-        result_of().wait(timeout)
-
-
 def test_a_wait_is_never_shorter_than_nothing(monkeypatch):
     moments = iter([100.0, 111.0])
     monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: next(moments)))
