@@ -61,7 +61,12 @@ def columns_of(connection: Any, task: TaskFields, call: Call, meta: str, *, read
     ``ready_if`` is a condition. If each INSERT checked whether another task holds the key, transactions that enqueue
     tasks of one key would wait for each other.
     """
-    columns = _same_columns(connection, task) | _quoted(connection, call_columns(call, meta))
+    own = call_columns(call, meta)
+    for name in ("kwargs", "meta"):
+        if own[name] == "{}":
+            # The default of the table.
+            del own[name]
+    columns = _same_columns(connection, task) | _quoted(connection, own)
     due = columns.get("run_after")
     if ready_if:
         columns["status"] = f"CASE WHEN {ready_if} THEN 'READY' ELSE 'BLOCKED' END"

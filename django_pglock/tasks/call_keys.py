@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +83,7 @@ def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     values = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
-        return None if template is None else _template(template, task.func, task.group is not None).render(values)
+        return None if template is None else task.kept["templates"][template].render(values)
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
@@ -153,10 +153,14 @@ def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
     return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
-def check_templates(task: TaskFields, where: str) -> None:
-    """Raise ``LockKeyError`` for a template with unknown fields or with ambiguous keys."""
-    for text in templates_of(task):
-        KeyTemplate(text, known=_known(task.func, task.group is not None), where=where, is_own=text != task.lock)
+def make_templates(task: TaskFields, where: str) -> None:
+    """Keep the templates of a task. Raises ``LockKeyError`` for unknown fields and for ambiguous keys."""
+    parameters = _signature(task.func).parameters.values()
+    takes_any = task.group is not None or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    known = None if takes_any else [each.name for each in parameters]
+    task.kept["templates"] = {
+        text: KeyTemplate(text, known=known, where=where, is_own=text != task.lock) for text in templates_of(task)
+    }
 
 
 def templates_of(task: TaskFields) -> list[str]:
@@ -167,8 +171,7 @@ def templates_of(task: TaskFields) -> list[str]:
 
 def names_in_keys(task: TaskFields) -> set[str]:
     """Return the names of the parameters, and of their attributes, whose values are part of keys of a task."""
-    templates = (_template(text, task.func, task.group is not None) for text in templates_of(task))
-    return set().union(*(template.names for template in templates))
+    return set().union(*(template.names for template in task.kept["templates"].values()))
 
 
 def positional_names(task: TaskFields, count: int) -> list[str]:
@@ -181,13 +184,6 @@ def positional_names(task: TaskFields, count: int) -> list[str]:
 def has_digest(key: str) -> bool:
     """Return whether a key may end in a digest: of all arguments of the call, or of a key that was too long."""
     return _DIGEST.search(key) is not None
-
-
-@lru_cache(maxsize=1024)
-def _template(text: str, function: Callable[..., Any], is_grouped: bool) -> KeyTemplate:
-    # Checked when the decorator was applied.
-    known = _known(function, is_grouped)
-    return KeyTemplate(text, known=known, where=f"@task on {function.__qualname__}", is_own=True)
 
 
 @lru_cache(maxsize=1024)
@@ -208,13 +204,6 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     parameters = _signature(function).parameters.values()
     are_plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
     return tuple(each.name for each in parameters) if are_plain else None
-
-
-def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | None:
-    parameters = _signature(function).parameters.values()
-    if is_grouped or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    return [each.name for each in parameters]
 
 
 def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

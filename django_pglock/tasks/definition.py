@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import check_templates
+from django_pglock.tasks.call_keys import make_templates
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.fields import CARRIED, By, TaskFields, check_names
@@ -90,7 +90,7 @@ class PostgresTask(TaskFields):
         for why, is_wrong in problems.items():
             if is_wrong:
                 raise TaskOptionError(f"{where}: {why}")
-        check_templates(self, where)
+        make_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
         check_schedule(self, where)
 
