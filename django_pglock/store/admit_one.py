@@ -1,6 +1,6 @@
 """One call with a key: written and admitted by one message, or admitted right after the commit of its transaction.
 
-Most keys have room for such a call, or a task whose end will admit the next one. Two short statements find this out in
+Most keys admit such a call, or have a task whose end will admit the next one. Two short statements find this out in
 a third of the time that the statements of admit.py need. Only one transaction at a time admits to a key, here as well.
 """
 
@@ -89,7 +89,7 @@ def can_admit_at_once(using: str, task: TaskFields) -> bool:
 
 
 def enqueue_one(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
-    """Write one call with a key, and admit it if its key has room.
+    """Write one call with a key, and admit it if its key has free capacity.
 
     Also returns whether nothing else has to be done, because what the call waits for admits to the key.
     """
@@ -120,9 +120,9 @@ def admit_next(using: str, task: TaskFields, keys: list[str]) -> None:
 def _admit_one(using: str, task: TaskFields, id_: int, key: str) -> tuple[bool, bool]:
     connection = connection_for(using)
     connection.ensure_connection()
-    parts = (*unsynced(using), (LOCK_KEY, [key]), admit_statement(using, task, id_, key))
+    statements = message(using, *unsynced(using), (LOCK_KEY, [key]), admit_statement(using, task, id_, key))
     try:
-        admitted, is_known = send(connection, message(using, *parts)) or ()
+        admitted, is_known = send(connection, statements) or ()
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise

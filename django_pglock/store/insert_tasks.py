@@ -86,8 +86,10 @@ def _same_columns(connection: Any, task: TaskFields) -> dict[str, str]:
         if task.unique is not None and task.unique.seconds is not None:
             columns["unique_until"] = _after(task.unique.seconds)
         date, delay = due_of(task)
-        if date is not None or delay is not None:
-            columns["run_after"] = f"'{date.isoformat()}'::timestamptz" if date else _after(delay.total_seconds())
+        if delay is not None:
+            columns["run_after"] = _after(delay.total_seconds())
+        elif date is not None:
+            columns["run_after"] = f"'{date.isoformat()}'::timestamptz"
         task.kept["columns"] = columns
     return columns
 
@@ -115,7 +117,7 @@ def insert_calls(
     connection.ensure_connection()
     if len(calls) == 1 and not task.after and not ids:
         row: Any = send(connection, insert_of(columns_of(connection, task, calls[0], meta)))
-        return [Enqueued(*row, calls[0].unique)] if row else []
+        return [Enqueued(row[0], row[1], row[2], calls[0].unique)] if row else []
     sent: Any = send(connection, insert_many(connection, task, calls, meta, ids))
     status, enqueued_at, written = sent
     if not written and task.after:

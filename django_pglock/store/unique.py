@@ -142,7 +142,7 @@ def _insert_or_find(
         for *row, scope in run(using, find, list(left)) if left else ():
             _refuse(task, row[0], scope)
             if on_conflict == "skip":
-                _take(found, left, [Enqueued(*row, is_new=False)])
+                _take(found, left, [Enqueued(*row)._replace(is_new=False)])
         if not left:
             return found
         # The task that had the key no longer exists, or the period of its key is over.
@@ -175,7 +175,7 @@ def _replace(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueu
         cursor.execute(filled(REPLACE_UNIQUE), row_of(task, call, meta) | due)
         rows = cursor.fetchall()
     admit_on_commit(using, {key_before for *_, key_before in rows} - {call.lock})
-    return [Enqueued(*row, is_new=False) for *row, _key_before in rows]
+    return [Enqueued(*row)._replace(is_new=False) for *row, _key_before in rows]
 
 
 def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:

@@ -92,7 +92,7 @@ class Claim:
     @property
     def is_first(self) -> bool:
         """Whether this is the first attempt, so that there are no failed attempts to read."""
-        return self.attempt - self.uncounted == 1
+        return self.number == 1
 
     @property
     def number(self) -> int:
@@ -114,13 +114,8 @@ class Claim:
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the task for log records, by the names in ``LOG_FIELDS``."""
-        return {
-            "task_id": self.id,
-            "task_path": self.task_path,
-            "queue": self.queue,
-            "attempt": self.number,
-            "worker": str(self.worker),
-        }
+        values = (self.id, self.task_path, self.queue, self.number, str(self.worker))
+        return dict(zip(LOG_FIELDS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

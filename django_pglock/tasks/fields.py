@@ -182,6 +182,6 @@ def _unknown_option(where: str, name: str, known: list[str]) -> str:
         return f"{where}: {name} is an option of a single call. Write task.using({name}=...)."
     if name in OPTIONS:
         return f"{where}: {name} is an option of @task; a single call cannot change it."
-    [meant] = difflib.get_close_matches(name, known, n=1, cutoff=0.7) or [None]
+    meant = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
     hint = f"its options are {', '.join(known)}" if meant is None else f"write {meant}"
     return f"{where} has no option {name!r}; {hint}."

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connections, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils.timezone import now
 
-from django_pglock import Unique, aenqueue_many, enqueue_many, task
+from django_pglock import Unique, aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.store import admit_one
@@ -68,25 +68,11 @@ def test_a_task_for_later_is_scheduled_by_the_servers_clock():
     assert soon.status == TaskResultStatus.READY, "django.tasks knows no SCHEDULED"
 
 
-@pytest.mark.parametrize("argument", [object(), float("nan"), "a\x00b", "\udcff", Effect(name="unsaved"), {1: 2}])
-def test_bad_arguments_write_nothing_and_keep_the_transaction_usable(argument):
-    with pytest.raises(TaskArgumentsError, match=r"tests\.sample\.tasks\.echo"):
-        tasks.echo.enqueue(argument)
-    assert not Task.objects.exists()
-
-
 def test_queue_names_that_look_like_sql_are_stored_unchanged():
     name = """mail'; DROP TABLE "django_pglock_task"; -- %s %(x)s \\ \u202e"""
     result = tasks.nothing.using(queue_name=name).enqueue(name)
     row = Task.objects.get(pk=result.id)
     assert (row.queue, row.args) == (name, [name])
-
-
-def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
-    with pytest.raises(TaskOptionError, match=r"'retries'.*max_attempts"):
-        tasks.nothing.using(retries=3)
-    with pytest.raises(TaskOptionError, match="backoff is an option of @task"):
-        tasks.nothing.using(backoff=3)
 
 
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5))])
@@ -96,16 +82,6 @@ def test_a_date_that_python_cannot_read_in_each_time_zone_is_refused_by_the_tabl
             tasks.echo.using(run_after=date.replace(tzinfo=zone)).enqueue(1)
     for date in (datetime(1, 1, 3), datetime(9999, 12, 29)):
         tasks.echo.using(run_after=date.replace(tzinfo=zone)).enqueue(1)
-
-
-@pytest.mark.parametrize("options", [{"run_after": timedelta(1)}, {"after": ["1"]}], ids=list)
-def test_the_decorator_refuses_options_of_a_single_call(options):
-    [name] = options
-    with pytest.raises(
-        TaskOptionError, match=rf"echo: {name} is an option of a single call. Write task.using\({name}=\.\.\.\)"
-    ):
-        task(**options)(tasks.echo.func)
-    assert tasks.echo.using(**options)
 
 
 def test_an_option_of_a_single_call_is_stored_in_the_row():
@@ -151,18 +127,6 @@ def test_the_signal_names_the_backends_class_as_its_sender():
     finally:
         task_enqueued.disconnect(hear)
     assert heard == [(type(task_backends["default"]), result.id)]
-
-
-async def _enqueue():
-    return await tasks.nothing.aenqueue()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_aenqueue_writes_the_same_row():
-    from asgiref.sync import async_to_sync
-
-    result = async_to_sync(_enqueue)()
-    assert Task.objects.filter(pk=result.id, status="READY").exists()
 
 
 def deep(levels):
@@ -250,11 +214,6 @@ def test_enqueue_many_needs_only_the_memory_of_a_batch(monkeypatch):
         tracemalloc.stop()
     assert peak < 5_000_000
     assert Task.objects.count() == 6000
-
-
-def test_delayed_calls_are_scheduled():
-    enqueue_many(tasks.nothing.using(run_after=timedelta(hours=1)), [1, 2])
-    assert set(Task.objects.values_list("status", flat=True)) == {"SCHEDULED"}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -12,7 +10,6 @@ from django.utils import timezone
 
 from django_pglock import Rate, task
 from django_pglock.errors import LockKeyError, TaskOptionError
-from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
 from tests.sample import tasks
 
@@ -145,20 +142,6 @@ def test_a_call_carries_only_options_that_differ_from_the_definition():
     assert definition.carried == {}
     assert definition.using(priority=1).carried == {}
     assert definition.using(timeout=5, max_snoozes=3, atomic=True).carried == {"max_snoozes": 3, "atomic": True}
-
-
-def test_a_copy_of_a_task_has_its_options():
-    call = tasks.echo.using(priority=5, timeout=7, after=[3])
-    for made in (copy.copy(call), pickle.loads(pickle.dumps(call))):
-        assert made == call
-        assert (made.func, made.timeout, made.after, made.carried) == (call.func, 7.0, (3,), {"timeout": 7.0})
-
-
-def test_a_copy_is_made_in_a_process_that_has_not_imported_the_function(monkeypatch):
-    pickled = pickle.dumps(tasks.echo.using(priority=5))
-    monkeypatch.setattr(registry, "_definitions", {})
-    made = pickle.loads(pickled)
-    assert (made.func, made.priority) == (tasks.echo.func, 5)
 
 
 def test_run_after_as_timedelta_becomes_a_date_for_other_backends(settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -58,20 +57,6 @@ def test_a_function_that_takes_turns_is_known():
     assert not registry.has_fair()
     task(fair="{name}")(scheduled.nightly)
     assert registry.has_fair()
-
-
-def test_a_function_that_no_worker_could_import_is_recognised(monkeypatch):
-    def inner(): ...
-
-    assert registry.why_not_found(send) is None
-    assert "inside another function" in registry.why_not_found(inner)
-    assert "is a lambda" in registry.why_not_found(lambda: None)
-    monkeypatch.setitem(sys.modules, "somewhere", ModuleType("somewhere"))
-    for module, is_found in (("somewhere", True), ("nowhere", False), ("__main__", False), (None, False)):
-        function = type(send)(send.__code__, {})
-        function.__module__ = module
-        why = registry.why_not_found(function)
-        assert why is None if is_found else "in a shell, a notebook or a script" in why
 
 
 PATH = "tests.sample.mail.deliver"
