@@ -100,9 +100,7 @@ def enqueue_one(using: str, task: TaskFields, call: Call, meta: str) -> tuple[En
 
 def admit_one(using: str, task: TaskFields, id_: int, key: str) -> None:
     """Admit one task to its key right after the commit of the transaction that enqueued it."""
-    is_admitted = is_known = False
-    if _has_gate(task):
-        is_admitted, is_known = _admit_one(using, task, id_, key)
+    is_admitted, is_known = _admit_one(using, task, id_, key) if _has_gate(task) else (False, False)
     if is_admitted:
         wake(using, [task.queue_name])
     elif not is_known:

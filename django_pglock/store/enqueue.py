@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from django_pglock.errors import TaskOptionError
 from django_pglock.store.admit_one import admit_next, admit_one, can_admit_at_once, enqueue_one
 from django_pglock.store.call import Call, Enqueued
 from django_pglock.store.insert_tasks import insert_calls
@@ -39,11 +38,6 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     Calls of a unique task may need more statements, if they are many or if some of their keys are taken. Pass all such
     calls of a transaction at once. Then the transaction takes their keys in the same order as all other transactions.
     """
-    if task.after and task.unique is not None and task.unique.on_conflict == "replace":
-        raise TaskOptionError(
-            f"{task.module_path} has both after and unique with on_conflict='replace', but a task cannot replace "
-            "another one and wait for a third. Leave out after, or use on_conflict='skip' or 'raise'."
-        )
     write = insert_calls if task.unique is None else enqueue_unique
     rows = write(using, task, calls, meta)
     statuses = {row.status for row in rows}

@@ -85,9 +85,8 @@ def note_starts(using: str, claims: Iterable[Claim]) -> None:
     started = sorted(Counter(rates).items())
     for start in range(0, len(started), KEYS_AT_ONCE):
         some = started[start : start + KEYS_AT_ONCE]
-        keys, intervals, bursts = zip(*(each for each, _ in some), strict=True)
-        counts = [count for _, count in some]
-        admit_by(using, [*keys], (START_AT_RATE, ([*keys], [*intervals], [*bursts], counts)))
+        keys, intervals, bursts = map(list, zip(*(each for each, _ in some), strict=True))
+        admit_by(using, keys, (START_AT_RATE, (keys, intervals, bursts, [count for _, count in some])))
 
 
 def open_rates(using: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:

@@ -319,8 +319,8 @@ def test_a_call_with_several_options_is_not_admitted_as_if_it_had_only_a_key():
 def test_a_call_cannot_both_replace_a_task_and_wait_for_one():
     awaited = tasks.nothing.enqueue()
     replacing = {"after": awaited, "unique": Unique(on_conflict="replace")}
-    with pytest.raises(TaskOptionError, match="has both after and unique with on_conflict='replace'"):
-        tasks.echo.using(**replacing).enqueue(1)
+    with pytest.raises(TaskOptionError, match="on_conflict='replace' cannot be combined with after"):
+        tasks.echo.using(**replacing)
     assert tasks.echo.using(unique=Unique(on_conflict="replace")).enqueue(1)
     assert tasks.echo.using(after=awaited, unique=True).enqueue(2)
 
