@@ -95,7 +95,7 @@ inline sync() {
     each = 0
 }
 
-/* store/insert_tasks.py: Row `if call.lock is None else "'BLOCKED'"` */
+/* store/insert_tasks.py: columns_of `columns["status"] = "'BLOCKED'"` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
     status[task] = BLOCKED;
@@ -296,7 +296,7 @@ inline find_orphaned_key() {
 }
 
 /* environment: the server crashes. What was not on the disk is gone: open transactions, commits of admissions, locks.
-   Whoever wanted to admit gets an error. store/admit.py: admit_by `SET LOCAL synchronous_commit = off` */
+   Whoever wanted to admit gets an error. store/admit.py: unsynced `SET LOCAL synchronous_commit = off` */
 inline crash() {
     faults < FAULTS;
     faults++;
