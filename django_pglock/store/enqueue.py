@@ -28,7 +28,7 @@ def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> En
     if enqueued.status != TaskStatus.BLOCKED:
         _wake(using, task, {enqueued.status})
     elif not is_done:
-        admit_next(using, task, [call.lock])
+        after_commit(using, admit_next, using, task, [call.lock])
     return enqueued
 
 

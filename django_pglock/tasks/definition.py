@@ -40,7 +40,7 @@ class PostgresTask(TaskFields):
 
     def __new__(cls, **options: Any) -> Self:
         # Django 6.1's own @task passes on all options. For an unknown one, Python's message would only name __init__.
-        check_names(_where(options.get("func")), options, By.BOTH)
+        check_names(_where(options.get("func")), options.keys() - {"func"}, By.BOTH)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

@@ -172,7 +172,7 @@ CARRIED = [name for name, each in OPTIONS.items() if each.is_carried]
 
 def check_names(where: str, names: Iterable[str], by: By) -> None:
     """Raise ``TaskOptionError`` for names that are no options of a function, or of a call."""
-    known = {By.FUNCTION: OF_FUNCTION, By.CALL: OF_CALL, By.BOTH: ["func", *OPTIONS]}[by]
+    known = {By.FUNCTION: OF_FUNCTION, By.CALL: OF_CALL, By.BOTH: sorted(OPTIONS)}[by]
     if unknown := sorted(set(names) - {*known}):
         raise TaskOptionError(" ".join(_unknown_option(where, name, known) for name in unknown))
 

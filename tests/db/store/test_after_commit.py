@@ -63,6 +63,15 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
     assert "<locals>" not in caplog.text, "the log names the function that has failed"
 
 
+def test_a_failure_after_a_call_without_a_transaction_is_logged_and_not_raised(monkeypatch, caplog):
+    """The call is committed. If the caller tried again, there would be two tasks."""
+    monkeypatch.setattr(admit, "admit_by", raise_error)
+    for _ in range(2):
+        keyed.call.enqueue("b")
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert "the session is lost" in caplog.text
+
+
 # A transaction that the caller commits itself: Django calls no function after its commit.
 
 VERBS = {
