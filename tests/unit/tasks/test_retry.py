@@ -104,6 +104,7 @@ def test_a_function_is_asked_with_exception_and_result():
 
 def test_no_wait_is_longer_than_postgresql_can_write():
     assert timedelta(days=3650).total_seconds() == MAX_DELAY
+    assert after(lambda error, result: 1e300) == MAX_DELAY
     assert seconds_of(MAX_DELAY, option="period") == MAX_DELAY
     with pytest.raises(TaskOptionError, match="the maximum is ten years"):
         seconds_of(MAX_DELAY + 1, option="period")
