@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from time import time
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.conf import settings
@@ -15,7 +16,12 @@ from django.utils.timezone import make_naive
 from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
 from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.call_keys import misfit
 from django_pglock.tasks.options import OWN_META
+from django_pglock.tasks.results import make_result
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
 
 #: The attributes of log records about a task.
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
@@ -155,3 +161,32 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def fencing_token(self) -> int:
         """A number that grows with each attempt of this task. With it, other systems can refuse a late attempt."""
         return self._claims[0].attempt
+
+
+def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a call without a worker, with a context if the function takes one and gets none."""
+    if not task.takes_context or (args and isinstance(args[0], compat.TaskContext)):
+        return args
+    # A test may give any object as the context. Then only the arguments as they are fit the function.
+    if misfit(task.func, True, len(args), *kwargs) and not misfit(task.func, False, len(args), *kwargs):
+        return args
+    return (_context_of(task, args, kwargs), *args)
+
+
+def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskContext:
+    """Return the context of a first attempt that is never stopped."""
+    now = str(time())
+    claim = Claim(
+        id=0,
+        attempt=1,
+        worker=UUID(int=0),
+        backend=task.backend,
+        queue=task.queue_name,
+        priority=task.priority,
+        task_path=task.module_path,
+        meta=to_json(task.meta),
+        enqueued_at=now,
+        last_attempted_at=now,
+    )
+    result = make_result(task, args=list(args), kwargs=kwargs, worker_ids=[str(claim.worker)], **claim.in_result())
+    return TaskContext(task_result=result, _claims=[claim], _reason_to_stop=lambda: None)

@@ -22,7 +22,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import make_templates
-from django_pglock.tasks.claim import TaskContext
+from django_pglock.tasks.claim import TaskContext, with_context
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
 from django_pglock.tasks.fields import CARRIED, By, TaskFields, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
@@ -105,6 +105,14 @@ class PostgresTask(TaskFields):
             raise SynchronousOnlyOperation(
                 f"{name}.enqueue() blocks the event loop. Write: await {name}.aenqueue(…)"
             ) from error
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function here, without a row. With ``takes_context`` it gets a context, unless one is given."""
+        return Task.call(self, *with_context(self, args, kwargs), **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the same as ``call``, in a coroutine."""
+        return await Task.acall(self, *with_context(self, args, kwargs), **kwargs)
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue this call after the commits of all transactions that are open now, if all of them commit.

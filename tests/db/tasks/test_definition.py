@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -196,6 +197,34 @@ def test_a_call_that_would_block_the_event_loop_says_what_to_await_instead(call,
 
     asyncio.run(in_coroutine())
     assert Task.objects.count() == 1
+
+
+def check_and_report(context, number, *, double=False):
+    """A function as people write it: it asks, reports, and reads what its call was given."""
+    context.check()
+    context.progress(1, 2)
+    return [number * (1 + double), context.attempt, context.meta, context.fencing_token, context.task_result.args]
+
+
+async def check_in_coroutine(context, number):
+    return check_and_report(context, number)
+
+
+def test_a_call_without_a_worker_has_a_context(own_registry):
+    report = task(takes_context=True)(check_and_report)
+    assert report.call(2, double=True) == [4, 1, {}, 1, [2]]
+    assert report.using(meta={"trace": "x"}).call(2) == [2, 1, {"trace": "x"}, 1, [2]]
+    coroutine = task(takes_context=True)(check_in_coroutine)
+    assert coroutine.call(3) == asyncio.run(coroutine.acall(3)) == [3, 1, {}, 1, [3]]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'number'"):
+        report.call()
+
+
+def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
+    fake = Mock(attempt=7, meta={"fake": True})
+    report = task(takes_context=True)(check_and_report)
+    assert report.call(fake, 2)[:3] == report.call(context=fake, number=2)[:3] == [2, 7, {"fake": True}]
+    fake.progress.assert_called_with(1, 2)
 
 
 def test_a_function_without_a_context_is_refused(own_registry):
