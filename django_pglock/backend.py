@@ -5,12 +5,10 @@ No model is imported at module level, because ``@task`` makes the backend while 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 from django.apps import apps
@@ -43,15 +41,11 @@ from django_pglock.tasks.compat import (
 )
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.instrumentation import observe_enqueue
-from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import as_called, make_result
-from django_pglock.tasks.retry import MAX_DELAY
 
-#: The width of the column. A longer path is refused before the database would refuse it.
-LONGEST_PATH = 512
-#: Backends are numbered, so that a task can store which backend has validated it.
-_numbers = count(1)
+#: Checks a call, and returns it in the form in which it is written.
+Maker = Callable[[Any, Any], Call]
 
 
 class PostgresBackend(BaseTaskBackend):
@@ -70,14 +64,11 @@ class PostgresBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.database = task_database(alias, self.options)
-        self._number = next(_numbers)
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
-            if run_after.total_seconds() > MAX_DELAY:
-                raise InvalidTask(f"run_after is {run_after}; give {timedelta(seconds=MAX_DELAY)} at most.")
             # Django's validation takes only a datetime. It validates the copy, and with it all other options.
             replace(task, run_after=None)
             return
@@ -87,13 +78,7 @@ class PostgresBackend(BaseTaskBackend):
                 f"The queue {task.queue_name!r} of {task.module_path} is not in QUEUES of TASKS[{self.alias!r}], which "
                 f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
             )
-        super().validate_task(_WithoutContext(task) if _takes_own_context(task) else task)  # type: ignore[arg-type]
-        try:
-            check_queue_name(task.queue_name)
-        except ValueError as error:
-            raise InvalidTask(str(error)) from error
-        if len(task.module_path) > LONGEST_PATH:
-            raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
+        super().validate_task(task)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
         """Write one call of ``task`` in the current transaction and return its ``TaskResult``.
@@ -102,8 +87,7 @@ class PostgresBackend(BaseTaskBackend):
         ``DuplicateTask``, as ``unique=`` says. Raises ``InvalidTask``, and ``TaskArgumentsError`` if the arguments
         cannot be stored as JSON, before anything is written.
         """
-        self._check_task(task)
-        call = _maker_of(task)(args, kwargs)
+        call = self._maker_of(task)(args, kwargs)
         with observe_enqueue(task) as observed:
             try:
                 row = enqueue(self._using, task, call, meta=meta_of(task, observed.headers))
@@ -129,14 +113,12 @@ class PostgresBackend(BaseTaskBackend):
 
     def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
         """Raise what ``enqueue()`` would raise for these options and arguments. Write nothing."""
-        self._check_task(task)
-        _maker_of(task)(args, kwargs)
+        self._maker_of(task)(args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
-        self._check_task(task)
         # Each call is checked before it is written, as a single call is.
-        make = _maker_of(task)
+        make = self._maker_of(task)
         prepared = (make(*arguments_of(call)) for call in calls)
         with observe_enqueue(task) as observed:
             try:
@@ -148,30 +130,33 @@ class PostgresBackend(BaseTaskBackend):
 
     def _enqueue_calls(self, task: PostgresTask, prepared: Iterable[Call], meta: str) -> list[str]:
         using, ids = self._using, list[str]()
-        if task.unique is not None:
+        if task.unique is not None and (all_calls := list(prepared)):
             # All calls at once, so that all callers lock the keys in the same order.
-            all_calls = list(prepared)
-            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)] if all_calls else []
+            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)]
         with transaction_block(using):
             for batch in batches(prepared):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
 
-    def _check_task(self, task: Any) -> None:
+    def _maker_of(self, task: Any) -> Maker:
+        """Return what makes the calls of a task, which is validated first. Values that all calls share are kept."""
         if not isinstance(task, PostgresTask):
             name = getattr(task, "module_path", None) or repr(task)
             raise InvalidTask(f"{name} is not a task of this backend. Decorate the function with @task.")
-        if task.valid_for != self._number:
+        make: Maker | None = task.kept.get(self)
+        if make is None:
             # Not at decoration: a script may define tasks only to call their functions.
             if reason := why_not_found(task.func):
                 raise InvalidTask(f"{task.module_path} cannot be enqueued: {reason}.")
             if not task.is_own:
                 # QUEUES, and rules that a project has added in a backend of its own, are not for the package's tasks.
                 self.validate_task(task)
+            make = _maker(task)
             # Neither the task nor the backend changes after that, so one validation is enough. The rules of a project's
             # own backend may change, and are asked each time, as in Django's backends.
             if task.is_own or type(self).validate_task is PostgresBackend.validate_task:
-                object.__setattr__(task, "valid_for", self._number)
+                task.kept[self] = make
+        return make
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the ``TaskResult`` of a task by its id.
@@ -236,24 +221,6 @@ class PostgresBackend(BaseTaskBackend):
         return self.database
 
 
-def _takes_own_context(task: Task[..., Any]) -> bool:
-    """Return whether a decorator of the function takes the context. Django reads only the function below it."""
-    parameters = inspect.signature(task.func, follow_wrapped=False).parameters
-    return task.takes_context and next(iter(parameters), None) == "context"
-
-
-class _WithoutContext:
-    """A task for Django's validation, except that of the context."""
-
-    takes_context = False
-
-    def __init__(self, task: Task[..., Any]) -> None:
-        self._task = task
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-
 def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
     """Return the error, with what has to be done if a table is missing."""
     if not isinstance(error.__cause__, UndefinedTable):
@@ -263,15 +230,11 @@ def _explained(error: ProgrammingError, using: str) -> ProgrammingError:
     )
 
 
-def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
-    """Return a function that checks a call, and returns it in the form in which it is written.
-
-    Values that are the same for all calls of the task are computed once.
-    """
-    most, keys = get_settings().ARGUMENTS_LIMIT, key_maker(task)
+def _maker(task: PostgresTask) -> Maker:
+    keys = key_maker(task)
 
     def make(args: Any, kwargs: Any) -> Call:
-        args_text, kwargs_text = _texts_of(task, args, kwargs, most)
+        args_text, kwargs_text = _texts_of(task, args, kwargs, get_settings().ARGUMENTS_LIMIT)
         check_call(task, args, kwargs)
         return Call(args_text, kwargs_text, *keys(args, kwargs, args_text))
 

@@ -20,7 +20,7 @@ from django_pglock.admin.actions import record
 from django_pglock.errors import TaskError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import call_signature, is_grouped
+from django_pglock.tasks.call_keys import call_signature
 from django_pglock.tasks.compat import InvalidTask, task_backends
 from django_pglock.tasks.redaction import shown
 
@@ -86,7 +86,7 @@ def _page(
 
 def _signature(task: Any) -> str:
     """Return the parameters of a call as text. Those of a function with ``group=`` are not those of a call."""
-    if is_grouped(task):
+    if task.group is not None:
         return ""
     signature = call_signature(task.func, task.takes_context).replace(return_annotation=Signature.empty)
     # Annotations may be texts, of which Python would show the quotes.

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from django.db import OperationalError, connections
-from psycopg.errors import LockNotAvailable
+from django.db import connections
 
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.statements import array_of_texts, bound_by_plan, run, run_together
@@ -206,21 +205,6 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BL
 RETURNING task.queue
 """
 
-# Does the same as ``ADMIT_NEXT``, for one task, after the commit of the transaction that has enqueued it.
-ADMIT_OWN = """
-WITH other AS MATERIALIZED (
-    SELECT task.status FROM {task} AS task
-    WHERE task.lock_key BETWEEN %s AND %s AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id <> %s
-    ORDER BY task.lock_key DESC, task.status DESC, task.id DESC LIMIT 1
-), admitted AS (
-    UPDATE {task} AS task SET status = 'READY'
-    WHERE task.id = %s AND task.status || '' = 'BLOCKED' AND task.waits_for = 0 AND NOT EXISTS (SELECT FROM other)
-      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    RETURNING task.queue
-)
-SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
-"""
-
 
 def admit(using: str, keys: Iterable[str | None]) -> int:
     """Make tasks of these keys READY, in the order of enqueueing, up to the capacity of each key. Returns how many.
@@ -241,35 +225,10 @@ def admit_without_wake(using: str, keys: Iterable[str | None]) -> list[str]:
     return queues
 
 
-def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
-    """Admit to the key of one task right after the commit that enqueued it.
-
-    ``is_alone``: no other task of the key may run at the same time. The statement is cheaper than those of ``admit``,
-    and is enough in most cases.
-    """
-    queue, other = admit_one_by(using, ADMIT_OWN, key, (key, key, id_, id_))
-    if queue is not None:
-        wake(using, [queue])
-    elif not (is_alone and other in ADMITTED):
-        admit(using, [key])
-
-
 def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
     """Admit once the current transaction is committed."""
     if any(key is not None for key in keys):
         after_commit(using, admit, using, keys)
-
-
-def admit_one_by(using: str, statement: str, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Admit one task by a statement for its key. Return its queue if it was admitted, and what is known of the key."""
-    try:
-        [row] = admit_by(using, [key], (statement, values))
-    except OperationalError as error:
-        if not isinstance(error.__cause__, LockNotAvailable):
-            raise
-        # Another transaction has already locked the row, for example to cancel the task.
-        return None, None
-    return row
 
 
 def _admit(using: str, keys: list[str]) -> list[str]:
@@ -289,15 +248,18 @@ def _admit_to(using: str, statement: str, keys: list[str]) -> list[tuple[Any, ..
 
 def admit_by(using: str, keys: list[str], statement: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
     """Execute a statement in a transaction in which no other one admits to these keys. Return its rows."""
-    # The commit need not wait for the disk: if the server crashes, upkeep admits again.
-    is_own = not connections[using].in_atomic_block
-    unsynced = ["SET LOCAL synchronous_commit = off"] if is_own else []
     # Two statements, so that the snapshot of the second is younger than the lock.
     lock = (LOCK_KEYS, [keys]) if len(keys) > 1 else (LOCK_KEY, keys)
-    return run_together(using, *unsynced, lock, statement)
+    return run_together(using, *unsynced(using), lock, statement)
 
 
-#: The largest number of keys that one statement returns.
+def unsynced(using: str) -> list[str]:
+    """Return the statement by which the commit of an admission does not wait for the disk.
+
+    It need not wait: if the server crashes, upkeep admits again.
+    """
+    return [] if connections[using].in_atomic_block else ["SET LOCAL synchronous_commit = off"]
+
 
 # The next keys at which tasks wait, behind one key, by one index probe for each key. After a crash, tasks may wait
 # although their key is free.

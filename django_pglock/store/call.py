@@ -59,23 +59,34 @@ def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
 
 def row_of(task: TaskFields, call: Call, meta: str) -> dict[str, Any]:
     """Return the values of the row of a call, by column. None: the default of the column."""
+    return task_columns(task) | call_columns(call, meta)
+
+
+def task_columns(task: TaskFields) -> dict[str, Any]:
+    """Return the columns that are the same for all calls of a task."""
     unique = task.unique
     return {
         "queue": task.queue_name,
         "priority": task.priority,
         "task_path": task.module_path,
-        "args": call.args,
-        "kwargs": call.kwargs,
         "backend": task.backend,
         "max_retries": task.max_attempts - 1,
+        "concurrency": task.concurrency,
+        "unique_scope": None if unique is None else unique.scope.value,
+        "keep_result": None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
+    }
+
+
+def call_columns(call: Call, meta: str) -> dict[str, Any]:
+    """Return the other columns of the row of a call."""
+    return {
+        "args": call.args,
+        "kwargs": call.kwargs,
         "meta": meta,
         "lock_key": call.lock,
         "group_key": call.group,
         "fair_key": call.fair,
         "unique_key": call.unique,
-        "concurrency": task.concurrency,
-        "unique_scope": None if unique is None else unique.scope.value,
-        "keep_result": None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
     }
 
 

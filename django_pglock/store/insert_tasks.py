@@ -11,92 +11,99 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
-from django_pglock.store.admit import ADMITTED, LOCK_KEY
-from django_pglock.store.call import Call, Enqueued, due_of, is_alone, row_of
-from django_pglock.store.statements import array_of_numbers, filled, message
-from django_pglock.tasks.states import TaskStatus
+from django_pglock.store.call import Call, Enqueued, call_columns, due_of, task_columns
+from django_pglock.store.statements import array_of_numbers, filled, rows_of
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: What one INSERT returns.
-RETURNING = "RETURNING id, status, date_part('epoch', enqueued_at)"
+_INSERT = (
+    "INSERT INTO {task} ({names}) VALUES ({values}) {conflict}RETURNING id, status, date_part('epoch', enqueued_at)"
+)
 
 # Many calls of one task, which may differ in their arguments and keys. Ids are drawn from the sequence in the order of
 # the rows, unless they were drawn before: then the rows can be written in the order of their unique keys. If two
 # transactions wrote the same keys in different orders, they would deadlock. Returns one row, because each row of an
 # answer costs time in the client. All tasks have the same status and date. Without ids, all calls were skipped.
 ENQUEUE_MANY = """
-WITH new AS (
-    {insert}
-    FROM ROWS FROM ({arrays}) WITH ORDINALITY AS call ({names}, number)
+WITH {awaited}new AS (
+    INSERT INTO {task} ({columns}) SELECT {values}
+    FROM ROWS FROM ({arrays}) WITH ORDINALITY AS call ({names}, number){condition}
     ORDER BY call.number
     ON CONFLICT DO NOTHING
     RETURNING id, status, enqueued_at
-), waiters AS (
-    INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited FROM new, unnest({awaited}::bigint[]) AS awaited
-)
+){waiters}
 SELECT min(status), date_part('epoch', min(enqueued_at)), string_agg(id::text, ',' ORDER BY id) FROM new
 """
 
-# Right after ``LOCK_KEY`` in the same message, which is a transaction: a task that is the only one of its key needs no
-# second transaction for its admission. Also returns the status of another task of the key. If one is admitted, the
-# status is that of an admitted one, because BLOCKED is the first status in the order. This is not for unique tasks: the
-# INSERT may wait for another transaction, and all other tasks of the key would wait, too.
-AT_KEY = """
-WITH other AS MATERIALIZED (
-    SELECT task.status FROM {task} AS task
-    WHERE task.lock_key BETWEEN {key} AND {key} AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
-    ORDER BY task.lock_key DESC, task.status DESC, task.id DESC LIMIT 1
-)
-{insert}, (SELECT status FROM other)
-"""
+# The parts of ``ENQUEUE_MANY`` for calls that run after other tasks (``after=``). Nothing is written if one of the
+# other tasks does not exist. The new tasks are always BLOCKED. ``RELEASE`` changes their status later.
+#
+# The others are locked, because pruning skips locked rows. Before the commit of the new task, no other transaction can
+# see that the new task waits for them. FOR KEY SHARE is the lock that a foreign key takes. It does not conflict with a
+# claim or a settle, because those lock the row without its key. Pruning and deletion lock the key.
+_AWAITED = """awaited AS MATERIALIZED (
+    SELECT id FROM {task} WHERE id = ANY ('{ids}'::bigint[]) ORDER BY id FOR KEY SHARE
+), """
+_ALL_EXIST = " WHERE (SELECT count(*) FROM awaited) = {number}"
+_WAITERS = """, waiters AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited.id FROM new, awaited
+)"""
 
 
-class Row:
-    """The columns of a new row that differ from their defaults, each with its value as SQL.
+def columns_of(connection: Any, task: TaskFields, call: Call, meta: str, *, ready_if: str = "") -> dict[str, str]:
+    """Return the columns of a new row that differ from their defaults, each with its value as SQL.
 
-    A task with a lock key is always BLOCKED first, and ``ADMIT_OWN`` admits it right after the commit, unless
-    ``blocked_if`` is a condition. If each INSERT checked whether another task holds the key, transactions that enqueue
+    A task with a lock key is always BLOCKED first, and ``admit_one`` admits it right after the commit, unless
+    ``ready_if`` is a condition. If each INSERT checked whether another task holds the key, transactions that enqueue
     tasks of one key would wait for each other.
     """
+    own = call_columns(call, meta)
+    for name in ("kwargs", "meta"):
+        if own[name] == "{}":
+            # The default of the table.
+            del own[name]
+    columns = _same_columns(connection, task) | _quoted(connection, own)
+    due = columns.get("run_after")
+    if ready_if:
+        columns["status"] = f"CASE WHEN {ready_if} THEN 'READY' ELSE 'BLOCKED' END"
+    elif call.lock is not None:
+        columns["status"] = "'BLOCKED'"
+    if due is not None:
+        otherwise = columns.get("status", "'READY'")
+        columns["status"] = f"CASE WHEN {due} > statement_timestamp() THEN 'SCHEDULED' ELSE {otherwise} END"
+    return columns
 
-    def __init__(self, connection: Any, task: TaskFields, call: Call, meta: str, *, blocked_if: str = "") -> None:
-        given = {name: value for name, value in row_of(task, call, meta).items() if value is not None}
-        self.columns = dict(zip(given, literals(connection, given.values()), strict=True))
+
+def _same_columns(connection: Any, task: TaskFields) -> dict[str, str]:
+    """Return the columns that are the same for all calls of a task. They are computed for its first call."""
+    columns: dict[str, str] | None = task.kept.get("columns")
+    if columns is None:
+        columns = _quoted(connection, task_columns(task))
         if task.unique is not None and task.unique.seconds is not None:
-            self.columns["unique_until"] = _after(task.unique.seconds)
-        status = "'READY'" if call.lock is None else "'BLOCKED'"
-        if blocked_if:
-            status = f"CASE WHEN {blocked_if} THEN 'BLOCKED' ELSE 'READY' END"
+            columns["unique_until"] = _after(task.unique.seconds)
         date, delay = due_of(task)
-        due = _after(delay.total_seconds()) if delay is not None else date and f"'{date.isoformat()}'::timestamptz"
-        if due:
-            self.columns["run_after"] = due
-            status = f"CASE WHEN {due} > statement_timestamp() THEN 'SCHEDULED' ELSE {status} END"
-        self.columns["status"] = status
-
-    @property
-    def insert(self) -> str:
-        """The INSERT of this row."""
-        names, values = ", ".join(self.columns), ", ".join(self.columns.values())
-        conflict = "ON CONFLICT DO NOTHING " if "unique_key" in self.columns else ""
-        return f"INSERT INTO {filled('{task}')} ({names}) VALUES ({values}) {conflict}{RETURNING}"
-
-    @property
-    def select(self) -> str:
-        """The INSERT of rows with these values from a query, whose FROM follows."""
-        return f"INSERT INTO {filled('{task}')} ({', '.join(self.columns)}) SELECT {', '.join(self.columns.values())}"
+        if delay is not None:
+            columns["run_after"] = _after(delay.total_seconds())
+        elif date is not None:
+            columns["run_after"] = f"'{date.isoformat()}'::timestamptz"
+        task.kept["columns"] = columns
+    return columns
 
 
-def insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
-    """Write one call. Return its row, or no row if its unique key is taken."""
-    connection = connection_for(using)
-    connection.ensure_connection()
-    row: Any = send(connection, Row(connection, task, call, meta).insert)
-    return [Enqueued(row[0], row[1], row[2], call.unique)] if row else []
+def _quoted(connection: Any, columns: dict[str, Any]) -> dict[str, str]:
+    given = {name: value for name, value in columns.items() if value is not None}
+    return dict(zip(given, literals(connection, given.values()), strict=True))
+
+
+def insert_of(columns: dict[str, str]) -> str:
+    """Return the INSERT of one row."""
+    conflict = "ON CONFLICT DO NOTHING " if "unique_key" in columns else ""
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    return _INSERT.format(task=filled("{task}"), names=names, values=values, conflict=conflict)
 
 
 def insert_calls(
@@ -106,66 +113,56 @@ def insert_calls(
 
     ``ids``: one id for each call, drawn before, if the rows are to be written in another order than the calls.
     """
-    if len(calls) == 1 and not task.after and not ids:
-        return insert_one(using, task, calls[0], meta)
     connection = connection_for(using)
     connection.ensure_connection()
-    sent: Any = send(connection, _insert_many(connection, task, calls, meta, ids)) or (None,) * 3
+    if len(calls) == 1 and not task.after and not ids:
+        row: Any = send(connection, insert_of(columns_of(connection, task, calls[0], meta)))
+        return [Enqueued(row[0], row[1], row[2], calls[0].unique)] if row else []
+    sent: Any = send(connection, insert_many(connection, task, calls, meta, ids))
     status, enqueued_at, written = sent
+    if not written and task.after:
+        _refuse_missing(using, task)
     new = set(map(int, written.split(","))) if written else set()
     given = zip(ids or sorted(new), calls, strict=bool(ids or task.unique is None))
     return [Enqueued(id_, status, enqueued_at, call.unique) for id_, call in given if id_ in new]
 
 
-def _insert_many(connection: Any, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int]) -> str:
+def insert_many(connection: Any, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int] = ()) -> str:
     """Return ``ENQUEUE_MANY`` for these calls. The columns in which they differ come from arrays."""
-    row = Row(connection, task, calls[0], meta)
+    columns = columns_of(connection, task, calls[0], meta)
     arrays = {"args": f"[{','.join([call.args for call in calls])}]"}
     arrays["kwargs"] = f"[{','.join([call.kwargs for call in calls])}]"
     for column, name in (("lock_key", "lock"), ("group_key", "group"), ("fair_key", "fair"), ("unique_key", "unique")):
-        if column in row.columns:
+        if column in columns:
             # JSON, because PostgreSQL reads an array of texts more slowly.
             arrays[column] = json.dumps([getattr(call, name) for call in calls], ensure_ascii=False)
-    quoted = dict(zip(arrays, literals(connection, arrays.values()), strict=True))
-    functions = [
-        f"jsonb_array_elements{'' if name in ('args', 'kwargs') else '_text'}({quoted[name]})" for name in arrays
-    ]
+    functions = {
+        name: f"jsonb_array_elements{'' if name in ('args', 'kwargs') else '_text'}({quoted})"
+        for name, quoted in _quoted(connection, arrays).items()
+    }
     if ids:
-        arrays = {"id": "", **arrays}
-        functions.insert(0, f"unnest('{array_of_numbers(ids)}'::bigint[])")
+        functions = {"id": f"unnest('{array_of_numbers(ids)}'::bigint[])", **functions}
     if task.after:
-        row.columns |= {"waits_for": str(len(task.after)), "status": "'BLOCKED'"}
-    row.columns |= {name: f"call.{name}" for name in arrays}
+        columns |= {"waits_for": str(len(set(task.after))), "status": "'BLOCKED'"}
+    columns |= {name: f"call.{name}" for name in functions}
+    tables = {"task": filled("{task}"), "waiter": filled("{waiter}")}
     return ENQUEUE_MANY.format(
-        insert=row.select,
-        arrays=", ".join(functions),
-        names=", ".join(arrays),
-        waiter=filled("{waiter}"),
-        awaited=f"'{array_of_numbers(task.after)}'",
+        **tables,
+        columns=", ".join(columns),
+        values=", ".join(columns.values()),
+        arrays=", ".join(functions.values()),
+        names=", ".join(functions),
+        awaited=_AWAITED.format(**tables, ids=array_of_numbers(task.after)) if task.after else "",
+        condition=_ALL_EXIST.format(number=len(set(task.after))) if task.after else "",
+        waiters=_WAITERS.format(**tables) if task.after else "",
     )
 
 
-def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
-    """Write one call with a lock key.
-
-    Also returns whether the call waits for another task whose end admits to the key. Then nothing else has to be done.
-    """
-    enqueued, other = insert_by(using, call.lock, at_key(using, task, call, meta))
-    return enqueued, enqueued.status == TaskStatus.BLOCKED and is_alone(task) and other in ADMITTED
-
-
-def at_key(using: str, task: TaskFields, call: Call, meta: str) -> str:
-    """Return ``AT_KEY`` for a call."""
-    connection = connection_for(using)
-    connection.ensure_connection()
-    row = Row(connection, task, call, meta, blocked_if="EXISTS (SELECT FROM other)")
-    return AT_KEY.format(task=filled("{task}"), key=row.columns["lock_key"], insert=row.insert)
-
-
-def insert_by(using: str, key: str | None, statement: str) -> tuple[Enqueued, Any]:
-    """Write one call while no other transaction admits to its key. Also return the statement's answer about the key."""
-    *row, said = send(connection_for(using), message(using, (LOCK_KEY, [key]), statement)) or ()
-    return Enqueued(*row), said
+def _refuse_missing(using: str, task: TaskFields) -> None:
+    """Raise ``TaskOptionError`` if a task of ``after=`` does not exist."""
+    there = rows_of("Task", using).in_bulk(task.after)
+    if missing := [str(each) for each in task.after if each not in there]:
+        raise TaskOptionError(f"after of {task.module_path} names a task that does not exist: {', '.join(missing)}.")
 
 
 def _after(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.models import Q
@@ -50,20 +50,11 @@ UPDATE {{task}} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
 WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND {_IS_OVER}
 """
 
-# The tasks that have these unique keys, and the scope of each.
-FIND_UNIQUE = f"""
-SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {{task}}
-WHERE unique_key = ANY (%s::text[])
-  AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-       OR unique_scope = 'UNFINISHED' AND finished_at IS NULL
-       OR unique_scope = 'PERIOD' AND NOT {_IS_OVER})
-"""
-
-# The same inside a transaction of the caller. The waiting task must see the changes of this transaction. So its row is
-# locked to the end of the transaction, because workers skip locked rows. If a worker claims the task first, this
-# statement waits for the claim, and then no longer finds the task. The rows are locked in the order in which all
-# transactions take their keys. A task that is unique also while it runs is not locked, because its settle must not
-# wait.
+# The tasks that have these unique keys, and the scope of each, in a transaction of the caller. The waiting task must
+# see the changes of this transaction. So its row is locked to the end of the transaction, because workers skip locked
+# rows. If a worker claims the task first, this statement waits for the claim, and then no longer finds the task. The
+# rows are locked in the order in which all transactions take their keys. A task that is unique also while it runs is
+# not locked, because its settle must not wait.
 FIND_AND_LOCK_UNIQUE = f"""
 WITH wanted AS MATERIALIZED (
     SELECT %s::text[] AS keys
@@ -80,6 +71,8 @@ WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
   AND (unique_scope = 'UNFINISHED' AND finished_at IS NULL
        OR unique_scope = 'PERIOD' AND NOT {_IS_OVER})
 """
+# The same without a transaction of the caller.
+FIND_UNIQUE = FIND_AND_LOCK_UNIQUE.replace(" FOR SHARE", "")
 
 # Replaces the call of a waiting task by the new call. It writes each column that a call fills, and the task no longer
 # waits for the ``after=`` tasks of the first call. A task that was claimed meanwhile is not found. Also returns the old
@@ -112,8 +105,7 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
 
     Returns the tasks in the order of the calls. Raises ``DuplicateTask``.
     """
-    assert task.unique is not None  # noqa: S101 - for the type checker
-    on_conflict = task.unique.on_conflict
+    on_conflict = _on_conflict(task)
     # Checked before our own transaction begins. Without a transaction of the caller, its changes are already committed,
     # so any run sees them. REPLACE_UNIQUE takes a stronger lock: two transactions that both took this one first would
     # wait for each other.
@@ -122,7 +114,8 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
     by_key = _one_per_key(calls, last=on_conflict == "replace")
     if on_conflict == "raise" and len(by_key) < len(calls):
         raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
-    keys = _in_order_of_keys(by_key)
+    # In the order of ``IN_ORDER_OF_KEYS`` in SQL.
+    keys = sorted(sorted(by_key), key=len)
     # A call that replaces has its row, old or new, before the next key is touched. So all transactions take the keys in
     # one order. The other calls are inserted by few statements, and their locks of old rows do not exclude each other.
     parts = [[key] for key in keys] if on_conflict == "replace" else [keys]
@@ -130,43 +123,42 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
     with nullcontext() if len(calls) == 1 else transaction_block(using):
         ids = _allocated_ids(using, by_key)
         for part in parts:
-            found.update(_insert_or_find(using, task, {key: by_key[key] for key in part}, meta, find, ids))
+            found |= _insert_or_find(using, task, {key: by_key[key] for key in part}, meta, find, ids)
     return [found[str(call.unique)] for call in calls]
 
 
 def _insert_or_find(
-    using: str, task: TaskFields, by_key: dict[str, Call], meta: str, find: str, ids: dict[str, int]
+    using: str, task: TaskFields, left: dict[str, Call], meta: str, find: str, ids: dict[str, int]
 ) -> dict[str, Enqueued]:
     """Insert and find until each call has a task."""
-    assert task.unique is not None  # noqa: S101 - for the type checker
-    on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
-    left = list(by_key)
+    on_conflict = _on_conflict(task)
     for _ in range(MOST_INSERTS):
         if on_conflict == "replace":
-            found.update(_by_key(_replace(using, task, [by_key[key] for key in left], meta)))
-            left = [key for key in left if key not in found]
-        for batch in batches(by_key[key] for key in left):
+            _take(found, left, [row for call in left.values() for row in _replace(using, task, call, meta)])
+        for batch in batches(list(left.values())):
             drawn = [ids[str(call.unique)] for call in batch] if ids else []
-            found.update(_by_key(insert_calls(using, task, batch, meta, drawn)))
-        left = [key for key in left if key not in found]
+            _take(found, left, insert_calls(using, task, batch, meta, drawn))
+        for *row, scope in run(using, find, list(left)) if left else ():
+            _refuse(task, row[0], scope)
+            if on_conflict == "skip":
+                _take(found, left, [Enqueued(*row)._replace(is_new=False)])
         if not left:
             return found
-        there = run(using, find, left)
-        if on_conflict == "skip":
-            found.update(_by_key(_existing(row) for *row, _scope in there))
-            left = [key for key in left if key not in found]
-            if not left:
-                return found
-        for id_, *_, scope in there:
-            _refuse(task, on_conflict, id_, scope)
         # The task that had the key no longer exists, or the period of its key is over.
-        run(using, FREE_EXPIRED_UNIQUE, left)
+        run(using, FREE_EXPIRED_UNIQUE, list(left))
     raise DuplicateTask(
         f"{MOST_INSERTS} times, a task of {task.module_path} with the same unique key was enqueued and finished "
         "meanwhile.",
         result_id="",
     )
+
+
+def _take(found: dict[str, Enqueued], left: dict[str, Call], rows: Iterable[Enqueued]) -> None:
+    """Note the tasks of some calls, which are no longer left."""
+    for row in rows:
+        found[str(row.unique_key)] = row
+        left.pop(str(row.unique_key), None)
 
 
 def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
@@ -177,46 +169,33 @@ def _allocated_ids(using: str, keys: Collection[str]) -> dict[str, int]:
     return dict(zip(keys, sorted(map(int, text.split(","))), strict=True))
 
 
-def _in_order_of_keys(keys: Iterable[str]) -> list[str]:
-    """Return unique keys in the same order as ``IN_ORDER_OF_KEYS`` in SQL."""
-    return sorted(sorted(keys), key=len)
-
-
-def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-    replaced: list[Enqueued] = []
+def _replace(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
+    due = dict(zip(("date", "delay"), due_of(task), strict=True))
     with connections[using].cursor() as cursor:
-        for call in calls:
-            due = dict(zip(("date", "delay"), due_of(task), strict=True))
-            cursor.execute(filled(REPLACE_UNIQUE), row_of(task, call, meta) | due)
-            for *row, key_before in cursor.fetchall():
-                replaced.append(_existing(row))
-                admit_on_commit(using, {key_before} - {call.lock})
-    return replaced
+        cursor.execute(filled(REPLACE_UNIQUE), row_of(task, call, meta) | due)
+        rows = cursor.fetchall()
+    admit_on_commit(using, {key_before for *_, key_before in rows} - {call.lock})
+    return [Enqueued(*row)._replace(is_new=False) for *row, _key_before in rows]
 
 
 def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
     """Return the first or the last call of each unique key, in the order of the first calls."""
     by_key = {str(call.unique): call for call in calls}
     if len(by_key) < len(calls) and not last:
-        for call in reversed(calls):
-            by_key[str(call.unique)] = call
+        by_key |= {str(call.unique): call for call in reversed(calls)}
     return by_key
 
 
-def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:
+def _on_conflict(task: TaskFields) -> str:
+    return task.unique.on_conflict if task.unique is not None else "skip"
+
+
+def _refuse(task: TaskFields, id_: int, scope: str) -> None:
     """Raise ``DuplicateTask`` if a call cannot be enqueued because this task has its unique key."""
     what = f"Task {id_} of {task.module_path} has the same unique key"
-    if on_conflict == "raise":
+    if _on_conflict(task) == "raise":
         raise DuplicateTask(f"{what}.", result_id=str(id_))
-    if on_conflict == "replace" and scope != UniqueScope.WAITING:
+    if _on_conflict(task) == "replace" and scope != UniqueScope.WAITING:
         raise DuplicateTask(
             f"{what}, which stays taken after the task starts. This call cannot replace it.", result_id=str(id_)
         )
-
-
-def _existing(row: Iterable[Any]) -> Enqueued:
-    return Enqueued(*row)._replace(is_new=False)
-
-
-def _by_key(rows: Iterable[Enqueued]) -> dict[str, Enqueued]:
-    return {str(row.unique_key): row for row in rows}

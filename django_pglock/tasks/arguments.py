@@ -6,8 +6,9 @@ Arguments that cannot be stored are refused with an error that names them, befor
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.utils.functional import Promise
@@ -95,51 +96,48 @@ def _plain_key(key: Any) -> str:
 
 def _flaw_of(value: Any) -> str:
     """Return why a value is not valid JSON, and where: ``"it contains a datetime at ['rows'][3]"``."""
-    place, part = "", value
-    while (inner := _first_flaw_in(part)) is not None:
-        step, part = inner
-        place += step
-    if not place:
-        return f"it is {_flaw(part)}"
-    return f"it contains {_flaw(part)} at {place}"
+    place, flaw = next(_flaws_in(value, ""))
+    return f"it contains {flaw} at {place}" if place else f"it is {flaw}"
 
 
-def _first_flaw_in(value: Any) -> tuple[str, Any] | None:
-    """Return the first part of a container that is not valid JSON, and its path; None if all parts are valid."""
+def _flaws_in(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a value that are not valid JSON: where each is, and what it is."""
     if isinstance(value, Mapping):
-        # A key may be data, for example an e-mail address, and must not be shown. An identifier counts as a name.
-        is_name = {key: isinstance(key, str) and key.isidentifier() for key in value}
-        parts: Any = ((f"[{key!r}]" if is_name[key] else "[…]", value[key]) for key in value)
+        for key, part in value.items():
+            # A key may be data, for example an e-mail address, and must not be shown. An identifier counts as a name.
+            is_name = isinstance(key, str) and key.isidentifier()
+            yield from _flaws_in(part, f"{place}[{key!r}]" if is_name else f"{place}[…]")
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        parts = ((f"[{number}]", part) for number, part in enumerate(value))
-    else:
-        return None
-    return next(((step, part) for step, part in parts if not _is_json(part)), None)
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        _ENCODER.encode(_plain(value))
-    except ValueError:
-        return False
-    return True
+        for number, part in enumerate(value):
+            yield from _flaws_in(part, f"{place}[{number}]")
+    if flaw := _flaw(value):
+        yield place, flaw
 
 
 def _flaw(value: Any) -> str:
+    """Return why a value is not valid JSON, apart from its parts; an empty text if it is."""
     kind = type(value).__name__
-    if isinstance(value, Mapping):
-        keys = sorted({type(key).__name__ for key in value if not isinstance(key, str)})
-        return f"a {kind} with keys of type {', '.join(keys)} instead of str"
-    if isinstance(value, float):
-        return "NaN or infinity"
-    if isinstance(value, bytes):
-        return "bytes that are not UTF-8"
-    if isinstance(value, Promise):
-        return "a lazy object, such as a translation; pass str() of it"
-    hint = ""
-    if hasattr(value, "_meta") and hasattr(value, "pk"):
-        hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
-    return f"{with_article(kind)}{hint}"
+    match value:
+        case Mapping():
+            keys = sorted({type(key).__name__ for key in value if not isinstance(key, str)})
+            return f"a {kind} with keys of type {', '.join(keys)} instead of str" if keys else ""
+        case float():
+            return "" if math.isfinite(value) else "NaN or infinity"
+        case bytes():
+            return "" if _is_utf8(value) else "bytes that are not UTF-8"
+        case str() | int() | None | Sequence():
+            return ""
+        case Promise():
+            return "a lazy object, such as a translation; pass str() of it"
+    return f"{with_article(kind)}{'; pass its primary key instead' if hasattr(value, '_meta') else ''}"
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def with_article(name: str) -> str:

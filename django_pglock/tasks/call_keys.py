@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +60,7 @@ def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any],
     """
     if not task.has_keys:
         return lambda args, kwargs, args_text: NO_KEYS
-    names = None if task.takes_context or is_grouped(task) else _names(task.func)
+    names = None if task.takes_context or task.group is not None else _names(task.func)
     count = -1 if names is None else len(names)
     has_one_key = _has_one_key(task)
     # If no value is redacted, the text of the arguments, up to this length, is itself the unique key.
@@ -83,7 +83,7 @@ def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     values = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
-        return None if template is None else _template(template, task.func, is_grouped(task)).render(values)
+        return None if template is None else task.kept["templates"][template].render(values)
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
@@ -148,15 +148,19 @@ def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
 
     If all parameters of the function can be positional, it is the list of their values in order.
     """
-    is_list = not is_grouped(task) and _names(task.func) is not None
+    is_list = task.group is None and _names(task.func) is not None
     arguments = list(values.values()) if is_list else [values]
     return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
-def check_templates(task: TaskFields, where: str) -> None:
-    """Raise ``LockKeyError`` for a template with unknown fields or with ambiguous keys."""
-    for text in templates_of(task):
-        KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
+def make_templates(task: TaskFields, where: str) -> None:
+    """Keep the templates of a task. Raises ``LockKeyError`` for unknown fields and for ambiguous keys."""
+    parameters = _signature(task.func).parameters.values()
+    takes_any = task.group is not None or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    known = None if takes_any else [each.name for each in parameters]
+    task.kept["templates"] = {
+        text: KeyTemplate(text, known=known, where=where, is_own=text != task.lock) for text in templates_of(task)
+    }
 
 
 def templates_of(task: TaskFields) -> list[str]:
@@ -167,8 +171,7 @@ def templates_of(task: TaskFields) -> list[str]:
 
 def names_in_keys(task: TaskFields) -> set[str]:
     """Return the names of the parameters, and of their attributes, whose values are part of keys of a task."""
-    templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
-    return set().union(*(template.names for template in templates))
+    return set().union(*(template.names for template in task.kept["templates"].values()))
 
 
 def positional_names(task: TaskFields, count: int) -> list[str]:
@@ -183,18 +186,6 @@ def has_digest(key: str) -> bool:
     return _DIGEST.search(key) is not None
 
 
-def is_grouped(task: TaskFields) -> bool:
-    """Return whether the function gets a list of calls, so that its parameters are not those of one call."""
-    return task.group is not None
-
-
-@lru_cache(maxsize=1024)
-def _template(text: str, function: Callable[..., Any], is_grouped: bool) -> KeyTemplate:
-    # Checked when the decorator was applied.
-    known = _known(function, is_grouped)
-    return KeyTemplate(text, known=known, where=f"@task on {function.__qualname__}", is_own=True)
-
-
 @lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
@@ -202,14 +193,9 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=1024)
 def call_signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
-    """Return the parameters of a call: those of the function without the context, which the worker adds.
-
-    A decorator may take the context itself. Then the function below it, whose parameters Python shows, has none.
-    """
+    """Return the parameters of a call: those of the function without the context, which the worker adds."""
     signature = _signature(function)
-    parameters = [*signature.parameters.values()]
-    has_context = takes_context and bool(parameters) and parameters[0].name == "context"
-    return signature.replace(parameters=parameters[1:]) if has_context else signature
+    return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
 
 
 @lru_cache(maxsize=1024)
@@ -220,16 +206,9 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(each.name for each in parameters) if are_plain else None
 
 
-def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | None:
-    parameters = _signature(function).parameters.values()
-    if is_grouped or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    return [each.name for each in parameters]
-
-
 def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments by name, those of ``**more`` among them."""
-    if is_grouped(task):
+    if task.group is not None:
         if args:
             raise TaskArgumentsError(f"{task.module_path} has a group, so its calls take only keyword arguments.")
         return kwargs

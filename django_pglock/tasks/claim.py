@@ -23,7 +23,6 @@ from django_pglock.tasks.results import make_result
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-
 #: The attributes of log records about a task.
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
 
@@ -99,7 +98,7 @@ class Claim:
     @property
     def is_first(self) -> bool:
         """Whether this is the first attempt, so that there are no failed attempts to read."""
-        return self.attempt - self.uncounted == 1
+        return self.number == 1
 
     @property
     def number(self) -> int:
@@ -121,13 +120,8 @@ class Claim:
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the task for log records, by the names in ``LOG_FIELDS``."""
-        return {
-            "task_id": self.id,
-            "task_path": self.task_path,
-            "queue": self.queue,
-            "attempt": self.number,
-            "worker": str(self.worker),
-        }
+        values = (self.id, self.task_path, self.queue, self.number, str(self.worker))
+        return dict(zip(LOG_FIELDS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +165,10 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
 def with_context(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the arguments of a call without a worker, with a context if the function takes one and gets none."""
-    if not task.takes_context:
+    if not task.takes_context or (args and isinstance(args[0], compat.TaskContext)):
         return args
-    count = len(args)
-    is_given = "context" in kwargs or (args and isinstance(args[0], compat.TaskContext))
-    # A test may give any object as the context. Then there is one argument more than a call has.
-    if is_given or (misfit(task.func, True, count, *kwargs) and not misfit(task.func, False, count, *kwargs)):
+    # A test may give any object as the context. Then only the arguments as they are fit the function.
+    if misfit(task.func, True, len(args), *kwargs) and not misfit(task.func, False, len(args), *kwargs):
         return args
     return (_context_of(task, args, kwargs), *args)
 
@@ -193,7 +185,6 @@ def _context_of(task: TaskFields, args: tuple[Any, ...], kwargs: dict[str, Any])
         priority=task.priority,
         task_path=task.module_path,
         meta=to_json(task.meta),
-        max_retries=task.max_attempts - 1,
         enqueued_at=now,
         last_attempted_at=now,
     )

@@ -13,13 +13,7 @@ import django
 if TYPE_CHECKING or django.VERSION >= (6, 0):
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import (
-        DEFAULT_TASK_BACKEND_ALIAS,
-        DEFAULT_TASK_PRIORITY,
-        DEFAULT_TASK_QUEUE_NAME,
-        Task,
-        TaskError,
-    )
+    from django.tasks.base import Task, TaskError
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
 else:
@@ -29,13 +23,7 @@ else:
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django_tasks import checks as _checks  # noqa: F401
     from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import (
-        DEFAULT_TASK_BACKEND_ALIAS,
-        DEFAULT_TASK_PRIORITY,
-        DEFAULT_TASK_QUEUE_NAME,
-        Task,
-        TaskError,
-    )
+    from django_tasks.base import Task, TaskError
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
 
@@ -43,9 +31,6 @@ else:
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
 
 __all__ = [
-    "DEFAULT_TASK_BACKEND_ALIAS",
-    "DEFAULT_TASK_PRIORITY",
-    "DEFAULT_TASK_QUEUE_NAME",
     "BaseTaskBackend",
     "InvalidTask",
     "Task",

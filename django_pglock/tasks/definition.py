@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.utils import timezone
-from django.utils.asyncio import async_unsafe
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import has_commit_hooks, manual_transactions
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import check_templates
+from django_pglock.tasks.call_keys import make_templates
 from django_pglock.tasks.claim import TaskContext, with_context
 from django_pglock.tasks.compat import InvalidTask, Task, TaskResult
-from django_pglock.tasks.fields import CARRIED, OF_FUNCTION, TaskFields, check_names
+from django_pglock.tasks.fields import CARRIED, By, TaskFields, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption, redact_of
 from django_pglock.tasks.retry import BackoffOption
@@ -41,7 +40,7 @@ class PostgresTask(TaskFields):
 
     def __new__(cls, **options: Any) -> Self:
         # Django 6.1's own @task passes on all options. For an unknown one, Python's message would only name __init__.
-        check_names(options.get("func"), options)
+        check_names(_where(options.get("func")), options.keys() - {"func"}, By.BOTH)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -52,26 +51,13 @@ class PostgresTask(TaskFields):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
         if not self.is_own:
-            self._validate(where)
+            # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
+            Task.__post_init__(self)
         definition = registry.register(self)
         if definition is not self:
             own = {name: getattr(self, name) for name in CARRIED}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
-
-    def _validate(self, where: str) -> None:
-        try:
-            # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
-            Task.__post_init__(self)
-        except InvalidTask as error:
-            backend = self.get_backend()
-            if issubclass(backend.task_class, PostgresTask):
-                raise
-            # Django's messages name neither the function nor the backend, and TASKS may have been forgotten.
-            raise InvalidTask(
-                f"{where}: {error} TASKS[{self.backend!r}] is {type(backend).__name__}, and not "
-                "django_pglock.backend.PostgresBackend."
-            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The same as in Django 6.1, for each version, and without the fields that __post_init__ fills.
@@ -79,10 +65,6 @@ class PostgresTask(TaskFields):
         return _made_again, (self.module_path, options)
 
     def _check_function(self) -> None:
-        if not hasattr(self.func, "__qualname__"):
-            raise InvalidTask(
-                f"@task was given a {type(self.func).__name__}; decorate a function that is defined in a module."
-            )
         if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
             raise InvalidTask(
                 f"@task on {self.module_path}: a call of a generator function returns before its body runs. Iterate "
@@ -99,6 +81,8 @@ class PostgresTask(TaskFields):
             and self.rate is not None
             and self.rate.key is not None,
             f"concurrency={self.concurrency!r} needs a key. Write it as lock.": self.concurrency and not self.lock,
+            "on_conflict='replace' cannot be combined with after, because a task cannot replace another one and wait "
+            "for a third.": self.after and self.unique and self.unique.on_conflict == "replace",
             "advisory=True needs the name of a lock. Write it as lock.": self.advisory and not self.lock,
             "advisory cannot be combined with concurrency, because an advisory lock has one holder.": self.advisory
             and self.concurrency,
@@ -108,7 +92,7 @@ class PostgresTask(TaskFields):
         for why, is_wrong in problems.items():
             if is_wrong:
                 raise TaskOptionError(f"{where}: {why}")
-        check_templates(self, where)
+        make_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
         check_schedule(self, where)
 
@@ -119,14 +103,8 @@ class PostgresTask(TaskFields):
         except SynchronousOnlyOperation as error:
             name = self.module_path.rpartition(".")[2]
             raise SynchronousOnlyOperation(
-                f"{name}.enqueue() blocks the event loop, so it cannot be called in a coroutine. "
-                f"Write: await {name}.aenqueue(…)"
+                f"{name}.enqueue() blocks the event loop. Write: await {name}.aenqueue(…)"
             ) from error
-
-    @async_unsafe("get_result() blocks the event loop here. Write: await task.aget_result(…)")
-    def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """Return the result of a task of this function by its id. In a coroutine: ``await aget_result()``."""
-        return Task.get_result(self, result_id)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function here, without a row. With ``takes_context`` it gets a context, unless one is given."""
@@ -184,6 +162,10 @@ def _refuse_manual_transactions(path: str, *, except_in: str | None) -> None:
                 "send this commit yourself, and Django calls no function after it. Use transaction.atomic() there "
                 "with autocommit on, or call enqueue() after your commit."
             )
+
+
+def _where(function: Any) -> str:
+    return f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
@@ -308,7 +290,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        check_names(function, options, OF_FUNCTION)
+        check_names(_where(function), options, By.FUNCTION)
         # Our class, whatever the backend is, so that the options also exist in tests with Django's ImmediateBackend.
         return PostgresTask(func=function, **options)
 

@@ -1,28 +1,22 @@
 """The options of ``@task``: one table, which is also the fields of a task.
 
-Each row has the type and the default of an option, what it accepts, who may give it, and the words of other task queues
-for it. The checks, the hints in messages and the values that a row of the database carries come from this table. Type
-checkers cannot read it: ``definition.py`` names each option once more, with its type.
+Each row has the type and the default of an option, what it accepts, and who may give it. The checks, the hints in
+messages and the values that a row of the database carries come from this table. Beside it are the words of other task
+queues, with ours. Type checkers cannot read the table: ``definition.py`` names each option once more, with its type.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import options as check
-from django_pglock.tasks.compat import (
-    DEFAULT_TASK_BACKEND_ALIAS,
-    DEFAULT_TASK_PRIORITY,
-    DEFAULT_TASK_QUEUE_NAME,
-    Task,
-)
+from django_pglock.tasks.compat import Task
 from django_pglock.tasks.options import Group, Rate, Unique
 from django_pglock.tasks.queues import OWN_QUEUE
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
@@ -46,26 +40,20 @@ class By(Enum):
     CALL = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """What is known of an option besides its name, type and default."""
 
     check: check.Check
-    by: By = By.BOTH
-    #: The words of other task queues for it.
-    foreign: tuple[str, ...] = ()
-    #: Additional text after its name in a hint.
-    note: str = ""
+    by: By
     #: Whether ``meta`` of the row has it, if a call differs from its function.
-    is_carried: bool = False
+    is_carried: bool
     #: Whether None means that a task does not have it.
-    may_be_none: bool = False
+    may_be_none: bool
 
 
-def option(default: Any, accepts: check.Check, foreign: str = "", /, **more: Any) -> Any:
+def option(default: Any, accepts: check.Check, by: By = By.BOTH, *, is_carried: bool = False) -> Any:
     """Return the field for one row of the table."""
-    row = Option(accepts, foreign=tuple(foreign.split()), may_be_none=default is None, **more)
-    return field(default=default, metadata={"option": row})
+    return field(default=default, metadata={"option": Option(accepts, by, is_carried, may_be_none=default is None)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,64 +94,42 @@ class TaskFields(Task):  # type: ignore[type-arg]
     """
 
     # Declared again because Django 6.0 has no defaults for them.
-    takes_context: bool = option(False, check.flag, "bind context pass_context", by=By.FUNCTION)
-    priority: int = option(DEFAULT_TASK_PRIORITY, check.priority)
-    backend: str = option(
-        DEFAULT_TASK_BACKEND_ALIAS, check.instance(str, "the text of an alias in TASKS"), "database using"
-    )
-    queue_name: str = option(DEFAULT_TASK_QUEUE_NAME, check.text, "queue")
-    run_after: datetime | timedelta | None = option(  # type: ignore[assignment]
-        None, check.run_after, "countdown delay eta run_at schedule_at schedule_in wait", by=By.CALL
-    )
+    takes_context: bool = option(False, check.flag, By.FUNCTION)
+    priority: int = option(0, check.instance(int, "a whole number from -100 to 100"))
+    backend: str = option("default", check.instance(str, "the text of an alias in TASKS"))
+    queue_name: str = option("default", check.text)
+    run_after: datetime | timedelta | None = option(None, check.run_after, By.CALL)  # type: ignore[assignment]
 
-    max_attempts: int = option(
-        # The largest smallint of PostgreSQL. The column has the number of retries: ``max_attempts - 1``.
-        *(1, check.number(1, 32_767), "attempts max_retries max_tries retries retry tries"),
-        note=", which counts the first attempt",
-    )
+    # The largest smallint of PostgreSQL. The column has the number of retries: ``max_attempts - 1``.
+    max_attempts: int = option(1, check.number(1, 32_767))
     max_snoozes: int | None = option(None, check.number(0, 2**31 - 1), is_carried=True)
-    backoff: BackoffOption = option(
-        DEFAULT_BACKOFF, check.backoff, "default_retry_delay retry_backoff retry_delay retry_wait", by=By.FUNCTION
-    )
-    retry_on: tuple[type[BaseException], ...] = option(
-        (Exception,), check.exception_types, "autoretry_for retry_exceptions retry_for", by=By.FUNCTION
-    )
-    no_retry_on: tuple[type[BaseException], ...] = option(
-        (), check.exception_types, "dont_autoretry_for throws", by=By.FUNCTION
-    )
-    atomic: bool = option(
-        *(False, check.flag, "transaction"),
-        note=", which makes the database effects of a task happen exactly once",
-        is_carried=True,
-    )
-    timeout: float | timedelta | None = option(
-        None, check.timeout, "job_timeout soft_time_limit time_limit", is_carried=True
-    )
-    lock: str | None = option(None, check.template, "lock_key ordering_key")
-    concurrency: int | None = option(None, check.number(1, MOST_CONCURRENT), "concurrency_limit max_concurrency")
-    advisory: bool = option(False, check.flag, by=By.FUNCTION)
-    unique: Unique | None = option(None, check.unique, "once queueing_lock singleton unique_key uniqueness")
-    group: Group | None = option(None, check.group, by=By.FUNCTION)
+    backoff: BackoffOption = option(DEFAULT_BACKOFF, check.backoff, By.FUNCTION)
+    retry_on: tuple[type[BaseException], ...] = option((Exception,), check.exception_types, By.FUNCTION)
+    no_retry_on: tuple[type[BaseException], ...] = option((), check.exception_types, By.FUNCTION)
+    atomic: bool = option(False, check.flag, is_carried=True)
+    timeout: float | timedelta | None = option(None, check.timeout, is_carried=True)
+    lock: str | None = option(None, check.template)
+    concurrency: int | None = option(None, check.number(1, MOST_CONCURRENT))
+    advisory: bool = option(False, check.flag, By.FUNCTION)
+    unique: Unique | None = option(None, check.unique)
+    group: Group | None = option(None, check.group, By.FUNCTION)
     fair: str | None = option(None, check.template)
-    rate: Rate | None = option(None, check.rate, "rate_limit")
-    keep_result: float | timedelta | None = option(
-        *(None, check.duration, "ignore_result result_expires result_ttl"),
-        note=", the seconds after its end for which the row of a task is kept",
-    )
-    cron: str | None = option(None, check.anything, "crontab periodic schedule", by=By.FUNCTION, note=" or every")
-    every: float | timedelta | None = option(None, check.duration, "interval", by=By.FUNCTION)
-    timezone: str | None = option(None, check.anything, "tz", by=By.FUNCTION)
-    redact: tuple[str, ...] | bool = option((), check.anything, by=By.FUNCTION)
-    capture_logs: bool | int | str | None = option(None, check.log_level, by=By.FUNCTION)
-    after: tuple[int, ...] = option((), check.task_ids, "depends_on", by=By.CALL)
+    rate: Rate | None = option(None, check.rate)
+    keep_result: float | timedelta | None = option(None, check.duration)
+    cron: str | None = option(None, check.anything, By.FUNCTION)
+    every: float | timedelta | None = option(None, check.duration, By.FUNCTION)
+    timezone: str | None = option(None, check.anything, By.FUNCTION)
+    redact: tuple[str, ...] | bool = option((), check.anything, By.FUNCTION)
+    capture_logs: bool | int | str | None = option(None, check.log_level, By.FUNCTION)
+    after: tuple[int, ...] = option((), check.task_ids, By.CALL)
     meta: dict[str, Any] = field(
-        default_factory=dict, hash=False, metadata={"option": Option(check.meta, foreign=("headers",))}
+        default_factory=dict, hash=False, metadata={"option": Option(check.meta, By.BOTH, False, False)}
     )
 
     #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
-    #: The number of the backend that has found this task valid. Copies have to be validated again.
-    valid_for: int = field(default=0, init=False, repr=False, compare=False)
+    #: What is the same for all calls of this task, once its first call has computed it. Copies begin without it.
+    kept: dict[Any, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
 
     @property
     def has_keys(self) -> bool:
@@ -182,15 +148,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
         the function: ``backoff``, the exception types, ``group`` and the schedule. None does not change an option.
         Raises ``TaskOptionError`` for any other name.
         """
-        if unknown := [name for name in changes if name not in OF_CALL]:
-            raise TaskOptionError(" ".join(self._unknown_option(name) for name in unknown))
+        check_names(f"{self.module_path}.using()", changes, By.CALL)
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
-
-    def _unknown_option(self, name: str) -> str:
-        ours = WORDS.get(name, name)
-        if ours in OPTIONS and OPTIONS[ours].by is By.FUNCTION:
-            return f"{ours} is an option of @task on {self.module_path}; a single call cannot change it."
-        return f"using() has no option {name!r}; {about_option(name, OF_CALL)}"
 
     def check_values(self, where: str) -> None:
         """Check each option by itself, and keep it in the form that its check returns."""
@@ -199,79 +158,63 @@ class TaskFields(Task):  # type: ignore[type-arg]
             if value is not None or not each.may_be_none:
                 object.__setattr__(self, name, each.check(f"{where}: {name}", value))
 
-    if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
-        #: Templates would call a task that they show.
-        do_not_call_in_templates = True
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Raise ``TypeError``, which says how a task is called."""
-            name, call = self.func.__name__, "acall" if iscoroutinefunction(self.func) else "call"
-            raise TypeError(
-                f"{self.module_path} is a task: write {name}.enqueue(…) to let a worker run it, or "
-                f"{name}.{call}(…) to run it here."
-            )
+    if not TYPE_CHECKING:  # or type checkers would allow every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise ``AttributeError``; for a method that other task queues have, with the name of ours."""
-            hint = about_method(name, self.module_path) if name in METHODS else None
-            default = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(hint or default, name=name, obj=self)
+            """Raise ``AttributeError``, with our method in place of one of another task queue."""
+            if name in FOREIGN_METHODS:
+                raise AttributeError(f"{self.module_path} has no {name}(); write {FOREIGN_METHODS[name]}.")
+            # Raises again, in Python's words.
+            return object.__getattribute__(self, name)
 
     def can_retry(self, error: BaseException) -> bool:
         """Return whether the task is retried after this exception."""
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
 
 
-#: All options, those that a function and those that a call may have, and our word for each foreign one.
+#: All options, and those that a function and those that a call may have.
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(TaskFields) if each.metadata}
 OF_FUNCTION = sorted(name for name, each in OPTIONS.items() if each.by is not By.CALL)
 OF_CALL = sorted(name for name, each in OPTIONS.items() if each.by is not By.FUNCTION)
 CARRIED = [name for name, each in OPTIONS.items() if each.is_carried]
-WORDS = {word: name for name, each in OPTIONS.items() for word in each.foreign}
-
-
-def check_names(function: Any, names: Iterable[str], known: Collection[str] = ("func", *OPTIONS)) -> None:
-    """Raise ``TaskOptionError`` for names of options that are not known, with the names of ours for them."""
-    if unknown := sorted(set(names) - {*known}):
-        where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
-        raise TaskOptionError(" ".join(_unknown_option(where, name) for name in unknown))
-
-
-def _unknown_option(where: str, name: str) -> str:
-    ours = WORDS.get(name, name)
-    if ours in OPTIONS and OPTIONS[ours].by is By.CALL:
-        return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
-    return f"{where} has no option {name!r}; {about_option(name, OF_FUNCTION)}"
-
-
-def about_option(name: str, known: Collection[str]) -> str:
-    """Return a hint to the option of ``known`` that an unknown name probably means: ``"write queue_name."``."""
-    if name in INSTEAD:
-        return INSTEAD[name]
-    ours = WORDS.get(name)
-    if ours is None or ours not in known:
-        ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
-    if ours is None:
-        return f"its options are {', '.join(sorted(known))}."
-    return f"write {ours}{OPTIONS[ours].note}."
 
 
 def _by_word(texts: dict[str, str]) -> dict[str, str]:
     return {word: text for words, text in texts.items() for word in words.split()}
 
 
-#: What other task queues have, and tasks here do not: what to do instead.
-INSTEAD = _by_word(
+#: The options of other task queues, and what to write here.
+FOREIGN_OPTIONS = _by_word(
     {
-        "expire expires max_age ttl": "a waiting task does not expire. Pass the date as an argument, and return from "
-        "the function if it has passed.",
-        "acks_late reject_on_worker_lost": "a task whose worker has died always runs again, so leave it out.",
-        "link on_success": "enqueue the other task with using(after=result), with the result of this one.",
-        "link_error on_failure": "handle the error in the function, or in a receiver of the signal task_finished.",
+        "bind context pass_context": "@task(takes_context=True)",
+        "database using": "backend",
+        "queue": "queue_name",
+        "countdown delay eta run_at schedule_at schedule_in wait": "using(run_after=…)",
+        "attempts max_retries max_tries retries retry tries": "max_attempts, which counts the first attempt",
+        "default_retry_delay retry_backoff retry_delay retry_wait": "@task(backoff=…)",
+        "autoretry_for retry_exceptions retry_for": "@task(retry_on=…)",
+        "dont_autoretry_for throws": "@task(no_retry_on=…)",
+        "transaction": "atomic",
+        "job_timeout soft_time_limit time_limit": "timeout",
+        "lock_key ordering_key": "lock",
+        "concurrency_limit max_concurrency": "concurrency",
+        "once queueing_lock singleton unique_key uniqueness": "unique",
+        "rate_limit": "rate",
+        "ignore_result result_expires result_ttl": "keep_result, the seconds for which a finished task is kept",
+        "crontab periodic schedule": "@task(cron=…) or @task(every=…)",
+        "interval": "@task(every=…)",
+        "tz": "@task(timezone=…)",
+        "depends_on": "using(after=…)",
+        "headers": "meta",
+        # No option of ours means the same.
+        "expire expires max_age ttl": "a check of the date into the function, because a waiting task does not expire",
+        "acks_late reject_on_worker_lost": "nothing, because a task whose worker has died always runs again",
+        "link on_success": "using(after=result) for the other task, with the result of this one",
+        "link_error on_failure": "a receiver of the signal task_finished, or handle the error in the function",
     }
 )
-#: Methods of tasks in other task queues, and our code for the same purpose.
-METHODS = _by_word(
+#: The methods of tasks in other task queues, and what to write here.
+FOREIGN_METHODS = _by_word(
     {
         "apply_async enqueue_at enqueue_in schedule send_with_options": "using(…).enqueue(…)",
         "async_ defer delay queue send submit": "enqueue(…)",
@@ -284,8 +227,19 @@ METHODS = _by_word(
 )
 
 
-def about_method(name: str, path: str) -> str:
-    """Return what to write instead of one of ``METHODS``."""
-    ours = METHODS[name]
-    here = ours if ours.startswith("raise") else f"{path.rpartition('.')[2]}.{ours}"
-    return f"{path} is a task, and tasks have no {name}. Write {here}."
+def check_names(where: str, names: Iterable[str], by: By) -> None:
+    """Raise ``TaskOptionError`` for names that are no options of a function, or of a call."""
+    known = {By.FUNCTION: OF_FUNCTION, By.CALL: OF_CALL, By.BOTH: sorted(OPTIONS)}[by]
+    if unknown := sorted(set(names) - {*known}):
+        raise TaskOptionError(" ".join(_unknown_option(where, name, known) for name in unknown))
+
+
+def _unknown_option(where: str, name: str, known: list[str]) -> str:
+    if name in OPTIONS and OPTIONS[name].by is By.CALL:
+        return f"{where}: {name} is an option of a single call. Write task.using({name}=...)."
+    if name in OPTIONS:
+        return f"{where}: {name} is an option of @task; a single call cannot change it."
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    meant = FOREIGN_OPTIONS.get(name) or next(iter(similar), None)
+    hint = f"its options are {', '.join(known)}" if meant is None else f"write {meant}"
+    return f"{where} has no option {name!r}; {hint}."

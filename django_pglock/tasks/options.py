@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.queues import check_text
-from django_pglock.tasks.retry import duration_of, seconds_of
+from django_pglock.tasks.retry import seconds_of
 from django_pglock.tasks.states import UniqueScope
 
 #: The largest number of calls that a grouped function can get at once.
@@ -69,7 +69,7 @@ class Unique:
     @property
     def seconds(self) -> float | None:
         """The period in seconds, if there is one."""
-        return None if self.period is None else duration_of(self.period, option="period")
+        return None if self.period is None else seconds_of(self.period, option="period")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Group:
         template("Group: key", self.key)
         if not is_whole(self.limit, 1, MOST_IN_GROUP):
             raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
-        duration_of(self.gather, option="gather")
+        seconds_of(self.gather, option="gather")
 
     @property
     def seconds(self) -> float:
         """The time to gather, in seconds."""
-        return duration_of(self.gather, option="gather")
+        return seconds_of(self.gather, option="gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,13 @@ class Rate:
     @property
     def interval(self) -> float:
         """Seconds from one token to the next: longer if more tasks than ``burst`` may be admitted at once."""
-        return duration_of(self.per, option="per") / (self.count - self.portion + self.burst)
+        return seconds_of(self.per, option="per") / (self.count - self.portion + self.burst)
 
     @property
     def portion(self) -> int:
         """How many tasks may be admitted at once. More than ``burst`` for high rates, so that checks can be rare."""
         # One check every 50 ms is enough. With two, a check that is late for one task does not delay those behind it.
-        each = duration_of(self.per, option="per") / self.count
+        each = seconds_of(self.per, option="per") / self.count
         wanted = max(math.ceil(0.05 / each), 2 if each < 0.1 else 1)
         # All tasks of one portion count against ``count``. So for a very short time it must not be most of them.
         return max(self.burst, min(wanted, math.ceil(self.count / 10)))
@@ -190,22 +190,14 @@ def instance(kind: type | tuple[type, ...], wanted: str) -> Check:
 flag, text = instance(bool, "True or False"), instance(str, "a text")
 
 
-def priority(option: str, value: Any) -> Any:
-    """Accept a number; Django's validation checks its bounds, which fails for other types, and for NaN."""
-    # Only NaN differs from itself.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise refuse(option, value, "a whole number from -100 to 100")
-    return value
-
-
 def duration(option: str, value: Any) -> Any:
     """Accept seconds or a timedelta, and return seconds."""
-    return duration_of(value, option=option)
+    return seconds_of(value, option=option)
 
 
 def timeout(option: str, value: Any) -> Any:
     """Accept a duration above zero."""
-    seconds = duration_of(value, option=option)
+    seconds = seconds_of(value, option=option)
     if seconds == 0:
         raise TaskOptionError(f"{option} is 0; give more than 0 seconds, or None.")
     return seconds
@@ -290,21 +282,9 @@ def meta(option: str, value: Any) -> Any:
 
 def task_ids(option: str, value: Any) -> tuple[int, ...]:
     """Accept a result or an id, or several, and return the ids. A text is one id and not a list of characters."""
-    is_one = isinstance(value, (str, int)) or hasattr(value, "id")
-    try:
-        given = (value,) if is_one else tuple(value)
-    except TypeError:
-        raise _refuse_id(value) from None
-    return tuple(map(_task_id, given))
-
-
-def _task_id(value: Any) -> int:
+    is_many = isinstance(value, Iterable) and not isinstance(value, str)
     # The id of a result of another backend of django.tasks is a text of letters and digits.
-    given = getattr(value, "id", value)
-    if not isinstance(given, (str, int)) or not str(given).isdecimal():
-        raise _refuse_id(given)
-    return int(given)
-
-
-def _refuse_id(given: Any) -> TaskOptionError:
-    return TaskOptionError(f"after takes results or ids of tasks in PostgreSQL, not {given!r}.")
+    ids = [str(getattr(each, "id", each)) for each in (value if is_many else (value,))]
+    if not all(map(str.isdecimal, ids)):
+        raise refuse(option, ids, "results or ids of tasks in PostgreSQL")
+    return tuple(map(int, ids))

@@ -95,20 +95,14 @@ def _keep_seconds(policy: Backoff, *names: str) -> None:
 BackoffOption = float | int | timedelta | Backoff | Callable[[BaseException, Any], "float | timedelta"]
 
 
-def seconds_of(value: float | timedelta, *, option: str) -> float:
-    """Return a duration as seconds. Raises ``TaskOptionError`` unless it is a finite number that is not negative."""
+def seconds_of(value: float | timedelta, *, option: str, most: float = MAX_DELAY) -> float:
+    """Return a duration, of at most ten years by default, as seconds. Raises ``TaskOptionError``."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
         raise TaskOptionError(f"{option} is {value!r}; give seconds (zero or more) or a timedelta.")
-    return float(seconds)
-
-
-def duration_of(value: float | timedelta, *, option: str) -> float:
-    """Return a duration of at most ten years as seconds. Raises ``TaskOptionError``."""
-    seconds = seconds_of(value, option=option)
-    if seconds > MAX_DELAY:
+    if seconds > most:
         raise TaskOptionError(f"{option} is {value!r}; the maximum is ten years.")
-    return seconds
+    return float(seconds)
 
 
 #: Defined below ``seconds_of``, which it calls.
@@ -127,7 +121,7 @@ def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseExcepti
         delay = backoff.delay(failures)
     elif callable(backoff):
         delay = backoff(exception, result())
-    return min(seconds_of(delay, option="backoff"), MAX_DELAY)
+    return min(seconds_of(delay, option="backoff", most=math.inf), MAX_DELAY)
 
 
 class FlowWord(Picklable, Exception):

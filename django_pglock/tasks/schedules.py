@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 
 from django_pglock.errors import LockKeyError, TaskOptionError
-from django_pglock.tasks.call_keys import call_signature, is_grouped, keys_of
+from django_pglock.tasks.call_keys import call_signature, keys_of
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -145,7 +145,7 @@ def _check_zone(zone: Any, where: str) -> None:
 
 
 def _check_signature(task: TaskFields, where: str) -> None:
-    given = [None] * is_grouped(task)
+    given = [None] * (task.group is not None)
     try:
         call_signature(task.func, task.takes_context).bind(*given)
         keys_of(task, (), {})

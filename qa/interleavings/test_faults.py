@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.store import admit, bulk, claim, insert_tasks, ready, release, settle
+from django_pglock.store import admit, admit_one, bulk, claim, ready, release, settle
 from django_pglock.store import schedules as ticks
 from qa.interleavings.cases import Case
 from qa.interleavings.schedules import schedules
@@ -39,7 +39,7 @@ def no_fence(monkeypatch):
 
 
 def no_lock_of_the_key(monkeypatch):
-    for module in (admit, insert_tasks):
+    for module in (admit, admit_one):
         monkeypatch.setattr(module, "LOCK_KEY", "SELECT %s::text, {by_index}")
 
 

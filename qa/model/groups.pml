@@ -93,7 +93,7 @@ inline clear(me) {
     each = 0
 }
 
-/* store/insert_tasks.py: Row `if call.lock is None else "'BLOCKED'"` */
+/* store/insert_tasks.py: columns_of `columns["status"] = "'BLOCKED'"` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
     status[task] = BLOCKED

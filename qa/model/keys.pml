@@ -49,7 +49,7 @@ bool is_locked[TASKS];
 bool is_unsynced[TASKS];
 /* Who has the advisory lock of the key; an admitter or, from ADMITTERS on, a call. */
 byte key_lock = NOBODY;
-/* Calls of admit() and admit_own() that are to come. */
+/* Calls of admit() and admit_one() that are to come. */
 byte owed = 0;
 bool owed_own[TASKS];
 byte faults = 0;
@@ -95,14 +95,14 @@ inline sync() {
     each = 0
 }
 
-/* store/insert_tasks.py: Row `if call.lock is None else "'BLOCKED'"` */
+/* store/insert_tasks.py: columns_of `columns["status"] = "'BLOCKED'"` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
     status[task] = BLOCKED;
     is_new[task] = true
 }
 
-/* store/enqueue.py: _admit_enqueued */
+/* store/enqueue.py: _admit_on_commit */
 inline commit_insert(task) {
     is_new[task] && !is_at_key[task];
     is_new[task] = false;
@@ -110,8 +110,8 @@ inline commit_insert(task) {
     sync()
 }
 
-/* store/insert_tasks.py: at_key `EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
-inline insert_at_key(task) {
+/* store/admit_one.py: enqueue_statement, _gate `NOT EXISTS (SELECT FROM other)`; store/admit.py: LOCK_KEY */
+inline enqueue_one(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE) && (key_lock == NOBODY || LOOKS_ALONE);
     count = 0;
     other = NOT_THERE;
@@ -129,18 +129,18 @@ inline insert_at_key(task) {
     key_lock = (LOOKS_ALONE -> key_lock : ADMITTERS + task);
     is_new[task] = true;
     is_at_key[task] = true;
-    /* store/insert_tasks.py: insert_at_key `other in ADMITTED`: then the end of that task admits. */
+    /* store/admit_one.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other`: then the end of that task admits. */
     leaves_it[task] = (other != READY && other != RUNNING && other != NOT_THERE);
     other = 0
 }
 
-/* store/insert_tasks.py: insert_at_key `is_alone(task) and other in ADMITTED` */
-inline commit_insert_at_key(task) {
+/* store/enqueue.py: enqueue `after_commit(using, admit_next, using, task, [call.lock])` */
+inline commit_enqueue_one(task) {
     is_new[task] && is_at_key[task];
     is_new[task] = false;
     is_at_key[task] = false;
     key_lock = (LOOKS_ALONE -> key_lock : NOBODY);
-    owed_own[task] = leaves_it[task];
+    owed = owed + leaves_it[task];
     leaves_it[task] = false;
     check();
     sync()
@@ -218,8 +218,8 @@ inline begin_to_admit(me) {
     does[me] = ASKED
 }
 
-/* store/admit.py: admit_own */
-inline begin_to_admit_own(me, task) {
+/* store/admit_one.py: admit_one */
+inline begin_to_admit_one(me, task) {
     does[me] == IDLE && owed_own[task];
     owed_own[task] = false;
     own[me] = task;
@@ -240,7 +240,7 @@ inline lock_key_of(me) {
     does[me] = (SNAPSHOT_FIRST -> LOOKED + 1 : LOCKED)
 }
 
-/* store/admit.py: ADMIT_NEXT `LEFT JOIN LATERAL`, ADMIT, ADMIT_OWN `NOT EXISTS (SELECT FROM other)` */
+/* store/admit.py: ADMIT_NEXT `LEFT JOIN LATERAL`, ADMIT; store/admit_one.py: _gate `NOT EXISTS (SELECT FROM other)` */
 inline take_snapshot(me) {
     does[me] == LOCKED || (SNAPSHOT_FIRST && does[me] == ASKED);
     chosen[me] = NOBODY;
@@ -262,13 +262,13 @@ inline take_snapshot(me) {
     }
     for (EACH) { must_not(overtaken, chosen[me] != NOBODY && each < chosen[me] && is_unfinished(each)) }
     each = 0;
-    /* store/admit.py: admit_own `is_alone and other in ADMITTED` */
+    /* store/admit_one.py: _gate `SELECT status IN ('READY', 'RUNNING') FROM other` */
     leaves[me] = own[me] != NOBODY && other != NOT_THERE && other != READY && other != RUNNING;
     other = 0;
     does[me] = LOOKED
 }
 
-/* store/admit.py: ADMIT_NEXT `FOR NO KEY UPDATE SKIP LOCKED`, ADMIT_OWN `AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''` */
+/* store/admit.py: ADMIT_NEXT `FOR NO KEY UPDATE SKIP LOCKED`; store/admit_one.py: _OWN `AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''` */
 inline update(me) {
     does[me] == LOOKED + SNAPSHOT_FIRST;
     if
@@ -296,7 +296,7 @@ inline find_orphaned_key() {
 }
 
 /* environment: the server crashes. What was not on the disk is gone: open transactions, commits of admissions, locks.
-   Whoever wanted to admit gets an error. store/admit.py: admit_by `SET LOCAL synchronous_commit = off` */
+   Whoever wanted to admit gets an error. store/admit.py: unsynced `SET LOCAL synchronous_commit = off` */
 inline crash() {
     faults < FAULTS;
     faults++;
@@ -319,9 +319,9 @@ inline crash() {
 proctype Task(byte me) {
     end_task: do
     :: atomic { insert(me) }
-    :: atomic { insert_at_key(me) }
+    :: atomic { enqueue_one(me) }
     :: atomic { commit_insert(me) }
-    :: atomic { commit_insert_at_key(me) }
+    :: atomic { commit_enqueue_one(me) }
     :: atomic { claim(me) }
     :: atomic { finish(me) }
     :: atomic { retry(me) }
@@ -341,10 +341,10 @@ proctype Person(byte me) {
 proctype Admitter(byte me) {
     end_admitter: do
     :: atomic { begin_to_admit(me) }
-    :: atomic { begin_to_admit_own(me, 0) }
-    :: atomic { begin_to_admit_own(me, 1) }
+    :: atomic { begin_to_admit_one(me, 0) }
+    :: atomic { begin_to_admit_one(me, 1) }
 #if TASKS > 2
-    :: atomic { begin_to_admit_own(me, 2) }
+    :: atomic { begin_to_admit_one(me, 2) }
 #endif
     :: atomic { die_before_admission(me) }
     :: atomic { lock_key_of(me) }

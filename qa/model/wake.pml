@@ -218,7 +218,7 @@ inline beat(me) {
     fi
 }
 
-/* store/enqueue.py: _follow; store/insert_tasks.py: insert_one */
+/* store/enqueue.py: _wake; store/insert_tasks.py: insert_calls */
 inline commit(me) {
     produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST;
     left[me]--;

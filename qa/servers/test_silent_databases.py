@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
+from django_pglock.worker.liveness import session_watch
 
 from django_pglock.models import Task
-from django_pglock.worker.liveness import session_watch
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks

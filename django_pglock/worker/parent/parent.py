@@ -1,4 +1,5 @@
-"""The parent: what ``runlockworker`` is. One loop, which starts children, beats and listens for them, and replaces them.
+"""The parent: what ``runlockworker`` is. One loop, which starts children, beats and listens for them, and replaces
+them.
 
 It runs no task. So nothing that a task does to its process delays the heartbeat, a probe, or the rescue of the tasks of
 a child that has died. Its statements have deadlines, and none of them blocks the loop: the upkeep, whose statements

@@ -10,8 +10,9 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
-from django_pglock.models import Task, Waiter
-from django_pglock.store.after import lock_awaited
+from django_pglock.models import Task
+from django_pglock.store.call import Call
+from django_pglock.store.insert_tasks import insert_calls
 from django_pglock.store.prune import ages_of, delete_free, outdated
 from django_pglock.store.release import release
 from tests.sample import tasks
@@ -41,10 +42,9 @@ def test_prune_keeps_a_task_that_gets_a_dependent_meanwhile(in_threads, eventual
             return delete_free(outdated(slow, ages_of()))
         eventually(is_sleeping)
         with transaction.atomic():
-            assert lock_awaited("default", [old.pk]) == []
-            waiting = Task.objects.create(status="BLOCKED", waits_for=1, task_path=tasks.nothing.module_path)
-            Waiter.objects.create(awaited=old.pk, task=waiting)
-        return waiting.pk
+            # As if the process were killed right after its commit, so that nothing is released.
+            [waiting] = insert_calls("default", tasks.nothing.using(after=old.pk), [Call("[]", "{}")], "{}")
+        return waiting.id
 
     deleted, waiting = in_threads(work, 2)
     assert deleted == 0

@@ -10,22 +10,21 @@ from uuid import uuid4
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock import Rate
-from django_pglock.errors import LockKeyError, TaskArgumentsError
-from django_pglock.models import RateLimit, Task, Worker
+from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import admit as admit_module
+from django_pglock.store import admit_one
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit, blocked_keys, holders
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
 from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import filled
-from tests.sample import advisory_tasks, tasks
 from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,19 +63,12 @@ def test_one_task_of_a_key_is_admitted_and_the_next_after_its_end(claim):
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
-def test_a_task_with_a_key_is_admitted_after_the_commit():
-    """A long transaction that enqueues holds no lock for which other tasks of the key wait."""
-    with transaction.atomic():
-        keyed.step.enqueue(1)
-        assert statuses() == ["BLOCKED"]
-    assert statuses() == ["READY"]
-
-
-def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch):
+@pytest.mark.parametrize("function", [keyed.step, keyed.trickle], ids=["lock", "rate"])
+def test_workers_are_woken_for_a_task_that_is_admitted_after_the_commit(monkeypatch, function):
     woken = []
-    monkeypatch.setattr(admit_module, "wake", lambda using, queues: woken.extend(queues))
+    monkeypatch.setattr(admit_one, "wake", lambda using, queues: woken.extend(queues))
     with transaction.atomic():
-        keyed.step.using(queue_name="mail").enqueue(1)
+        function.using(queue_name="mail").enqueue(1)
     assert (statuses(), woken) == (["READY"], ["mail"])
 
 
@@ -129,12 +121,6 @@ def test_no_token_is_taken_for_a_task_that_is_cancelled_meanwhile(session, in_th
 
     assert in_threads(act, 2) == [0, None]
     assert RateLimit.objects.get().arrives_at <= timezone.now()
-
-
-def test_tasks_of_different_lock_keys_are_admitted_independently():
-    for order in (1, 2, 1, 3):
-        keyed.step.enqueue(order)
-    assert statuses() == ["READY", "READY", "BLOCKED", "READY"]
 
 
 @pytest.mark.parametrize(
@@ -333,59 +319,7 @@ def test_tasks_that_wait_for_a_key_are_not_in_the_ready_index(claim):
     """A hundred thousand tasks that wait for a key are not in the index that claims walk."""
     for _ in range(3):
         keyed.step.enqueue(1)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM django_pglock_task WHERE status = 'READY'")
-        assert cursor.fetchone() == (1,)
-
-
-def test_many_calls_are_admitted_by_one_message():
-    from django_pglock import enqueue_many
-
-    with CaptureQueriesContext(connection) as queries:
-        enqueue_many(keyed.step, [{"order_id": number % 50} for number in range(200)])
-    told = [query["sql"] for query in queries if "pg_notify" not in query["sql"]]
-    assert len([sql for sql in told if sql.lstrip().startswith(("WITH", "SELECT", "SET"))]) == 2, told
-    assert Task.objects.filter(status="READY").count() == 50
-
-
-def test_names_of_keys_come_from_the_arguments_however_they_are_passed():
-    for args, kwargs in (((5,), {}), ((), {"order_id": 5}), ((5, 1), {}), ((), {"number": 2, "order_id": 5})):
-        keyed.step.enqueue(*args, **kwargs)
-    assert set(Task.objects.values_list("lock_key", flat=True)) == {"order:5"}
-
-
-def test_a_value_cannot_name_the_key_of_another_template():
-    keyed.step.enqueue("1:2")
-    assert Task.objects.get().lock_key != "order:1:2"
-
-
-def test_an_invalid_call_is_refused_before_anything_is_written():
-    with pytest.raises(TaskArgumentsError, match=r"keyed_tasks\.step\(\) missing a required argument: 'order_id'"):
-        keyed.step.enqueue()
-    with pytest.raises(TaskArgumentsError, match="take only keyword arguments"):
-        keyed.digest.enqueue("positional")
-    with pytest.raises(LockKeyError):
-        keyed.step.enqueue(None)
-    assert not Task.objects.exists()
-
-
-def test_a_key_of_any_length_is_one_key():
-    for text in ("x" * 5000, "x" * 5001, "x" * 5000):
-        keyed.step.enqueue(text)
-    assert statuses() == ["READY", "READY", "BLOCKED"]
-
-
-def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
-    """A view that locks the whole name would lock another one."""
-    short, long = "x" * 400, "x" * 500
-    advisory_tasks.count_shelf.enqueue(short, "path")
-    with pytest.raises(TaskArgumentsError, match="506 characters"):
-        advisory_tasks.count_shelf.enqueue(long, "path")
-    assert statuses() == ["READY"]
-
-
-def test_workers_of_the_tests_leave_no_row():
-    assert not Worker.objects.exists()
+    assert Task.objects.filter(status="READY").count() == 1
 
 
 def test_keys_at_which_tasks_wait_are_returned_in_order_each_once():

@@ -147,17 +147,6 @@ def test_after_refuses_a_task_that_does_not_exist():
         tasks.nothing.using(after=["999999999"]).enqueue()
     with pytest.raises(TaskOptionError, match="does not exist: 0"):
         tasks.nothing.using(after=0).enqueue()
-    for wrong in (["yesterday"], "yesterday", 1.5, [None], True):
-        with pytest.raises(TaskOptionError, match="results or ids of tasks"):
-            tasks.nothing.using(after=wrong)
-
-
-def test_after_takes_a_single_result_or_id_without_a_list():
-    """A text is one id, and not a list of ids of one digit each."""
-    for _ in range(12):
-        result = tasks.nothing.enqueue()
-    for one in (result, result.id, int(result.id)):
-        assert tasks.nothing.using(after=one).after == (int(result.id),)
 
 
 def test_many_tasks_wait_for_one_and_one_waits_for_many(worker, eventually):

@@ -8,7 +8,7 @@ from django.db import DataError, InternalError, OperationalError, connection, tr
 from django_pglock import DuplicateTask, Unique, enqueue_many
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import admit, release, wake
+from django_pglock.store import admit, admit_one, release, wake
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -44,8 +44,8 @@ def ask_to_end():
     ("module", "name", "verb"),
     [
         (wake, "_notify", tasks.nothing.enqueue),
-        (admit, "admit_by", enqueue_at_a_key),
-        (admit, "admit_by", enqueue_several_at_keys),
+        (admit_one, "send", enqueue_at_a_key),
+        (admit, "admit_by", lambda: enqueue_many(keyed.step, ["a", "b"])),
         (release, "ended", enqueue_after_another),
         (wake, "run", ask_to_end),
     ],
@@ -62,6 +62,15 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
     assert called
     assert "the session is lost" in caplog.text
     assert "<locals>" not in caplog.text, "the log names the function that has failed"
+
+
+def test_a_failure_after_a_call_without_a_transaction_is_logged_and_not_raised(monkeypatch, caplog):
+    """The call is committed. If the caller tried again, there would be two tasks."""
+    monkeypatch.setattr(admit, "admit_by", raise_error)
+    for _ in range(2):
+        keyed.call.enqueue("b")
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert "the session is lost" in caplog.text
 
 
 # A transaction that the caller commits itself: Django calls no function after its commit.

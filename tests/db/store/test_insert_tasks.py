@@ -16,12 +16,6 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_enqueue_sends_one_statement():
-    with CaptureQueriesContext(connection) as queries:
-        tasks.nothing.enqueue(1, 2, three=3)
-    assert len(queries) == 1
-
-
 @pytest.mark.parametrize(
     ("task", "parameter", "keys"),
     [
@@ -53,13 +47,6 @@ def test_one_insert_writes_up_to_five_thousand_tasks():
     assert [int(each) for each in ids] == sorted(map(int, ids))
     first, last = Task.objects.order_by("id").first(), Task.objects.order_by("id").last()
     assert (first.args, last.args) == ([0], [11_999])
-
-
-def test_enqueue_many_returns_the_same_id_for_equal_unique_calls():
-    existing = keyed.refresh.enqueue(3)
-    ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
-    assert ids[3] == ids[8] == existing.id
-    assert len(set(ids)) == 5 == Task.objects.count()
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -14,11 +14,12 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import admit as admit_module
+from django_pglock.store import admit_one as module
 from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
+from django_pglock.store.admit_one import admit_one
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rate import admit_own_at_rate, delete_unused_rates, open_rates
+from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.settle import settle
 from django_pglock.tasks.options import Rate
 from django_pglock.worker.child.claimer import Claimer
@@ -260,8 +261,7 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
     session, in_threads, eventually, monkeypatch
 ):
     """Admission waits for the row for a moment. The test lets it wait for as long as it takes."""
-    patient = rate.ADMIT_OWN_AT_RATE.replace("100ms", f"{NEVER:.0f}s")
-    monkeypatch.setattr(rate, "ADMIT_OWN_AT_RATE", patient)
+    monkeypatch.setattr(module, "_OWN", module._OWN.replace("100ms", f"{NEVER:.0f}s"))
     with transaction.atomic():
         task = int(keyed.trickle.enqueue(1).id)
         transaction.get_connection().run_on_commit.clear()
@@ -272,8 +272,7 @@ def test_a_task_that_is_cancelled_while_it_is_admitted_stays_cancelled_and_takes
 
     def act(number):
         if number == 0:
-            admit_own = partial(admit_own_at_rate, is_alone=False)
-            return admit_own("default", task, "%rate tenant:1", keyed.trickle.rate, "default")
+            return admit_one("default", keyed.trickle, task, "%rate tenant:1")
         waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
         eventually(lambda: ask(waiting).fetchone()[0], why="admission does not wait")
         return ask("COMMIT").statusmessage
@@ -290,34 +289,20 @@ def test_an_admission_after_the_commit_does_not_wait_for_a_locked_row(locked, fu
         task = int(function.enqueue(1).id)
         transaction.get_connection().run_on_commit.clear()
 
-    def admit_one():
-        if function is keyed.step:
-            admit_module.admit_own("default", task, "order:1", is_alone=True)
-        else:
-            rate = function.rate
-            admit_own_at_rate("default", task, "%rate tenant:1", rate, "default", is_alone=False)
-
+    admit = partial(admit_one, "default", function, task, Task.objects.get().lock_key)
     with locked(task):
-        admit_one()
+        admit()
         assert Task.objects.get().status == "BLOCKED"
         with connection.cursor() as cursor:
             cursor.execute("SET statement_timeout = '50ms'")
             with pytest.raises(OperationalError, match="statement timeout"):
-                admit_one()
+                admit()
             cursor.execute("RESET statement_timeout")
-    admit_one()
+    admit()
     assert Task.objects.get().status == "READY"
     with connection.cursor() as cursor:
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
-
-
-def test_workers_are_woken_for_a_task_that_gets_a_token_after_the_commit(monkeypatch):
-    woken = []
-    monkeypatch.setattr(rate, "wake", lambda using, queues: woken.extend(queues))
-    with transaction.atomic():
-        keyed.trickle.using(queue_name="rated").enqueue(1)
-    assert (Task.objects.get().status, woken) == ("READY", ["rated"])
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
-from django_pglock.errors import DuplicateTask, TaskOptionError
+from django_pglock.errors import DuplicateTask
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import call as call_module
@@ -227,13 +227,6 @@ def test_a_task_that_is_unique_beyond_its_wait_is_not_replaced(unique):
         keyed.save.enqueue(1, text="new")
     assert refused.value.result_id == first.id
     assert len(queries) < 10
-
-
-def test_replace_refuses_a_call_with_dependencies():
-    """It would wait for the dependencies of the first call, or for none."""
-    awaited = keyed.refresh.enqueue(1)
-    with pytest.raises(TaskOptionError, match="after"):
-        keyed.save.using(after=[awaited]).enqueue(1, text="new")
 
 
 @pytest.mark.parametrize("lock", [None, "order:{text}"])

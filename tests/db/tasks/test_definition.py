@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
 from unittest.mock import Mock
 
 import pytest
@@ -16,8 +15,7 @@ from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Queue, Schedule, Task
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask
-from django_pglock.worker.child.attempt import Attempt
+from django_pglock.tasks.compat import InvalidTask
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -162,69 +160,10 @@ def test_the_context_is_no_argument_of_a_call():
         tasks.tell_context.enqueue("context", 5)
 
 
-def test_a_task_that_is_called_says_how_it_is_called():
-    with pytest.raises(
-        TypeError, match=r"tests\.sample\.tasks\.echo is a task: write echo\.enqueue\(…\).*echo\.call\("
-    ):
-        tasks.echo(1)
-    with pytest.raises(TypeError, match=r"tell_tenant_in_coroutine\.acall\("):
-        tasks.tell_tenant_in_coroutine()
-    assert tasks.echo.call(1) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("delay", "Write echo.enqueue(…)"),
-        ("apply_async", "Write echo.using(…).enqueue(…)"),
-        ("retry", "Write raise Retry(…)"),
-        ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
-    ],
-)
-def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
-    assert not hasattr(tasks.echo, name)
-    with pytest.raises(AttributeError) as refused:
-        getattr(tasks.echo, name)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"retries": 3, "queue": "mail"},
-            "queue_name. @task on echo has no option 'retries'; write max_attempts, which counts the first attempt.",
-        ),
-        ({"countdown": 5}, "@task on echo: countdown is an option of a single call. Write task.using(run_after=...)."),
-        ({"run_after": 5}, "@task on echo: run_after is an option of a single call. Write task.using(run_after=...)."),
-    ],
-)
-def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
-    with pytest.raises(TaskOptionError) as refused:
-        task(**options)(tasks.echo.func)
-    assert str(refused.value).endswith(said)
-
-
 def test_an_unknown_option_through_djangos_own_decorator_is_refused():
     """From 6.1 on it passes all options on to the class that the backend names."""
     with pytest.raises(TaskOptionError, match="@task on echo has no option 'retries'; write max_attempts"):
         PostgresBackend.task_class(func=tasks.echo.func, retries=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"queue": "mail", "eta": 5}, "'queue'; write queue_name. using() has no option 'eta'; write run_after."),
-        (
-            {"retry_delay": 5},
-            "backoff is an option of @task on tests.sample.tasks.echo; a single call cannot change it.",
-        ),
-    ],
-)
-def test_using_refuses_options_of_other_task_queues_and_of_the_decorator(options, said):
-    with pytest.raises(TaskOptionError) as refused:
-        tasks.echo.using(**options)
-    assert said in str(refused.value)
 
 
 def test_each_exception_may_be_retried():
@@ -240,12 +179,10 @@ def test_each_exception_may_be_retried():
         (lambda result: tasks.echo.using(priority=1).enqueue(1), r"Write: await echo.aenqueue\(…\)"),
         (lambda result: tasks.echo.enqueue_on_commit(1), r"Write: await echo.aenqueue\(…\)"),
         (lambda result: enqueue_many(tasks.echo, [1]), r"Write: await aenqueue_many\(…\)"),
-        (lambda result: tasks.echo.get_result(result.id), r"Write: await task.aget_result\(…\)"),
         (lambda result: Task.objects.cancel(), r"cancel\(\) blocks .* Write: await sync_to_async\(rows.cancel\)"),
         (lambda result: Task.objects.filter(pk=result.id).retry(), r"Write: await sync_to_async\(rows.retry\)"),
         (lambda result: Schedule.objects.all().disable(), r"Write: await sync_to_async\(rows.disable\)"),
         (lambda result: Queue.objects.pause("x"), r"Write: await sync_to_async\(rows.pause\)"),
-        (lambda result: result.refresh(), r"Write: await result.arefresh\(\)"),
         (lambda result: result.wait(), r"Write: await result.await_\(…\)"),
     ],
 )
@@ -290,51 +227,6 @@ def test_a_call_keeps_the_context_that_a_test_gives_it(own_registry):
     fake.progress.assert_called_with(1, 2)
 
 
-def audited(function):
-    """A decorator that uses the context itself, so that the function needs none."""
-
-    @wraps(function)
-    def call(context, *args, **kwargs):
-        return [context.attempt, function(*args, **kwargs)]
-
-    return call
-
-
-@audited
-def audited_add(first, second=1):
-    return first + second
-
-
-def test_a_decorator_may_take_the_context(own_registry, claim):
-    add = task(takes_context=True, lock="add:{first}:{second}", unique=True)(audited_add)
-    assert add.call(2, second=3) == [1, 5]
-    add.enqueue(2)
-    with pytest.raises(TypeError, match="too many positional arguments"):
-        add.enqueue(2, 3, 4)
-    [mine] = claim()
-    assert mine.lock_key == "add:2:1"
-    assert Attempt(mine, "default").call() == [1, 3]
-
-
-@audited
-def audited_clock():
-    """It needs no arguments beside the context, so a schedule can call it."""
-
-
-def test_a_schedule_calls_a_function_whose_decorator_takes_the_context(own_registry):
-    assert task(takes_context=True, every=60)(audited_clock).every == 60
-
-
 def test_a_function_without_a_context_is_refused(own_registry):
     with pytest.raises(InvalidTask, match="context"):
         task(takes_context=True)(tasks.nothing.func)
-
-
-def test_what_a_backend_of_another_package_refuses_names_function_and_backend(own_registry, settings):
-    """TASKS may have been forgotten: then the backend is Django's own, which knows only one queue."""
-    dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
-    settings.TASKS = {"default": {"BACKEND": dummy}}
-    with pytest.raises(
-        InvalidTask, match=r"^@task on .*check_and_report: .*'mail'.* TASKS\['default'\] is DummyBackend"
-    ):
-        task(queue_name="mail", takes_context=True)(check_and_report)

@@ -84,12 +84,6 @@ def test_calls_of_a_group_count_their_own_snoozes(worker, eventually, claim):
     assert (finished(second, eventually).attempts, finished(third, eventually).attempts) == (5, 2)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, "2"])
-def test_an_invalid_max_snoozes_is_refused(wrong):
-    with pytest.raises(TaskOptionError, match="max_snoozes"):
-        tasks.say.using(max_snoozes=wrong)
-
-
 def test_a_backoff_function_gets_the_failure(worker, eventually):
     tasks.asked.clear()
     worker()

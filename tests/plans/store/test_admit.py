@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN
+from django_pglock.store.admit import ADMIT, ADMIT_NEXT
+from django_pglock.store.admit_one import admit_statement, enqueue_statement
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, scans_by_key
+from tests.plans.reading import BATCH, CALL, scans_by_key
 from tests.plans.store.backlog import Call
+from tests.sample import keyed_tasks as keyed
 
 
 def calls(backlog):
@@ -16,7 +18,8 @@ def calls(backlog):
         "ADMIT, behind tasks that wait for others": Call(filled(ADMIT), (["after others"],), by_index=True),
         "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
         "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
-        "ADMIT_OWN": Call(filled(ADMIT_OWN), ("backlog", "backlog", first, first), by_index=True),
+        "enqueueing at a key": Call(enqueue_statement("default", keyed.step, CALL, "{}"), by_index=True),
+        "admitting one": Call(admit_statement("default", keyed.step, first, "backlog"), by_index=True),
     }
 
 
@@ -28,4 +31,5 @@ def test_admission_reads_neither_the_backlog_nor_later_tasks_nor_other_buckets(p
 def test_admission_to_one_key_reads_the_index_of_keys(plans):
     """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
     assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
-    assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]
+    assert scans_by_key(plans["enqueueing at a key"]) == [1, 1]
+    assert scans_by_key(plans["admitting one"]) == [1, 2]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+from django.db import connection
+
 from django_pglock.store.admit import BLOCKED_KEYS, HOLDERS
-from django_pglock.store.after import HAVE_DEPENDENCIES, LOCK_AWAITED, WAIT_AGAIN, after_others
+from django_pglock.store.after import HAVE_DEPENDENCIES, WAIT_AGAIN
 from django_pglock.store.await_end import AWAITED_IN_WORKER
 from django_pglock.store.call import row_of
 from django_pglock.store.claim import CLAIM_FAIR, CLAIM_GROUP, RUNNING_CLAIM
 from django_pglock.store.id_range import ABOVE_SUCCEEDED, ENQUEUED_BETWEEN, FIRST_SINCE
+from django_pglock.store.insert_tasks import insert_many
 from django_pglock.store.liveness import DELETE_DEAD
 from django_pglock.store.ready import READY_PATHS, READY_QUEUES
 from django_pglock.store.release import FIND_ENDED, WRITE_WAITERS
@@ -31,10 +34,9 @@ def calls(backlog):
     first = backlog.ids[0]
     return {
         # Tasks that wait for others are enqueued, and wait again, beside a backlog.
-        "LOCK_AWAITED": Call(filled(LOCK_AWAITED), (f"{{{backlog.ids[0]}}}",)),
         "HAVE_DEPENDENCIES": Call(filled(HAVE_DEPENDENCIES), (f"{{{backlog.ids[0]}}}",)),
         "WAIT_AGAIN": Call(filled(WAIT_AGAIN), (f"{{{backlog.ids[0]}}}",)),
-        "ENQUEUE_AFTER": Call(after_others("default", tasks.nothing.using(after=backlog.ids), CALL, "{}")),
+        "ENQUEUE_MANY, with after": Call(insert_many(connection, tasks.nothing.using(after=backlog.ids), [CALL], "{}")),
         # What a task waits for, and the queues of its worker, are found by their ids.
         "AWAITED_IN_WORKER": Call(filled(AWAITED_IN_WORKER), (uuid4(), backlog.ids[0])),
         # A claim in turns reads the first tasks of each tenant.

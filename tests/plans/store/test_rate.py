@@ -7,13 +7,8 @@ from django.db import connection
 
 from django_pglock import Rate
 from django_pglock.models import RateLimit
-from django_pglock.store.rate import (
-    ADMIT_OWN_AT_RATE,
-    DELETE_UNUSED_RATES,
-    OPEN_RATES,
-    START_AT_RATE,
-    at_rate,
-)
+from django_pglock.store.admit_one import admit_statement, enqueue_statement
+from django_pglock.store.rate import DELETE_UNUSED_RATES, OPEN_RATES, START_AT_RATE
 from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, CALL, executed, nodes, pages_read, scans_by_key
 from tests.plans.store.backlog import Call
@@ -22,26 +17,15 @@ from tests.sample import keyed_tasks as keyed
 KEYS, WINDOW = 20_000, 500
 
 
-def enqueue(most):
-    """Return ``AT_RATE``, where ``most`` tasks may be admitted at once."""
-    return at_rate("default", keyed.drip.using(rate=Rate(most, per=most)), CALL, "{}")
-
-
-def admit_own(id_, most):
-    """Return the values of ``ADMIT_OWN_AT_RATE``, where ``most`` tasks may be admitted at once."""
-    key = "backlog"
-    return (id_, most, key, key, "READY", most + 1, most - 1, key, key, 1, 1, key)
-
-
 def calls(backlog):
-    first = backlog.ids[0]
+    one, many = (keyed.drip.using(rate=Rate(most, per=most, burst=most)) for most in (1, BATCH))
     return {
         "OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True),
-        "AT_RATE": Call(enqueue(BATCH), by_index=True),
-        "AT_RATE of one": Call(enqueue(1), by_index=True),
+        "enqueueing": Call(enqueue_statement("default", many, CALL, "{}"), by_index=True),
+        "enqueueing of one": Call(enqueue_statement("default", one, CALL, "{}"), by_index=True),
         "START_AT_RATE": Call(filled(START_AT_RATE), [["backlog"], [1.0], [1], [1]], by_index=True),
-        "ADMIT_OWN_AT_RATE": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, BATCH), by_index=True),
-        "ADMIT_OWN_AT_RATE of one": Call(filled(ADMIT_OWN_AT_RATE), admit_own(first, 1), by_index=True),
+        "admission": Call(admit_statement("default", many, backlog.ids[0], "backlog"), by_index=True),
+        "admission of one": Call(admit_statement("default", one, backlog.ids[0], "backlog"), by_index=True),
     }
 
 
@@ -51,8 +35,8 @@ def test_rates_with_a_due_token_are_found_by_the_index_of_dates(plans):
 
 def test_a_token_is_taken_without_reading_the_backlog(plans):
     plans.check(rows=20 * BATCH, pages=400)
-    assert scans_by_key(plans["AT_RATE of one"]) == [1, 1]
-    assert scans_by_key(plans["ADMIT_OWN_AT_RATE of one"], most=2) == [1, 2]
+    assert scans_by_key(plans["enqueueing of one"]) == [1, 1]
+    assert scans_by_key(plans["admission of one"]) == [1, 2]
 
 
 @pytest.fixture

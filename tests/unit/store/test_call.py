@@ -41,21 +41,6 @@ def test_calls_are_taken_only_as_they_are_written():
     assert len(taken) == module.BATCH
 
 
-def test_values_of_a_row():
-    task = tasks.record.using(priority=3, queue_name="mail", max_attempts=4)
-    row = row_of(task, Call("[1]", "{}"), "{}")
-    assert {name: value for name, value in row.items() if value is not None} == {
-        "queue": "mail",
-        "priority": 3,
-        "task_path": "tests.sample.tasks.record",
-        "backend": "default",
-        "args": "[1]",
-        "kwargs": "{}",
-        "max_retries": 3,
-        "meta": "{}",
-    }
-
-
 @pytest.mark.usefixtures("own_registry")
 def test_meta_has_the_values_without_a_column():
     assert meta_of(tasks.nothing) == "{}"

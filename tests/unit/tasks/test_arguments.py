@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import uuid
 from datetime import datetime
 from types import MappingProxyType, SimpleNamespace
 from uuid import UUID
@@ -47,20 +45,6 @@ def test_the_text_of_a_document_is_short_and_never_changes():
     assert (to_json([], what="it"), to_json({}, what="it"), to_json("", what="it")) == ("[]", "{}", '""')
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (uuid.UUID(int=0), "a UUID"),
-        (type("User", (), {})(), "a User"),
-        (OSError(), "an OSError"),
-        (gettext_lazy("Yes"), "a lazy object, such as a translation; pass str() of it"),
-    ],
-)
-def test_the_kind_of_a_value_is_plain_english(value, kind):
-    with pytest.raises(TaskArgumentsError, match=re.escape(f"JSON: it is {kind}.")):
-        to_json(value, what="it")
-
-
 def test_a_document_may_be_so_many_bytes_long_and_not_more():
     """Bytes, not characters: an umlaut has two."""
     for value in ("a" * 10, "ä" * 5):
@@ -85,16 +69,9 @@ def loop():
     ("value", "reason"),
     [
         (datetime(2026, 1, 1), "it is a datetime"),
-        ({1: "one"}, "keys of type int"),
-        (float("nan"), "cannot be stored as JSON"),
-        (float("inf"), "cannot be stored as JSON"),
         ("a\x00b", "NUL"),
         ("\udcff", "surrogate"),
         (loop(), "contains itself"),
-        (b"\xff", "cannot be stored as JSON"),
-        ({1, 2}, "it is a set"),
-        (SimpleNamespace(_meta=1, pk=None), "has not been saved"),
-        (SimpleNamespace(_meta=1, pk=7), "pass its primary key"),
     ],
 )
 def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
@@ -110,13 +87,14 @@ def test_an_argument_that_cannot_be_stored_is_refused_by_name(value, reason):
         ({"rows": [1, {"at": datetime(2026, 1, 1)}]}, "it contains a datetime at ['rows'][1]['at']"),
         (({"a@b.example": {1}},), "it contains a set at [0][…]"),
         ([float("nan")], "it contains NaN or infinity at [0]"),
+        ([1, -float("inf")], "it contains NaN or infinity at [1]"),
+        (gettext_lazy("Yes"), "it is a lazy object, such as a translation; pass str() of it"),
+        (SimpleNamespace(_meta=1, pk=7), "it is a SimpleNamespace; pass its primary key instead"),
         (b"\xff", "it is bytes that are not UTF-8"),
         ({1: "one", "two": 2, None: 3}, "it is a dict with keys of type NoneType, int instead of str"),
         (SimpleNamespace(pk=7), "it is a SimpleNamespace"),
         (UUID(int=1), "it is a UUID"),
         (OSError(), "it is an OSError"),
-        (SimpleNamespace(_meta=1, pk=None), "it is a SimpleNamespace that has not been saved yet"),
-        (object(), "it is an object"),
     ],
 )
 def test_a_flaw_is_described_with_its_place_and_without_data(value, flaw):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
-from django.template import Context, Template
 
 from django_pglock import task
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import definition, fields
+from django_pglock.tasks.fields import By
 from tests.sample import tasks
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -51,42 +52,46 @@ def test_none_does_not_change_an_option():
     assert call.using(priority=None, queue_name=None, timeout=None) == call
 
 
-@pytest.mark.parametrize("name", ["delay", "nonsense"])
-def test_an_attribute_that_is_not_there_is_named_so_that_python_can_suggest_another(name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("delay", "tests.sample.tasks.echo has no delay(); write enqueue(…)."),
+        ("apply_async", "tests.sample.tasks.echo has no apply_async(); write using(…).enqueue(…)."),
+        ("retry", "tests.sample.tasks.echo has no retry(); write raise Retry(…)."),
+        ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
+    ],
+)
+def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
+    assert not hasattr(tasks.echo, name)
     with pytest.raises(AttributeError) as refused:
         getattr(tasks.echo, name)
+    assert str(refused.value) == said
+    # From these, Python suggests the nearest attribute.
     assert (refused.value.name, refused.value.obj) == (name, tasks.echo)
+
+
+def test_each_foreign_method_is_answered_with_a_method_that_a_task_has():
+    ours = {text.partition("(")[0] for text in fields.FOREIGN_METHODS.values()} - {"raise Retry"}
+    assert all(hasattr(tasks.echo, name) for name in ours)
+    assert not {*fields.FOREIGN_METHODS} & {*dir(tasks.echo)}
 
 
 def test_a_task_is_compared_by_its_options_and_can_be_a_key():
     call = tasks.echo.using(meta={"trace": "abc"}, timeout=5)
     assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5)
     assert hash(call) == hash(tasks.echo.using(meta={"trace": "other"}, timeout=5))
-    assert "carried" not in repr(call)
-    assert "valid_for" not in repr(call)
     definition = task(send)
-    assert (definition.carried, definition.valid_for) == ({}, 0)
-    for name, value in (("carried", {"timeout": 3}), ("valid_for", 3)):
-        object.__setattr__(call, name, value)
+    assert definition.carried == {}
+    for name in ("carried", "kept"):
+        assert name not in repr(call)
+        object.__setattr__(call, name, {"timeout": 3})
         assert call == tasks.echo.using(meta={"trace": "abc"}, timeout=5), "only options are compared"
 
 
-@pytest.mark.parametrize("name", ["carried", "valid_for"])
+@pytest.mark.parametrize("name", ["carried", "kept"])
 def test_internal_attributes_of_a_task_are_no_options(name):
     with pytest.raises(TaskOptionError, match=f"has no option '{name}'"):
         task(**{name: 1})(send)
-
-
-def test_without_options_a_task_has_one_attempt_and_a_template_does_not_call_it():
-    definition = task(send)
-    assert definition.max_attempts == 1
-    assert Template("{{ task.module_path }}").render(Context({"task": definition})).endswith(".send")
-
-
-def test_each_foreign_word_means_one_option_and_is_no_option_of_ours():
-    assert not {*fields.OPTIONS} & {*fields.WORDS, *fields.INSTEAD}
-    assert not {*fields.WORDS} & {*fields.INSTEAD}
-    assert len(fields.WORDS) == sum(len(each.foreign) for each in fields.OPTIONS.values()), "a word has two meanings"
 
 
 def test_type_checkers_know_the_options_of_the_table():
@@ -102,37 +107,39 @@ def test_type_checkers_know_the_options_of_the_table():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("by", "name", "said"),
     [
+        (By.FUNCTION, "max_attempt", "send has no option 'max_attempt'; write max_attempts."),
+        (By.FUNCTION, "colour", "send has no option 'colour'; its options are advisory, atomic, backend, backoff, "),
+        (By.FUNCTION, "after", "after is an option of a single call. Write task.using(after=...)."),
+        (By.CALL, "backoff", "backoff is an option of @task; a single call cannot change it."),
+        (By.CALL, "backof", "send has no option 'backof'; its options are after, atomic, backend, concurrency, "),
+        (By.CALL, "carried", "send has no option 'carried'; "),
+        (By.BOTH, "max_retries", "no option 'max_retries'; write max_attempts, which counts the first attempt."),
+        (By.FUNCTION, "eta", "send has no option 'eta'; write using(run_after=…)."),
+        (By.CALL, "retry_delay", "send has no option 'retry_delay'; write @task(backoff=…)."),
         # keep_result would keep a task that nobody wants any more, and delete one that has run.
-        ("expires", "a waiting task does not expire. Pass the date"),
-        ("ttl", "a waiting task does not expire. Pass the date"),
-        ("result_ttl", "write keep_result, the seconds after its end"),
+        (By.CALL, "expires", "because a waiting task does not expire."),
         # after= of this task would make it wait for the other one.
-        ("link", r"enqueue the other task with using\(after=result\)"),
-        ("depends_on", r"Write task.using\(after=...\)"),
-        ("acks_late", "always runs again, so leave it out"),
+        (By.FUNCTION, "link", "write using(after=result) for the other task, with the result of this one."),
     ],
 )
-def test_a_hint_never_sends_people_to_the_opposite(name, said):
-    with pytest.raises(TaskOptionError, match=said):
-        fields.check_names(None, [name], fields.OF_FUNCTION)
+def test_an_unknown_option_is_refused_with_one_that_can_be_used(by, name, said):
+    with pytest.raises(TaskOptionError, match=re.escape(said)):
+        fields.check_names("send", [name], by)
 
 
-def test_method_hints_map_foreign_methods_to_existing_methods():
-    names = {text.partition("(")[0] for text in fields.METHODS.values() if not text.startswith("raise ")}
-    assert all(hasattr(fields.TaskFields, name) for name in names - {"enqueue_on_commit"})
-    assert not [name for name in fields.METHODS if name in dir(fields.TaskFields)]
+def test_decorator_and_using_answer_options_of_another_task_queue_with_ours():
+    with pytest.raises(TaskOptionError, match=r"'queue'; write queue_name\. .*'retries'; write max_attempts, which"):
+        task(retries=3, queue="mail")(tasks.echo.func)
+    with pytest.raises(TaskOptionError, match=r"echo\.using\(\) has no option 'countdown'; write using\(run_after=…\)"):
+        tasks.echo.using(countdown=5)
 
 
-def test_an_option_that_is_only_misspelt_is_found_too():
-    assert fields.about_option("max_attempt", fields.OF_FUNCTION).startswith("write max_attempts")
-    assert fields.about_option("colour", fields.OF_FUNCTION).startswith("its options are advisory, atomic, backend")
-
-
-def test_option_hints_name_only_options_that_can_be_used():
-    assert fields.about_option("queue", ["queue_name", "priority"]) == "write queue_name."
-    assert fields.about_option("queue", ["priority", "after"]) == "its options are after, priority."
-    assert fields.about_option("prior", ["priority"]) == "write priority."
-    # Two thirds of the letters are the same.
-    assert fields.about_option("fun", ["fan"]) == "its options are fan."
+def test_each_foreign_option_is_answered_with_an_option_where_it_can_be_given():
+    assert not {*fields.OPTIONS} & {*fields.FOREIGN_OPTIONS}
+    for text in fields.FOREIGN_OPTIONS.values():
+        for place, name in re.findall(r"(@task|using)\((\w+)=", text):
+            assert name in {"@task": fields.OF_FUNCTION, "using": fields.OF_CALL}[place]
+    names = {text.partition(",")[0] for text in fields.FOREIGN_OPTIONS.values()} - {"nothing"}
+    assert {name for name in names if name.isidentifier()} <= {*fields.OF_FUNCTION} & {*fields.OF_CALL}

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.errors import TaskError
 from django_pglock.tasks import results
-from django_pglock.tasks.compat import TaskResultStatus, task_backends
+from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.tasks.results import PostgresTaskResult, as_called, error_of, make_result
 from django_pglock.tasks.states import TaskStatus
 from tests.sample import tasks
@@ -111,43 +110,10 @@ def wait_with(monkeypatch):
 
 
 @either_wait
-def test_a_wait_returns_the_refreshed_result_also_if_the_task_was_retried_meanwhile(wait, wait_with):
-    wait_with([True, True], [TaskResultStatus.READY, TaskResultStatus.SUCCESSFUL])
-    result = result_of()
-    assert wait(result) is result
-    assert result.status == TaskResultStatus.SUCCESSFUL
-
-
-@either_wait
-def test_a_wait_for_a_task_that_only_this_transaction_sees_is_refused_unless_the_task_has_ended(wait, wait_with):
-    wait_with([False, False], [TaskResultStatus.FAILED, TaskResultStatus.READY])
-    assert wait(result_of()).status == TaskResultStatus.FAILED
-    with pytest.raises(
-        TaskError, match=r"^wait\(\) for task 7 inside the transaction of a TestCase would wait forever"
-    ):
-        wait(result_of())
-
-
-@either_wait
 def test_a_wait_ends_with_its_timeout_and_the_reason(wait, wait_with):
     wait_with([None])
     with pytest.raises(TimeoutError, match=r"^Task 7 has not finished within 5 s: 7 waits\.$"):
         wait(result_of(), 5)
-
-
-def test_a_result_waits_by_the_backend_of_its_task():
-    assert result_of()._backend is task_backends["default"]
-
-
-@pytest.mark.parametrize("timeout", [0, 0.5, results.MOST_SECONDS, None])
-def test_a_wait_takes_seconds_or_none(timeout):
-    assert (next(results._seconds_left(timeout)) is None) is (timeout is None)
-
-
-@pytest.mark.parametrize("timeout", [-0.1, results.MOST_SECONDS + 1, float("nan"), True, "5"])
-def test_another_timeout_of_a_wait_is_refused(timeout):
-    with pytest.raises(ValueError, match=rf"^wait\(\) got the timeout {timeout!r}; give seconds \(0 to "):
-        result_of().wait(timeout)
 
 
 def test_a_wait_is_never_shorter_than_nothing(monkeypatch):

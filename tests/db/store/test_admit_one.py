@@ -9,13 +9,13 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_pglock.backend import _maker_of
+from django_pglock.backend import _maker
 from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
-from django_pglock.store.admit import ADMIT, _admit_to, admit, admit_own
+from django_pglock.store.admit import ADMIT, _admit_to, admit
+from django_pglock.store.admit_one import admit_one, enqueue_one
 from django_pglock.store.call import meta_of
-from django_pglock.store.insert_tasks import insert_at_key, insert_one
-from django_pglock.store.rate import admit_own_at_rate, insert_at_rate
+from django_pglock.store.insert_tasks import insert_calls
 from django_pglock.tasks.options import Rate
 from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
@@ -91,7 +91,7 @@ def test_admission_with_a_rate_after_a_transaction_is_one_short_message(messages
         assert insert.count("django_pglock_task") == 1, waiting
         assert admission.count("django_pglock_task") == 2, "its own row, and one look at the key"
     assert statuses() == ["READY", "READY"]
-    assert len(messages(enqueue)) == 4, "no token is left: the general statement sets the date of the next one"
+    assert len(messages(enqueue)) == 3, "no token is left: the general statement sets the date of the next one"
     assert len(messages(enqueue)) == 2, "the date is set"
     assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
 
@@ -240,18 +240,16 @@ def test_admission_at_insert_has_the_result_of_the_general_statement(world, conc
     row = ("BLOCKED", concurrency, 0, False, False)
     general = after(world, admit_by_the_general_statement, lambda: make([row]), admit_by_the_general_statement)
 
-    is_alone = concurrency in (None, 1)
-
     def enqueue():
-        enqueued, is_done = insert_at_key("default", task, call, "{}")
+        enqueued, is_done = enqueue_one("default", task, call, "{}")
         if enqueued.status == "BLOCKED" and not is_done:
             admit("default", [KEY])
 
     def enqueue_in_a_transaction():
-        [enqueued] = insert_one("default", task, call, "{}")
-        admit_own("default", enqueued.id, KEY, is_alone=is_alone)
+        [enqueued] = insert_calls("default", task, [call], "{}")
+        admit_one("default", task, enqueued.id, KEY)
 
-    call = _maker_of(task)([1], {})
+    call = _maker(task)([1], {})
     assert after(world, admit_by_the_general_statement, enqueue) == general
     assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
 
@@ -287,7 +285,7 @@ def test_admission_at_insert_with_a_rate_and_a_lock_has_the_result_of_the_genera
 
 def check_admission_at_rate(task, key, bucket, world):
     """The remaining tokens and the time of the next check are equal, too."""
-    call, meta, is_alone = _maker_of(task)([1], {}), meta_of(task), task.lock is not None
+    call, meta = _maker(task)([1], {}), meta_of(task)
 
     def fill():
         arrives_in, opens_in = bucket
@@ -300,13 +298,13 @@ def check_admission_at_rate(task, key, bucket, world):
         admit_by_the_general_statement(key)
 
     def enqueue():
-        enqueued, is_done = insert_at_rate("default", task, call, meta)
+        enqueued, is_done = enqueue_one("default", task, call, meta)
         if enqueued.status == "BLOCKED" and not is_done:
             admit()
 
     def enqueue_in_a_transaction():
-        [enqueued] = insert_one("default", task, call, meta)
-        admit_own_at_rate("default", enqueued.id, key, task.rate, "default", is_alone=is_alone)
+        [enqueued] = insert_calls("default", task, [call], meta)
+        admit_one("default", task, enqueued.id, key)
 
     def look():
         found.append(
