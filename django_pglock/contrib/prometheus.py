@@ -26,7 +26,7 @@ from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.numbers import depths
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.probes.metrics import depth_families
+from django_pglock.worker.parent.metrics import depth_families
 
 logger = get_logger("django_pglock.tasks")
 

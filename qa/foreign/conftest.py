@@ -66,10 +66,10 @@ def no_schedules(no_tasks: None) -> None:
 
 @pytest.fixture
 def drain() -> Callable[..., None]:
-    """Run every task that is due in a worker of this process, until none is left."""
-    from django_pglock.worker import Worker
+    """Run every task that is due in a worker in threads of this process, until none is left."""
+    from tests.in_process import InProcessWorker
 
     def run(**options: Any) -> None:
-        Worker(**{"threads": 1, "drain": True, **options}).run()
+        InProcessWorker(**{"threads": 1, "drain": True, **options}).run_here()
 
     return run

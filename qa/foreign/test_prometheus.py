@@ -8,7 +8,6 @@ The official client's parser reads the metrics of a worker, and its registry has
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -26,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_pglock import Lease, enqueue_many, lock, lock_all, semaphore
 from django_pglock.contrib import prometheus
 from django_pglock.models import Number, Queue
-from django_pglock.worker import Worker
 from qa.foreign.sample.tasks import nothing
+from tests.in_process import InProcessWorker
 
 LABELS = {"alias": "default", "vendor": "postgresql"}
 
@@ -101,19 +100,17 @@ def metrics_of(text: str, parse: Callable = text_string_to_metric_families) -> d
 
 
 def test_the_official_parser_reads_the_metrics_of_a_worker(counted_anew):
-    worker = Worker(threads=1, probe_port="127.0.0.1:0")
-    running = threading.Thread(target=worker.run)
-    running.start()
+    worker = InProcessWorker(threads=1, probe_port="127.0.0.1:0")
+    worker.start()
     try:
         result = nothing.using(queue_name="let-ters").enqueue()
         result.wait()
         while worker.in_flight.claims:
             time.sleep(0.01)
-        with urllib.request.urlopen(f"http://127.0.0.1:{worker.probes.server.port}/metrics") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker._parent.server.port}/metrics") as answer:
             kind, text = answer.headers["Content-Type"], answer.read().decode()
     finally:
-        worker.stop()
-        running.join()
+        worker.shutdown()
     assert kind.startswith("text/plain; version=0.0.4")
     families = metrics_of(text)
     # The parser takes a sample whose name is of no family for one of an unknown type.

@@ -27,10 +27,10 @@ from django_pglock import Lease, LockNotAvailable, enqueue_many, leader, lock, l
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.testing import hold
-from django_pglock.worker import Worker
 from qa.foreign.backends import TOKENS
 from qa.foreign.sample.models import Letter
 from qa.foreign.sample.tasks import hold_the_gil, nothing, session_settings
+from tests.in_process import InProcessWorker
 
 ALIASES = ["token", "minted", "role", "pool"]
 WITH_TOKENS = {"token", "minted"}
@@ -200,7 +200,7 @@ def test_a_worker_opens_all_its_sessions_as_django_does(using, drain):
     started.clear()
     on(using, wait_for_release).enqueue()
     connections[using].close()
-    worker = Worker(using=using, threads=2, grace=5)
+    worker = InProcessWorker(using=using, threads=2, grace=5)
     worker.start()
     try:
         assert started.wait(60)
@@ -220,7 +220,7 @@ def test_a_wait_for_a_result_opens_a_session_as_django_does(using):
     release.clear()
     started.clear()
     result = on(using, wait_for_release).enqueue()
-    worker = Worker(using=using, threads=1, grace=5)
+    worker = InProcessWorker(using=using, threads=1, grace=5)
     worker.start()
     try:
         assert started.wait(60)
@@ -262,7 +262,7 @@ def test_each_session_asks_for_its_password():
 
 @pytest.mark.parametrize("using", ["token", "minted", "role"])
 def test_heartbeats_go_on_while_a_function_holds_the_gil(using, tmp_path):
-    """A second process writes them, and connects only when the worker's own heartbeat is late."""
+    """The parent writes them, by a session that it has opened as Django does."""
     rotate()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.numbers import BOUNDS, Counts
@@ -22,7 +22,9 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.worker.parent.health import Health
+
+if TYPE_CHECKING:
+    from django_pglock.worker.parent.health import Health
 
 PREFIX = "django_pglock_"
 #: The characters that Prometheus requires to be escaped in the value of a label.

@@ -49,7 +49,7 @@ def test_a_workers_lock_is_named_after_the_worker(worker):
     assert (row.application_name, row.key, row.pk) == (
         "lockworker heartbeat",
         None,
-        f"{row.pid}-{reserved.WORKER}.{running.heartbeat.lock.number}-exclusive",
+        f"{row.pid}-{reserved.WORKER}.{running.heartbeat.lock_key}-exclusive",
     )
 
 
