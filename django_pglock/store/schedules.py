@@ -373,6 +373,8 @@ def enable(schedules: Any) -> int:
     """Enable those of these schedules that are disabled. Returns how many. Ticks that have passed are not run."""
     disabled = dict(schedules.filter(is_enabled=False).values_list("pk", "task_path"))
     rows = [row for row in _read_rows(schedules.db, disabled.values()) if row.name in disabled]
+    # The next tick may come before the parents of idle workers look again.
+    wake_parents(schedules.db)
     return sum(
         schedules.filter(pk=row.name, is_enabled=False, next_at=row.next_at).update(
             is_enabled=True, next_at=_following(row)

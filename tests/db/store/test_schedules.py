@@ -447,6 +447,15 @@ def test_a_disabled_schedule_is_skipped_and_continues_with_the_next_tick():
     assert enqueue_due().tasks == []
 
 
+def test_enabling_a_schedule_tells_the_parents_of_idle_workers(monkeypatch):
+    schedule()
+    Schedule.objects.disable()
+    told = []
+    monkeypatch.setattr(schedules, "wake_parents", told.append)
+    Schedule.objects.all().enable()
+    assert told == ["default"]
+
+
 # Run now
 
 
