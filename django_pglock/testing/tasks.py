@@ -53,7 +53,6 @@ from django_pglock.worker.child.queue_cursor import QueueCursors
 from django_pglock.worker.child.run import run as run_attempt
 from django_pglock.worker.child.run import run_async
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.child.task_connections import renew_connections
 from django_pglock.worker.child.task_thread import TaskThread
 from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.options import database_to_serve
@@ -293,8 +292,6 @@ class Here:
         ended = copy_context().run(execute, claim, self.using, self.in_flight, self._begin)
         assert ended is not None  # noqa: S101 - for the type checker
         self.thread.clean_up(claim)
-        if not _test_cases():
-            renew_connections(self.using)
         self.in_flight.end(ended)
         lost = self.settler.counts[None]
         self._settle()

@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
+from django.utils import timezone
 
 from django_pglock import Cancel, Group, Rate, Retry, Snooze, enqueue_many, lock, task
 from django_pglock.errors import ConfigurationError, TaskTimeout
@@ -19,6 +20,7 @@ from django_pglock.models import Number, Queue, RateLimit, Task, Worker
 from django_pglock.tasks.compat import task_finished, task_started
 from django_pglock.testing import assert_no_locks, run_tasks
 from django_pglock.worker import Worker as RealWorker
+from django_pglock.worker.child import logs
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -423,6 +425,20 @@ def test_a_rate_does_not_make_the_test_wait():
 
 
 @both
+def test_the_start_of_a_task_takes_its_token_also_if_it_has_waited():
+    task(rate=Rate(1, per=3600))(write.func).enqueue()
+    RateLimit.objects.update(arrives_at="2020-01-01T00:00Z")
+    run_tasks()
+    assert RateLimit.objects.get().arrives_at > timezone.now()
+
+
+@both
+def test_a_task_that_another_program_has_written_is_admitted_to_its_key():
+    Task.objects.create(queue="default", backend="default", task_path=write.module_path, status="BLOCKED", lock_key="a")
+    assert outcomes(run_tasks(until="due")) == ["succeeded"]
+
+
+@both
 def test_a_task_runs_after_those_that_it_waits_for():
     first, second = write.enqueue(1), write.enqueue(2)
     write.using(after=[first, second], priority=9).enqueue(3)
@@ -454,7 +470,10 @@ def test_a_unique_task_can_be_enqueued_again_after_its_end():
 
 
 @both
-def test_signals_context_progress_and_logs_are_those_of_a_worker(caplog):
+def test_signals_context_progress_and_logs_are_those_of_a_worker(monkeypatch):
+    # A worker asks from time to time whether there are receivers.
+    monkeypatch.setattr(logs, "CHECK_INTERVAL", 3600.0)
+    logs.has_observers()
     seen = []
 
     @local(takes_context=True, capture_logs="INFO")
@@ -547,17 +566,23 @@ def test_a_task_that_closes_its_connection_does_not_end_the_test():
 def test_the_connection_is_in_order_for_the_next_task():
     @local()
     def leaves(how):
-        if how == "open":
+        if how == "autocommit off":
             transaction.set_autocommit(False)
             write.func(1)
-        else:
+        elif how == "begin":
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+            write.func(1)
+        elif how == "closed":
             connection.connection.close()
+        else:
+            connection.close()
 
-    for how in ("open", "closed"):
+    for how in ("autocommit off", "begin", "closed", "closed by Django"):
         leaves.enqueue(how)
         write.enqueue(2)
-    assert outcomes(run_tasks()) == ["succeeded"] * 4
-    assert numbers() == [2, 2]
+    assert outcomes(run_tasks()) == ["succeeded"] * 8
+    assert numbers() == [2] * 4
     assert connection.get_autocommit()
 
 
