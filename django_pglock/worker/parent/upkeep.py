@@ -73,8 +73,8 @@ T = TypeVar("T")
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with the two missing heartbeats before,
 #: the tasks of a killed worker run elsewhere within ten seconds at default settings.
 ROUND_FACTOR = 0.9
-#: A parent on standby, and one to which notifications come, multiplies the time between two rounds by this factor; one on
-#: standby also that between two prunings.
+#: A parent on standby, and one to which notifications come, multiplies the time between two rounds by this factor; one
+#: on standby also that between two prunings.
 STANDBY_FACTOR = 20
 #: One round repeats the query for tasks of dead workers up to this number of times, as long as its limit is reached.
 RESCUES = 5
