@@ -78,11 +78,11 @@ class InsideTestCase(TestCase):
 
     async def test_an_async_wait_for_a_result_in_a_test_case_is_refused(self):
         result = await tasks.echo.aenqueue(1)
-        with self.assertRaisesRegex(TaskError, "TransactionTestCase"):
+        with self.assertRaisesRegex(TaskError, "run_tasks"):
             await result.await_(10)
 
     def test_a_wait_for_a_result_in_a_test_case_is_refused(self):
-        with self.assertRaisesRegex(TaskError, "TransactionTestCase"):
+        with self.assertRaisesRegex(TaskError, "run_tasks"):
             tasks.echo.enqueue(1).wait(60)
 
 
