@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from inspect import signature
 
 from django.core.management import call_command
@@ -10,6 +11,7 @@ from django.test import override_settings
 
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.worker import Worker
+from django_pglock.worker.queues import Queues
 
 OURS = "django_pglock.backend.PostgresBackend"
 
@@ -20,21 +22,16 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
     class Recorder:
         left_behind = ()
-        grace = 5.0
-        has_overrun = False
+        code_has_changed = False
 
         def __init__(self, **options):
             built.append(options)
+            self.queues = Queues(options["queues"], exclude=options["exclude"])
 
         def run(self, *, ending):
             return True
 
-        def stop(self):
-            pass
-
-    monkeypatch.setattr("django_pglock.management.worker_process.Worker", Recorder)
-    monkeypatch.setattr("django_pglock.management.worker_process.stop_at_signals", lambda worker: None)
-    monkeypatch.setattr("django_pglock.management.worker_process.log_banner", lambda worker, build: None)
+    monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x"]
     signs = ["--probe-port", "[::]:9187"]
     call_command(
@@ -48,14 +45,19 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "--no-reload",
         "--backend",
         "default",
+        "--processes",
+        "2",
     )
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
+    assert options.pop("command")()[0] == sys.executable
     assert options == {
         "backend": "default",
         "threads": 3,
         "grace": 1.5,
-        "using": "default",
+        "using": ["default"],
+        "processes": 2,
+        "reloads": False,
         "drain": False,
         "max_tasks": None,
         "max_memory": None,
@@ -68,8 +70,8 @@ def test_each_option_of_a_worker_is_an_argument_with_the_same_default():
     add_worker_arguments(parser)
     arguments = vars(parser.parse_args([]))
     options = {name: each.default for name, each in signature(Worker).parameters.items()}
-    assert options.keys() - arguments.keys() == {"using", "supervisor"}
-    assert arguments.keys() - options.keys() == {"database", "processes", "reload"}
+    assert options.keys() - arguments.keys() == {"using", "command", "reloads"}
+    assert arguments.keys() - options.keys() == {"database", "reload"}
     shared = options.keys() & arguments.keys()
     # Lists of queues are empty.
     assert {name: arguments[name] or None for name in shared} == {name: options[name] or None for name in shared}

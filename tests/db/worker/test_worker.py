@@ -18,7 +18,6 @@ from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.parent import parent
-from django_pglock.worker.parent.parent import stop_signals
 from tests.conftest import NEVER, environment_at
 from tests.db.worker.conftest import run_to_its_end
 from tests.sample import running_tasks, tasks
@@ -156,16 +155,6 @@ def test_a_stop_before_the_start_ends_the_worker():
     worker = WorkerUnderTest(threads=1)
     worker.stop()
     assert worker.run() is True
-
-
-def test_a_hang_up_that_nohup_has_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert signal.SIGHUP not in stop_signals()
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert signal.SIGHUP in stop_signals()
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

@@ -1,10 +1,15 @@
-"""``manage.py runlockworker``: the arguments that it refuses."""
+"""``manage.py runlockworker``: the arguments that it refuses, and how it ends."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+
+from django_pglock.management.commands import runlockworker
+from django_pglock.worker import Worker
 
 OURS = "django_pglock.backend.PostgresBackend"
 
@@ -24,18 +29,11 @@ OURS = "django_pglock.backend.PostgresBackend"
         (["--threads", "many"], "'many' is not a number from 1 to 1000"),
         (["--grace", "-1"], "0 or larger"),
         (["--drain", "--reload"], "cannot be combined with"),
-        (["--processes", "2", "--reload"], "cannot be combined with"),
-        (["--max-memory", "60", "--reload"], "cannot be combined with"),
         (["--processes", "65"], "from 1 to 64"),
         (["--max-memory", "0"], "'0' is not a number of MiB above zero"),
         (["--max-tasks", "0"], "not a number from 1"),
         (["--probe-port", "65536"], "'65536' is not a port from 0 to 65535"),
-        (
-            ["--probe-port", "65535", "--processes", "3"],
-            "need the ports 65535 to 65537 for probes, but the highest port is 65535",
-        ),
         (["--probe-port", "127.0.0.1"], "'127.0.0.1' is not a port from 0 to 65535, and not ADDRESS:PORT"),
-        (["--probe-port", "127.0.0.1:65535", "--processes", "2"], "need the ports 65535 to 65536"),
     ],
 )
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail"]}})
@@ -49,7 +47,40 @@ def test_a_worker_that_would_idle_for_ever_is_refused_with_what_there_is(argumen
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail-a", "mail-b"]}})
 @pytest.mark.parametrize("arguments", [["mail*=2"], ["*"], ["--exclude", "mail*"], ["mail-a", "mail-b", "default"]])
 def test_prefixes_are_known_by_the_queues_that_they_match(arguments, monkeypatch):
-    built = []
-    monkeypatch.setattr("django_pglock.management.commands.runlockworker.run_until_signal", built.append)
+    served = []
+    monkeypatch.setattr(Worker, "run", lambda self, *, ending: served.append(self.queues.given) or True)
     call_command("runlockworker", *arguments, "--no-reload")
-    assert len(built) == 1
+    assert len(served) == 1
+
+
+@override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})
+@pytest.mark.parametrize(
+    ("is_ok", "left_behind", "end", "code"),
+    [(False, [], SystemExit, 1), (False, ["a task"], CommandError, 75)],
+)
+def test_the_exit_code_tells_a_service_manager_how_the_worker_has_ended(monkeypatch, is_ok, left_behind, end, code):
+    def run(worker, *, ending):
+        worker.left_behind = left_behind
+        return is_ok
+
+    monkeypatch.setattr(Worker, "run", run)
+    with pytest.raises(end) as raised:
+        call_command("runlockworker", "--no-reload")
+    assert vars(raised.value).get("returncode", getattr(raised.value, "code", None)) == code
+
+
+@override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})
+def test_a_worker_whose_code_has_changed_starts_again_with_its_command_line(monkeypatch):
+    def run(worker, *, ending):
+        worker.code_has_changed = worker._make_parent.keywords["reloads"]
+        return True
+
+    started = []
+    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(runlockworker.os, "execv", lambda *command: started.append(command))
+    call_command("runlockworker", "--no-reload")
+    call_command("runlockworker")
+    assert started == [], "DEBUG is off"
+    call_command("runlockworker", "--reload")
+    [(program, command)] = started
+    assert program == command[0] == sys.executable
