@@ -25,8 +25,7 @@ class InProcessChild(Child):
     def leave(self) -> None:
         self.have_all_finished = False
         self.loop.unwatch(self.channel)
-        self._gives_up_grace = True
-        self.stop()
+        self.end()
 
 
 class ThreadStarter:

@@ -45,6 +45,8 @@ LEAST_GRACE_PERIOD = 1.0
 CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.05
 #: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER_DELAY = 3.0
+#: The last of these seconds, for the end of the process itself.
+MARGIN = 1.0
 #: A part counts as hung after this multiple of HEARTBEAT_LIMIT without progress. A multiple of one would be too strict:
 #: the part may wait for a lock on a table that is being changed.
 HUNG_AFTER = 2
@@ -114,8 +116,7 @@ class Child:
         self._silent: dict[ConnectedService, tuple[float, int]] = {}
         self._next_watch: Timer | None = None
         self._functions = registry.known_versions()
-        self._is_started = self.is_stopping = self._gives_up_grace = False
-        self.has_overrun = False
+        self._is_started = self.is_stopping = False
         self._ends_at = 0.0
         #: Whether each running task has finished.
         self.have_all_finished = True
@@ -173,8 +174,7 @@ class Child:
             case "drain":
                 self.stop()
             case "end":
-                self._gives_up_grace = True
-                self.stop()
+                self.end()
 
     def _note_beat(self, beat_at: float, is_listening: bool, is_sleeping: bool) -> None:
         heartbeat = self.heartbeat
@@ -265,6 +265,11 @@ class Child:
         """Claim nothing more, give back what has not begun, and end when the running tasks have finished."""
         self.loop.call_soon(self._begin_to_end)
 
+    def end(self) -> None:
+        """Stop, and give the running tasks no time to finish."""
+        self.grace, self._ends_at = 0.0, time.monotonic()
+        self.stop()
+
     def _begin_to_end(self) -> None:
         if self.is_stopping:
             return
@@ -285,25 +290,31 @@ class Child:
 
     def _wait_for_tasks(self) -> None:
         """Wait for the running tasks, up to the grace period. After a second, the log names them."""
-        if self.executor.wait(0.0):
-            self._end_tasks(have_ended=True)
-        elif time.monotonic() >= self._ends_at or self._gives_up_grace:
-            self._end_tasks(have_ended=False)
+        if self.executor.wait(0.0) or time.monotonic() >= self._ends_at:
+            self._wait_for_outcomes(until=time.monotonic() + LAST_WRITES)
+            return
+        if time.monotonic() > self._told_at:
+            self._told_at = math.inf
+            running = ", ".join(map(str, self.in_flight.claims.values()))
+            logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
+        self.loop.call_later(ENDING_INTERVAL, self._wait_for_tasks)
+
+    def _wait_for_outcomes(self, *, until: float) -> None:
+        """Wait until what has ended is written. Tasks that still run are given up as late as possible."""
+        if self.in_flight.unsettled and time.monotonic() < until:
+            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_outcomes(until=until))
         else:
-            if time.monotonic() > self._told_at:
-                self._told_at = float("inf")
-                running = ", ".join(map(str, self.in_flight.claims.values()))
-                logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-            self.loop.call_later(ENDING_INTERVAL, self._wait_for_tasks)
+            self._end_tasks(have_ended=self.executor.wait(0.0))
 
     def _end_tasks(self, *, have_ended: bool) -> None:
+        """Give up what still runs. From here on the process has HANDOVER_DELAY seconds to end."""
         overdue = self.executor.end_overdue(HANDOVER_DELAY)
         if not have_ended:
-            # As late as possible, because from here on the process has HANDOVER_DELAY seconds to end.
             self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
         self.have_all_finished = have_ended and not overdue
         self.executor.loop.stop()
-        self._wait_for_settler(until=time.monotonic() + LAST_WRITES)
+        last_writes = LAST_WRITES if self.have_all_finished else HANDOVER_DELAY - MARGIN
+        self._wait_for_settler(until=time.monotonic() + last_writes)
 
     def _wait_for_settler(self, *, until: float) -> None:
         if self.in_flight.claims and time.monotonic() < until:
@@ -325,7 +336,6 @@ class Child:
         """End the process in order, because a function does not end: nothing else can end it."""
         if self.is_stopping:
             return
-        self.has_overrun = True
         claim = attempt.claim
         # First, because the log may hang, too.
         self.channel.send(replace=f"task {claim.id} does not end")

@@ -146,3 +146,26 @@ def test_the_next_task_of_a_key_wakes_its_own_worker_without_a_notification(work
     # If the first task ends quickly, the enqueueing process may admit the second one after its commit, and notify.
     assert len(list(raw.notifies(timeout=0.2, stop_after=9))) in (1, 2), "of the first task, and perhaps of the second"
     assert running.sleep.since, "it waited for notifications all the time"
+
+
+def test_a_task_is_given_up_only_when_the_outcomes_of_others_are_written(
+    in_flight, eventually, locked, in_threads, monkeypatch
+):
+    """When it runs elsewhere, seconds later, this process must have ended, and must not still wait for a locked row."""
+    running, [mine, busy] = in_flight(2)
+    child = running.child
+    child.grace = 0.1
+    # As if a thread ran the second task.
+    monkeypatch.setattr(child.executor, "wait", lambda timeout: False)
+
+    def stop(_):
+        with locked(mine.id):
+            running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
+            eventually(lambda: running.settler._locked)
+            running.stop()
+            eventually(lambda: 0 < child._ends_at < time.monotonic() - 0.5)
+            return Task.objects.get(pk=busy.id).status
+
+    assert in_threads(stop, 1) == ["RUNNING"]
+    eventually(Task.objects.filter(pk=mine.id, status="SUCCESSFUL").exists)
+    eventually(Task.objects.filter(pk=busy.id, status="SCHEDULED").exists)
