@@ -131,6 +131,8 @@ class Heartbeat:
         self._known: dict[UUID, int] = {}
         self._next: Timer | None = None
         self._has_warned = False
+        # Since when beats of these workers could not be written.
+        self._unwritten: dict[UUID, float] = {}
         self._is_closed = False
 
     @property
@@ -321,13 +323,17 @@ class Heartbeat:
             if are_missing and self.older_parents < UPKEEP_PARENTS:
                 self.on_missing()
         self.on_beat(replies, began)
-        if unwritten := [beat for beat in given if beat.id not in replies]:
-            for beat in unwritten:
-                # A beat without functions makes no row. The next one has them, and shows whether there is a row.
-                if beat.task_paths is not None:
-                    self._warn_of_locked_row(beat.id)
+        now, pause = time.monotonic(), get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE
+        unwritten = [beat for beat in given if beat.id not in replies]
+        self._unwritten = {beat.id: self._unwritten.get(beat.id, now) for beat in unwritten}
+        for beat in unwritten:
+            # A beat without functions makes no row. The next one has them, and shows whether there is a row. And the
+            # worker itself may have locked it for a moment, to write that it sleeps.
+            if beat.task_paths is not None and now - self._unwritten[beat.id] >= pause:
+                self._warn_of_locked_row(beat.id)
+        if unwritten:
             self._cancel_next()
-            self._next = self.loop.call_later(get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE, self._beat)
+            self._next = self.loop.call_later(pause, self._beat)
 
     def _note_success(self, began: float) -> None:
         if self._failures:

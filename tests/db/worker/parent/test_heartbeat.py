@@ -130,6 +130,19 @@ def test_a_locked_row_keeps_the_rows_of_others_from_nothing(beating, monkeypatch
     assert not heartbeat.lost
 
 
+def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_warning(beating, caplog):
+    """The worker itself locks it when it writes that it sleeps."""
+    worker = uuid4()
+    heartbeat = beating(worker)
+    Worker.objects.update(task_paths=["a.b"])
+    heartbeat.beat_once()
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM django_pglock_worker WHERE id = %s FOR UPDATE", [worker])
+        assert heartbeat.beat_once() == set()
+    assert heartbeat.beat_once() == {worker}
+    assert "has locked its row" not in caplog.text
+
+
 def test_a_heartbeat_is_as_old_as_its_statement(beating, monkeypatch):
     """A parent that was stopped while it waited for the answer must not regard its heartbeat as recent."""
     heartbeat = beating()
