@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
@@ -79,6 +79,8 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
     service = settler.Settler(
         in_flight, "default", worker, progress=progress, ready=lambda *_: None, scheduled=lambda: None
     )
+    # It keeps the session of this thread, whose statements are stopped at, instead of one of its own.
+    service._connection, service.close_session = connections["default"], lambda: None
     for held, outcome in outcomes:
         in_flight.claims[held.id, held.attempt] = held
         in_flight.outbox.put(EndedClaim(held, outcome))
