@@ -23,7 +23,7 @@ from django_pglock.worker.child.child import run_child
 from django_pglock.worker.child.logs import silence_unhandled_loggers
 from django_pglock.worker.options import database_to_serve
 from django_pglock.worker.parent.children import LEFT_BEHIND
-from django_pglock.worker.parent.starter import channel_of_spawned
+from django_pglock.worker.parent.starter import channel_of_spawned, run_to_end
 from django_pglock.worker.queues import Queues
 
 logger = get_logger(WORKER)
@@ -69,7 +69,7 @@ class Command(TerminalCommand):
         show_log(verbosity, is_one_of_several=processes * len(databases) > 1)
         silence_unhandled_loggers()
         if (channel := channel_of_spawned()) is not None:
-            sys.exit(run_child(channel))
+            run_to_end(partial(run_child, channel))
         logger.info("%s", banner(worker.queues, databases, processes=processes, threads=options["threads"]))
         try:
             has_ended_in_order = worker.run(ending=partial(end_within, options["grace"] + LAST_RESORT))

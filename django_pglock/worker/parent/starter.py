@@ -31,7 +31,7 @@ from django.db import connections
 from django_pglock.errors import ConfigurationError
 from django_pglock.worker.loop import READ, Loop
 
-#: The environment variable with the descriptor of the channel, in a child that is a new interpreter.
+#: The environment variable with the descriptor of the channel and the parent's process id, in a new interpreter.
 CHANNEL_FD = "DJANGO_PGLOCK_CHANNEL"
 #: prctl(2): the signal that the kernel sends to this process when its parent dies.
 PR_SET_PDEATHSIG = 1
@@ -103,7 +103,7 @@ class ForkStarter:
         self.pid = os.fork()
         if self.pid == 0:
             self._control.close()
-            _run_to_end(lambda: ForkServer(theirs, run_child).serve(parent))
+            run_to_end(lambda: ForkServer(theirs, run_child).serve(parent))
         theirs.close()
         self._control.setblocking(False)
         loop.watch(self._control, READ, self._receive)
@@ -203,7 +203,7 @@ class ForkServer:
             return
         if pid == 0:
             self._become_child(starter)
-            _run_to_end(lambda: self._run_child(channel))
+            run_to_end(lambda: self._run_child(channel))
         channel.close()
         self._children.add(pid)
         self._tell(pid=pid, error="")
@@ -256,7 +256,7 @@ class SpawnStarter:
         self._check()
 
     def start(self, channel: socket.socket, started: Started) -> None:
-        environment = {**os.environ, CHANNEL_FD: str(channel.fileno())}
+        environment = {**os.environ, CHANNEL_FD: f"{channel.fileno()} {os.getpid()}"}
         try:
             process = subprocess.Popen(self.command, env=environment, pass_fds=[channel.fileno()])  # noqa: S603
         except OSError as error:
@@ -286,13 +286,14 @@ class SpawnStarter:
 
 def channel_of_spawned() -> socket.socket | None:
     """Return the channel of a child that is a new interpreter; None: this process is no such child."""
-    descriptor = os.environ.pop(CHANNEL_FD, None)
-    if descriptor is None:
+    given = os.environ.pop(CHANNEL_FD, None)
+    if given is None:
         return None
-    # A copy, because processes that tasks start do not inherit it.
-    channel = socket.socket(fileno=os.dup(int(descriptor)))
-    os.close(int(descriptor))
-    return channel
+    descriptor, parent = map(int, given.split())
+    die_with_parent(parent)
+    # Processes that tasks start do not inherit it.
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)
 
 
 def die_with_parent(parent: int) -> None:
@@ -306,8 +307,8 @@ def die_with_parent(parent: int) -> None:
         os._exit(FAILED)
 
 
-def _run_to_end(main: Callable[[], int]) -> None:
-    """Run the main function of a forked process, and end the process. Nothing of the parent's code runs after it."""
+def run_to_end(main: Callable[[], int]) -> None:
+    """Run the main function of a process, and end the process: Python would wait for threads that tasks have left."""
     code = FAILED
     try:
         code = main()

@@ -19,8 +19,8 @@ from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.parent import parent
 from tests.conftest import NEVER, environment_at
-from tests.db.worker.conftest import run_to_its_end
-from tests.sample import running_tasks, tasks
+from tests.db.worker.conftest import run_to_its_end, statuses
+from tests.sample import hostile_tasks, running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,6 +95,30 @@ def test_a_worker_in_python_says_what_it_has_left_behind():
     assert worker.run() is False
     [text] = worker.left_behind
     assert text.startswith("1 task of queue 'default' that calls 'shop.tasks.from_the_next_deploy', which this worker")
+
+
+SPAWNING = """
+import multiprocessing, sys
+from django.core.management import execute_from_command_line
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    execute_from_command_line(sys.argv)
+"""
+
+
+def test_where_a_fork_is_not_safe_children_are_new_interpreters(tmp_path):
+    """A thread that a task has left, and that Python would wait for, does not keep them from ending."""
+    program = tmp_path / "spawning.py"
+    program.write_text(SPAWNING)
+    running_tasks.keep_gil.enqueue(0)
+    hostile_tasks.do.enqueue("leave_threads")
+    command = [sys.executable, str(program), "runlockworker", "--drain", "--processes", "2"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=environment_at(), text=True, check=False, **streams)
+    assert done.returncode == 0, done.stdout
+    assert Task.objects.filter(status="SUCCESSFUL").count() == 2
+    assert done.stdout.count("Started worker-") == 2
+    assert done.stdout.count("with exit code 0") == 2
 
 
 def meanwhile(act):
@@ -233,3 +257,38 @@ def test_a_worker_that_would_see_no_task_of_its_test_says_so(start):
     tasks.nothing.enqueue()
     with pytest.raises((ConfigurationError, CommandError), match="use a TransactionTestCase"):
         start()
+
+
+def test_a_child_is_replaced_as_soon_as_it_has_claimed_its_last_task(worker, eventually):
+    """Long before the task has ended, so the replacement takes the next one."""
+    running = worker(max_tasks=1, threads=2)
+    first = running.child
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: running.child is not first)
+    result = tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+    assert statuses() == {"RUNNING": 1, "SUCCESSFUL": 1}
+    running_tasks.note("go on")
+    eventually(lambda: statuses() == {"SUCCESSFUL": 2})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_children_with_a_limit_of_tasks_are_replaced_until_all_tasks_have_run(worker, eventually, caplog, processes):
+    with caplog.at_level("INFO", logger="django_pglock"):
+        running = worker(max_tasks=3, processes=processes)
+        for number in range(10):
+            tasks.record.enqueue("counted", number)
+        eventually(lambda: statuses() == {"SUCCESSFUL": 10})
+        eventually(lambda: caplog.text.count("it has run its maximum number of tasks") >= 3)
+    eventually(lambda: len(running.crew.children.all) == processes, why="one too many is left")
+    assert Effect.objects.count() == 10
+    assert not running.crew.children.have_failed
+
+
+def test_a_child_that_uses_too_much_memory_is_replaced(worker, eventually, caplog):
+    with caplog.at_level("INFO", logger="django_pglock"):
+        worker(max_memory=1)
+        tasks.record.enqueue("one task, at least, before memory is looked at")
+        eventually(lambda: "MiB of memory" in caplog.text)
+        tasks.record.enqueue("another")
+        eventually(lambda: statuses() == {"SUCCESSFUL": 2})

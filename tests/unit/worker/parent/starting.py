@@ -15,8 +15,7 @@ import time
 
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.loop import READ, Loop
-from django_pglock.worker.parent import starter as module
-from django_pglock.worker.parent.starter import channel_of_spawned, make_starter
+from django_pglock.worker.parent.starter import channel_of_spawned, make_starter, run_to_end
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -105,7 +104,7 @@ class Parent:
 
 def main(kind: str) -> None:
     if (channel := channel_of_spawned()) is not None:
-        module._run_to_end(lambda: run_child(channel))
+        run_to_end(lambda: run_child(channel))
     if kind == "spawn":
         multiprocessing.set_start_method("spawn")
     parent = Parent()

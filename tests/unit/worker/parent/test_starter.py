@@ -172,9 +172,8 @@ def test_without_the_starter_the_children_are_gone_and_the_parent_knows(run):
 def test_children_die_with_their_parent_also_while_c_code_holds_the_gil(run, kind):
     running = run(kind)
     (idle, _), (hog, _) = running.start_child(), running.start_child()
-    if kind == "fork":  # a spawned child of this program does not watch a closed channel in another way
-        running.tell("hog", hog)
-        running.hear("heard", hog)
+    running.tell("hog", hog)
+    running.hear("heard", hog)
     os.kill(int(running.pid), signal.SIGKILL)
     wait_for(lambda: is_gone(idle) and is_gone(hog))
 
