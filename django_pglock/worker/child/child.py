@@ -84,8 +84,8 @@ class Child:
             grace_period=max(self.grace, LEAST_GRACE_PERIOD),
             long_overdue=self._end_for_overrun,
             changed=lambda: self.loop.call_soon(self._watch),
-            began=lambda each: self.channel.send(began=[each.claim.id, each.claim.attempt, each.deadline]),
-            ended=lambda each: self.channel.send(ended=[each.claim.id, each.claim.attempt]),
+            began=self._tell_begin,
+            ended=self._tell_end,
             debugged=lambda: self.channel.send(debugger=True),
         )
         self.executor = Executor(self.in_flight, using, self.watchdog)
@@ -189,6 +189,14 @@ class Child:
             self.sleep.note_flag_unset()
 
     # Checks
+
+    def _tell_begin(self, attempt: StoppableAttempt) -> None:
+        for claim in attempt.claims:
+            self.channel.send(began=[claim.id, claim.attempt, attempt.deadline])
+
+    def _tell_end(self, attempt: StoppableAttempt) -> None:
+        for claim in attempt.claims:
+            self.channel.send(ended=[claim.id, claim.attempt])
 
     def _watch(self) -> None:
         """Stop functions whose time is over, and look again when the next time is over."""

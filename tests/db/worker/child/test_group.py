@@ -39,6 +39,19 @@ def test_all_waiting_tasks_of_a_group_are_run_by_one_call(worker, eventually):
     assert results[7].return_value == 50
 
 
+def test_the_parent_knows_the_timeouts_of_all_tasks_of_a_call(worker, eventually, monkeypatch):
+    """If it has to kill the process, each of them has exceeded its timeout."""
+    child, told = worker(threads=1).child, []
+    send = child.channel.send
+    monkeypatch.setattr(child.channel, "send", lambda **message: told.append(message) or send(**message))
+    tasks = [keyed.digest.using(timeout=600).enqueue(user=1, text=number) for number in range(3)]
+    eventually(lambda: done(3))
+    # One of them may have begun before the others were enqueued.
+    ids = [int(each.id) for each in tasks]
+    assert sorted(message["began"][0] for message in told if "began" in message) == ids
+    assert sorted(message["ended"][0] for message in told if "ended" in message) == ids
+
+
 def test_a_group_runs_up_to_its_limit_and_after_its_gather_time(worker, eventually):
     worker(threads=4)
     # In one statement, so that all are due at once: tasks whose promotion is still running are not waited for.
