@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.errors import ConfigurationError
+from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.worker.options import check_options, database_to_serve
 from django_pglock.worker.parent.parent import Parent
 from django_pglock.worker.queues import Queues
@@ -56,6 +56,7 @@ class Worker:
         reloads: bool = False,
         command: Callable[[], Sequence[str]] = no_command,
     ) -> None:
+        model_of("Task")  # raises where the app is not installed
         given = [using] if isinstance(using, str) else list(dict.fromkeys(using))
         self.databases = given or [database_to_serve(backend, option="using=")]
         numbers = {"threads": threads, "grace": grace, "max_tasks": max_tasks, "max_memory": max_memory}

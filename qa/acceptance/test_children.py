@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -12,7 +14,8 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from tests.sample import running_tasks, tasks
+from tests.conftest import environment_at
+from tests.sample import hostile_tasks, running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -290,3 +293,48 @@ def test_a_child_whose_task_keeps_the_gil_after_its_timeout_is_killed(worker_pro
     row = Task.objects.get(pk=neighbour.id)
     assert (row.retries, row.rescues) == (0, 1)
     assert "does not react. It is killed." in process.output
+
+
+def test_a_child_calls_its_own_exit_functions_and_not_those_of_its_parent(parent):
+    """Those of the parent delete what its other children use: a temporary folder that a module has made, for example.
+
+    What Sentry, OpenTelemetry and log handlers have collected is sent without them.
+    """
+    process = parent("--max-tasks", "1", count=1, DJANGO_SETTINGS_MODULE="tests.settings_exit_functions")
+    child = hostile_tasks.do_at_exit.enqueue().wait(60).return_value
+    process.wait_for(f"The task ends in {child}.")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+    assert re.findall(r"The project ends in (\d+)", process.output) == [str(process.process.pid)]
+
+
+#: A program without a file. It has to start its children by a command line if they are new interpreters.
+PROGRAM = """
+import multiprocessing, sys
+if "spawn" in sys.argv: multiprocessing.set_start_method("spawn")
+import django
+from django.core.management import CommandError, call_command
+django.setup()
+try:
+    call_command("runlockworker", drain=True)
+except CommandError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.returncode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["-c", PROGRAM], 0), (["-"], 0), (["-c", PROGRAM, "spawn"], 0), (["-", "spawn"], 2)],
+    ids=["code", "input", "spawned code", "spawned input"],
+)
+def test_a_program_without_a_file_starts_children_if_they_are_forks_or_its_code_is_an_argument(arguments, code):
+    tasks.nothing.enqueue()
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment_at(), input=PROGRAM, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == code, ran.stderr
+    assert done() == (code == 0)
+    if code:
+        assert "Python has read it from its standard input. Run: manage.py" in ran.stderr

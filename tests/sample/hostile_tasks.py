@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import locale
 import logging
@@ -163,3 +164,9 @@ def do(way):
 async def do_in_coroutine(way):
     await Effect.objects.acreate(name=way, pid=os.getpid())
     WAYS[way]()
+
+
+@task
+def do_at_exit():
+    atexit.register(lambda: print(f"The task ends in {os.getpid()}.", flush=True))
+    return os.getpid()

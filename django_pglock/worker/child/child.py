@@ -13,12 +13,13 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import model_of
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
@@ -76,7 +77,6 @@ class Child:
         self.queues = Queues(options["queues"], exclude=options["exclude"])
         self.grace = float(options["grace"])
         self.loop = Loop()
-        model_of("Task")  # raises where the app is not installed
         self.in_flight = InFlight(options["threads"], most=options["max_tasks"])
         self.limits = Limits(self.in_flight, max_memory=options["max_memory"])
         self.heartbeat = ParentsHeartbeat()
@@ -369,9 +369,30 @@ def run_child(end: socket.socket) -> int:
     code = child.run()
     channel.flush()
     if child.have_all_finished:
-        # SDKs send what they have collected. Otherwise others will soon run the tasks that still run here.
+        # Otherwise others will soon run the tasks that still run here.
+        send_collected()
         atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does for its children
     return code
+
+
+#: What loggers, Sentry and OpenTelemetry have collected is sent by these: module, function, method of what it returns.
+SENDERS = (
+    ("logging", "shutdown", None),
+    ("sentry_sdk", "flush", None),
+    ("opentelemetry.trace", "get_tracer_provider", "force_flush"),
+    ("opentelemetry.metrics", "get_meter_provider", "force_flush"),
+    ("opentelemetry._logs", "get_logger_provider", "force_flush"),
+)
+
+
+def send_collected() -> None:
+    """Do what the exit functions of these packages do. Those of the parent are not called here: ``starter.py``."""
+    for module, function, method in SENDERS:
+        with suppress(Exception):
+            if module in sys.modules:
+                returned = getattr(sys.modules[module], function)()
+                if method is not None:
+                    getattr(returned, method)()
 
 
 def _options_from(channel: Channel) -> dict[str, Any]:

@@ -11,6 +11,7 @@ while C code keeps a child from seeing the closed channel, the child ends a mome
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -160,6 +161,9 @@ class ForkServer:
     def serve(self, parent: int) -> int:
         """Serve until the parent has ended or has closed its end."""
         die_with_parent(parent)
+        # The exit functions of the parent are not for its children: they delete temporary files, for example. Functions
+        # that a fork of a child or the child itself registers are called at its end (child.py), as by multiprocessing.
+        atexit._clear()  # noqa: SLF001
         # The parent ends the children: signals that reach all processes of a group are for the parent.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
