@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
-from django_pglock.worker.liveness import session_watch
 
-from django_pglock.models import Task
+from django_pglock.models import Attempt, Task
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture
 def proxies(alias):
-    """Networks to three aliases of the tests' database, by name. The tests' own connection uses none of them."""
-    proxies = {name: Proxy.before(connection) for name in ("reports", "archive", "shop")}
+    """Networks to two aliases of the tests' database, by name. The tests' own connection uses none of them."""
+    proxies = {name: Proxy.before(connection) for name in ("reports", "archive")}
     for name, proxy in proxies.items():
         proxy.start()
         alias(name, HOST="127.0.0.1", PORT=str(proxy.port), CONN_MAX_AGE=None)
@@ -27,42 +26,17 @@ def proxies(alias):
         proxy.stop()
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(session_watch, "LONGEST_TRANSIT", 0.5)
-
-
-@pytest.fixture
-def hang(proxies, eventually):
-    """Have a task lose its session with an alias. ``new``: so do all sessions that are opened there later."""
-
-    def hang(name, *, new):
+def test_timeouts_end_waits_for_several_silent_databases(proxies, worker, eventually):
+    """The cancel requests to the one database do not wait for those to the other."""
+    worker(threads=3)
+    for name, proxy in proxies.items():
         tasks.HAS_BEGUN.clear()
         tasks.GO_ON.clear()
-        tasks.ask_in.enqueue(name)
+        tasks.ask_in.using(timeout=1, max_attempts=1).enqueue(name)
         assert tasks.HAS_BEGUN.wait(NEVER)
-        proxies[name].black_hole(new=new)
+        proxy.black_hole(new=True)
         tasks.GO_ON.set()
-
-    return hang
-
-
-def is_done():
-    return not Task.objects.exclude(status="SUCCESSFUL").exists()
-
-
-def test_a_query_of_the_session_watch_does_not_wait_for_another_database(
-    proxies, quick, hang, worker, eventually, caplog, monkeypatch
-):
-    """The queries to the silent databases wait for their answers longer than this test."""
-    monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
-    worker(threads=3)
-    for name in ("reports", "archive"):
-        hang(name, new=True)
-        eventually(lambda name=name: len(proxies[name].links) >= 2, why="the watch does not ask")
-    hang("shop", new=False)
-    eventually(lambda: "database 'shop'" in caplog.text, why="the thread hangs")
-    for proxy in proxies.values():
-        proxy.pass_through()
-    eventually(is_done, why="a thread hangs")
+    tasks.read.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 1, why="all threads hang")
+    eventually(lambda: Task.objects.filter(status="FAILED").count() == 2, why="a thread hangs")
+    assert {row.exception_path for row in Attempt.objects.all()} == {"django_pglock.errors.TaskTimeout"}

@@ -123,11 +123,11 @@ class ForkStarter:
 
     def close(self) -> None:
         self.loop.unwatch(self._control)
-        self._control.close()
         # It has nothing more to do, and may be stopped.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
+        self._control.close()
 
     def _receive(self) -> None:
         try:
