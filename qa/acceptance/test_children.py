@@ -176,7 +176,7 @@ def test_a_stopped_child_loses_its_task_and_is_replaced_and_others_keep_theirs(p
 def test_children_of_a_stopped_parent_claim_nothing_and_their_outcomes_have_no_effect(
     parent, worker_process, eventually
 ):
-    """Nobody beats for them, so others rescue their tasks. When the parent goes on, so do they."""
+    """Nobody beats for them, so others rescue their tasks. When the parent continues, so do they."""
     process = parent(count=1)
     running_tasks.write_and_wait_for_note.enqueue("once", "go on")
     eventually(lambda: Task.objects.filter(status="RUNNING").exists())

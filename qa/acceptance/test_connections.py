@@ -30,7 +30,7 @@ def sessions() -> Counter[str]:
 
 
 def idle(processes: int) -> Counter[str]:
-    """Return the sessions of a worker with so many idle children: one for each, and one that beats for all."""
+    """Return the sessions of a worker with so many idle children: one for each, and the session of the heartbeat."""
     return Counter({"lockworker heartbeat": 1, "lockworker fetcher": processes})
 
 

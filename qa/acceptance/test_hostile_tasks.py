@@ -1,4 +1,4 @@
-"""Whatever a task does to its process, the worker goes on, other tasks run, and SIGTERM ends the worker in order."""
+"""Whatever a task does to its process, the worker continues, other tasks run, and SIGTERM ends the worker in order."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_late_heartbeat_of_a_worker_that_has_ended_makes_no_row():
-    """The heartbeat was on its way when the worker ended. Only a first heartbeat contains the functions."""
+    """The heartbeat was in flight when the worker ended. Only a first heartbeat contains the functions."""
     parent, here, gone = uuid4(), uuid4(), uuid4()
     beat_for(parent, here, gone, task_paths=["f"])
     deregister("default", gone)

@@ -84,7 +84,7 @@ def run():
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended. Whoever has to reap it may not have done it yet."""
+    """Return whether a process has ended, also if it is not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
