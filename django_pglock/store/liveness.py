@@ -58,8 +58,9 @@ def is_recent(date: str) -> str:
 #
 # A row that another session has locked is left out, and its worker gets no answer. The statement must not wait: it also
 # has the heartbeats of others. The answer has, for each worker: the number of functions in the row; whether the row
-# says that the worker sleeps; and the number of older parents that do the upkeep. The rows are written in the order of
-# their ids, so that two statements cannot deadlock.
+# says that the worker sleeps; how many older parents do the upkeep, where a parent is as old as its oldest worker; and
+# whether heartbeats of other parents are missing. The rows are written in the order of their ids, so that two
+# statements cannot deadlock.
 #
 # The heartbeats of all living workers of a parent are in one statement. So another row of this parent is of a worker
 # that has ended, and is deleted: a heartbeat that was late may have inserted it again. Nobody else would find that this
@@ -89,14 +90,16 @@ WITH given AS MATERIALIZED (
     RETURNING worker.id, worker.parent, jsonb_array_length(worker.task_paths) AS known, worker.is_sleeping,
               worker.started_at
 )
-SELECT id, known, is_sleeping, (
-    SELECT count(*) FROM (
-        SELECT DISTINCT older.parent FROM {{worker}} AS older
-        WHERE older.parent <> written.parent AND older.started_at < written.started_at AND NOT older.is_stopping
-          AND {is_recent("older.heartbeat_at")} LIMIT {UPKEEP_PARENTS}) AS older_parents),
-    EXISTS (SELECT FROM {{worker}} AS other WHERE other.parent <> written.parent
-              AND NOT {is_recent("other.heartbeat_at")})
-FROM written
+SELECT id, known, is_sleeping, older_parents, are_others_missing
+FROM written CROSS JOIN (
+    SELECT (
+        SELECT count(*) FROM (
+            SELECT DISTINCT older.parent FROM {{worker}} AS older
+            WHERE older.parent <> oldest.parent AND older.started_at < oldest.started_at AND NOT older.is_stopping
+              AND {is_recent("older.heartbeat_at")} LIMIT {UPKEEP_PARENTS}) AS older_parents) AS older_parents,
+        EXISTS (SELECT FROM {{worker}} AS other WHERE other.parent <> oldest.parent
+                  AND NOT {is_recent("other.heartbeat_at")}) AS are_others_missing
+    FROM (SELECT parent, min(started_at) AS started_at FROM written GROUP BY parent) AS oldest) AS fleet
 """
 
 # Deletes the rows of dead workers without running tasks. SKIP LOCKED, because the caller must not wait: it has tasks to

@@ -46,8 +46,8 @@ MOST_HOPS = 2
 #: the number of queues for which it is cached.
 NEGATIVE_TTL, MOST_REMEMBERED = 0.05, 1000
 
-# Whether a worker serves a queue: as ``worker.options.Queues`` reads the queues in its row.
-_SERVES = f"""(ready.queue = '{OWN_QUEUE}' OR (
+# Whether a worker serves a queue: as ``worker.queues.Queues`` and ``is_served()`` read the queues of its row.
+_SERVES = f"""(worker.queues = '[]' OR ready.queue = '{OWN_QUEUE}' OR (
     SELECT COALESCE(bool_or(hits) FILTER (WHERE NOT is_excluded), true)
            AND NOT COALESCE(bool_or(hits) FILTER (WHERE is_excluded), false)
     FROM (SELECT is_excluded, CASE WHEN right(pattern, 1) = '*' THEN starts_with(ready.queue, left(pattern, -1))
