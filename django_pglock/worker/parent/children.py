@@ -224,7 +224,11 @@ class Children:
 
     def _start(self, number: int) -> None:
         self._later.pop(number, None)
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # the process has no file descriptors left
+            self._start_later(number, f"worker-{number} cannot be started ({error})")
+            return
         child = Child(number, Channel(ours))
         child.channel.send(start={**self.options, "id": str(child.id), "number": number})
         self.all.append(child)

@@ -77,7 +77,11 @@ class Session:
         """Begin to open a session, unless there is one or one is being opened."""
         if self.connection is None and self._opening is None:
             self._opening = threading.Thread(target=self._open_in_thread, name="lockworker-open", daemon=True)
-            self._opening.start()
+            try:
+                self._opening.start()
+            except RuntimeError as error:  # the process may have no more threads
+                self._opening = None
+                self.on_lost(error)
 
     def _open_in_thread(self) -> None:
         try:

@@ -39,6 +39,8 @@ PR_SET_PDEATHSIG = 1
 #: The exit code of a child whose code raised an error.
 FAILED = 1
 _LONGEST_MESSAGE = 65_536
+#: Seconds between two signals that continue a starter, which does nothing while it is stopped.
+_CONTINUE_INTERVAL = 1.0
 
 #: What a child does with its end of the channel. It returns the exit code.
 RunChild = Callable[[socket.socket], int]
@@ -108,6 +110,7 @@ class ForkStarter:
         theirs.close()
         self._control.setblocking(False)
         loop.watch(self._control, READ, self._receive)
+        self._continue()
 
     def start(self, channel: socket.socket, started: Started) -> None:
         self._starting.append(started)
@@ -142,7 +145,15 @@ class ForkStarter:
         except OSError:
             pass  # it has ended with requests unread
         self.loop.unwatch(self._control)
+        self._control.close()
         self.on_lost()
+
+    def _continue(self) -> None:
+        """Continue the starter, if somebody has stopped it. While it is stopped, no child is replaced."""
+        if self._control.fileno() >= 0:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+            self.loop.call_later(_CONTINUE_INTERVAL, self._continue)
 
 
 class ForkServer:

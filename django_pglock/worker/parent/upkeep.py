@@ -158,8 +158,7 @@ class Upkeep(ConnectedService):
         with self._resting:
             self._wakeup.set()
             if self._is_resting:
-                self._is_resting = False
-                self.start()
+                self._begin()
 
     def stop(self) -> None:
         self.stopping.set()
@@ -175,10 +174,20 @@ class Upkeep(ConnectedService):
             if rest is None:
                 return
             if self._wakeup.is_set():
-                self.start()
+                self._begin()
                 return
             self._is_resting = True
         self.on_rest(rest)
+
+    def _begin(self) -> None:
+        """Start the thread. If the process may have no more threads, try again later."""
+        try:
+            self.start()
+            self._is_resting = False
+        except RuntimeError as error:
+            logger.warning("The upkeep cannot begin, and tries again: %s", error)
+            self._is_resting = True
+            self.on_rest(LINGER)
 
     def set_older_parents(self, older_parents: int) -> None:
         """Note how many older parents do the upkeep. If this one becomes one of the oldest, it begins at once."""

@@ -58,6 +58,17 @@ def session(loop):
     made.close()
 
 
+def test_a_session_for_which_no_thread_can_start_is_opened_at_the_next_attempt(loop, monkeypatch):
+    tried = Observed(loop)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads")))
+        tried.open()
+    assert "no more threads" in str(tried.lost[0])
+    tried.open()
+    loop.until(lambda: tried.opened)
+    tried.close()
+
+
 def test_the_rows_of_each_statement_of_a_message_come_as_texts(session):
     answer = session.ask_now("SELECT 1, NULL, true", ("SELECT %s WHERE false", ("x",)), ("SELECT %s || 'ß'", ("ä",)))
     assert answer == [[("1", None, "t")], [], [("äß",)]]

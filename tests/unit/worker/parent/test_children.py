@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -51,6 +52,21 @@ def test_a_child_that_cannot_be_started_is_tried_again(make, pauses, caplog):
     children.until(lambda: len(children.fake.ends) == 2)
     assert pauses == [1, 2, 3]
     assert caplog.text.count("cannot be started (no more processes)") == 2
+
+
+def test_a_parent_without_file_descriptors_starts_its_child_later(make, pauses, monkeypatch):
+    children, pair = make(), socket.socketpair
+    answers = iter([OSError("too many open files"), pair])
+
+    def pair_or_refuse():
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer()
+
+    monkeypatch.setattr(module.socket, "socketpair", pair_or_refuse)
+    children.note_end(children.all[0].pid, 1)
+    children.until(lambda: len(children.fake.ends) == 2)
+    assert pauses == [1, 2]
 
 
 def test_a_draining_child_that_has_done_all_is_not_started_again(make, pauses):

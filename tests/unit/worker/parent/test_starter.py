@@ -167,6 +167,16 @@ def test_without_the_starter_the_children_are_gone_and_the_parent_knows(run):
     wait_for(lambda: all(map(is_gone, children)))
 
 
+def test_a_starter_that_is_stopped_is_continued(run):
+    running = run("fork")
+    pid, _ = running.start_child()
+    os.kill(int(running.starter), signal.SIGSTOP)
+    running.start_child()
+    os.kill(int(running.starter), signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    assert running.hear("ended", pid)[2] == "-9"
+
+
 @needs_proc
 @pytest.mark.parametrize("kind", KINDS)
 def test_children_die_with_their_parent_also_while_c_code_holds_the_gil(run, kind):
