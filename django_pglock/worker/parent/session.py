@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 from psycopg import generators
 from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.waiting import Ready
 
 from django_pglock.postgres.connections import shut_down_socket
 from django_pglock.store.statements import bound_for
@@ -168,7 +169,7 @@ class Session:
 
     def _on_ready(self) -> None:
         if self._answer is not None:
-            self._advance(generators.Ready.R)
+            self._advance(Ready.R)
             return
         raw: Any = self.connection and self.connection.connection
         try:
@@ -196,7 +197,7 @@ class Session:
             self._lose(error)
 
     def _advance_ready(self, events: int) -> None:
-        self._advance(generators.Ready(events))
+        self._advance(Ready(events))
 
     def _finish(self, results: list[Any]) -> None:
         question, self._asked, self._answer = self._asked, None, None

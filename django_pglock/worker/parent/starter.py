@@ -331,7 +331,7 @@ def run_to_end(main: Callable[[], int]) -> None:
         code = ended.code if isinstance(ended.code, int) else FAILED
     except BaseException:  # noqa: BLE001 - it would reach the code that has forked
         with suppress(Exception):
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
     finally:
         _flush_output()
         os._exit(code)
