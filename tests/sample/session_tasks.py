@@ -399,3 +399,11 @@ async def wait_until_told():
     while not GO_ON.is_set():
         await asyncio.sleep(0.01)
     return "told"
+
+
+@task
+def select_in_thread(name):
+    """Open a session in a thread that ends."""
+    thread = threading.Thread(target=select, args=(f"SET application_name = '{name}'",))
+    thread.start()
+    thread.join()

@@ -31,6 +31,7 @@ from django_pglock.worker.child.in_flight import InFlight, Limits, Progress
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.task_thread import close_sessions_of_ended_threads
 from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
@@ -217,6 +218,7 @@ class Child:
         for service in self.services:
             service.end_late()
         self._tell_new_functions()
+        close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
         if not self.is_stopping and (reason := self.limits.reached()):
             self.channel.send(replace=reason)

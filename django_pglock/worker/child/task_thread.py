@@ -181,6 +181,23 @@ def _add_session(connection: Any, **kwargs: Any) -> None:
     thread: TaskThread | None = getattr(_here, "thread", None)
     if thread is not None:
         thread.add(connection)
+    elif any(each is connection for each in connections.all(initialized_only=True)):
+        _of_others.append((weakref.ref(connection), threading.current_thread()))
+
+
+#: The sessions of threads that tasks have started, as far as Django opened them.
+_of_others: list[tuple[weakref.ReferenceType[DatabaseWrapper], threading.Thread]] = []
+
+
+def close_sessions_of_ended_threads() -> None:
+    """Close the sessions of threads of tasks that have ended. Python would do that when it next collects garbage."""
+    for each in list(_of_others):
+        session, thread = each[0](), each[1]
+        if session is None or not thread.is_alive():
+            _of_others.remove(each)
+            # Not by Django, which lets only the thread itself close its session.
+            with contextlib.suppress(Exception):
+                session.connection.close()  # type: ignore[union-attr]
 
 
 #: The number of forks from the process that has imported this module to this process. It is compared before and after

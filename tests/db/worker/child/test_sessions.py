@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from django.db import OperationalError, connection
 
 from django_pglock.models import Task
 from django_pglock.worker.child import settler
-from tests.sample import running_tasks, tasks
+from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SETTLERS = """
-SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'lockworker settler'
-"""
+COUNT = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
 TERMINATE = """
 SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE %s
@@ -28,10 +27,14 @@ def terminate(name: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def settlers():
+def count(name):
     with connection.cursor() as cursor:
-        cursor.execute(SETTLERS)
+        cursor.execute(COUNT, [name])
         return cursor.fetchone()[0]
+
+
+def settlers():
+    return count("lockworker settler")
 
 
 def test_the_settler_has_a_session_only_while_there_is_something_to_write(worker, eventually, monkeypatch):
@@ -89,3 +92,14 @@ def test_an_outcome_is_kept_while_the_session_of_the_settler_is_ended_again_and_
         eventually(lambda: terminate("lockworker settler") == 1)
     assert {*Task.objects.values_list("attempts", "rescues")} == {(1, 0)}
     assert running.settler.reconnects == 2
+
+
+def test_sessions_of_threads_that_have_ended_are_closed(worker, finished, eventually):
+    """Python would close them when it collects garbage. An idle process does not do that for hours."""
+    worker()
+    gc.disable()
+    try:
+        finished(session_tasks.select_in_thread.enqueue("of a thread"))
+        eventually(lambda: count("of a thread") == 0)
+    finally:
+        gc.enable()
