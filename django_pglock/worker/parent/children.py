@@ -159,8 +159,9 @@ class Children:
         return next((child for child in self.all if str(child.id) == worker), None)
 
     def serving(self, worker: str) -> Child | None:
-        """Return the child with this id; if it ends, another one, which serves the same queues."""
-        return next((each for each in [self.find(worker), *self.all] if each and not each.is_ending), None)
+        """Return the child with this id; if it ends or has ended, another one, which serves the same queues."""
+        able = [each for each in self.all if not (each.is_ending or each.is_killed)]
+        return next((each for each in able if str(each.id) == worker), able[0] if able else None)
 
     def tell(self, **message: Any) -> None:
         """Send a message to each child."""

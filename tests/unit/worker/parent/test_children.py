@@ -213,6 +213,20 @@ def test_a_second_stop_gives_tasks_back(make):
     assert children.have_failed
 
 
+def test_a_child_that_ends_has_its_wake_ups_passed_to_another(make):
+    """Its row says that it sleeps until the next heartbeat."""
+    children = make(3)
+    first, second, third = children.all
+    assert children.serving(str(second.id)) is second
+    children.tell(1, ending=True)
+    assert children.serving(str(second.id)) is first
+    children.kill(first, "is frozen")
+    assert children.serving(str(first.id)) is third
+    assert children.serving("one that has ended") is third
+    children.drain()
+    assert children.serving(str(third.id)) is None
+
+
 def test_nothing_that_was_counted_is_lost_when_a_child_ends(make):
     """Its last report may still be unread when its end is told."""
     children = make()
