@@ -310,7 +310,7 @@ def make_tables(server: PrivatePostgres, **environment: str) -> None:
 class WorkerProcess:
     """``manage.py runlockworker`` as users run it, on the tests' database.
 
-    It is a new interpreter, and so are the processes that it supervises, unless ``is_forked``.
+    It is a new interpreter, unless ``is_forked``.
     """
 
     def __init__(self, *arguments: str, url: str = "", is_forked: bool = True, **environment: str) -> None:

@@ -136,7 +136,8 @@ def test_a_project_is_dumped_and_loaded(filled):
         from django_pglock.store.rescue import rescue
         from shop.tasks import greet
         tasks = Task.objects.using("copy")
-        assert [task.args for task in tasks.filter(pk__in=[each.id for each in rescue("copy", unbroken=60)])] == [["Fay"]]
+        rescued = [each.id for each in rescue("copy", unbroken=60)]
+        assert [task.args for task in tasks.filter(pk__in=rescued)] == [["Fay"]]
         last = tasks.order_by("id").last().pk
         new = greet.using(backend="copy").enqueue("Eve")
         assert int(new.id) > last, (new.id, last)

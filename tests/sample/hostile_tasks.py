@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -101,7 +102,10 @@ def leave_threads():
 
 def leave_a_fork():
     if not fork():
-        time.sleep(600)
+        # Whoever reads the output of the worker waits for the end of all that may write to it.
+        for number in (1, 2):
+            os.dup2(os.open("/dev/null", os.O_WRONLY), number)
+        time.sleep(60)
         os._exit(0)
 
 
@@ -170,3 +174,9 @@ async def do_in_coroutine(way):
 def do_at_exit():
     atexit.register(lambda: print(f"The task ends in {os.getpid()}.", flush=True))
     return os.getpid()
+
+
+@task
+def leave_orphans(seconds):
+    """Leave processes whose parent ends: the first process of a container becomes their parent."""
+    subprocess.run(["sh", "-c", f"sleep {seconds} & sleep {seconds} &"], check=True)

@@ -8,8 +8,7 @@ Python needs most of a second to import Django and the project, and a test of pr
 process as any other: it has no connection and no thread of the parent's, because the parent has none, no descriptor but
 those of the request, and the signals' handlers that Python starts with. It runs a program or a module as the main
 program, and ends as Python ends, but leaves its memory to the kernel: to delete all modules needs more CPU time than to
-fork. If the request allows it, the worker processes that the child starts are forked by the same parent; for that it
-has one more descriptor.
+fork.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import socket
 import sys
 import threading
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 #: What the tests send before they close the socket of a parent whose children may run on. Without it the tests have
 #: ended, and so does the parent.
@@ -79,68 +78,52 @@ def wait_for_request(control: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Each message is read as a whole, whichever of the children sends it.
-    from_children, to_parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    children: dict[int, Child] = {}
+    children: dict[int, int] = {}
     listens = True
     while listens or children:
-        ready, _, _ = select.select([woken, from_children, *([control] if listens else [])], [], [])
+        ready, _, _ = select.select([woken, *([control] if listens else [])], [], [])
         if woken in ready:
             os.read(woken, 4096)
             tell_ends(children)
-        for source in ready:
-            if not isinstance(source, socket.socket):
-                continue
-            text, descriptors, _, _ = socket.recv_fds(source, 65536, MOST_DESCRIPTORS)
-            if not text:
-                os._exit(0)
-            if text == FAREWELL:
-                listens = False
-                continue
-            request = dict(json.loads(text))
-            if (child := os.fork()) == 0:
-                control.detach(), from_children.detach()
-                become_child(request, descriptors, to_parent)
-                return request
-            children[child] = Child(told=descriptors.pop(3), starter=request["starter"])
-            os.write(children[child].told, b"%12d" % child)
-            for each in descriptors:
-                os.close(each)
+        if control not in ready:
+            continue
+        text, descriptors, _, _ = socket.recv_fds(control, 65536, MOST_DESCRIPTORS)
+        if not text:
+            os._exit(0)
+        if text == FAREWELL:
+            listens = False
+            continue
+        request = dict(json.loads(text))
+        if (child := os.fork()) == 0:
+            control.detach()
+            become_child(request, descriptors)
+            return request
+        children[child] = descriptors.pop(3)
+        os.write(children[child], b"%12d" % child)
+        for each in descriptors:
+            os.close(each)
     os._exit(0)
 
 
-class Child(NamedTuple):
-    """A child, the socket for its exit status, and the process that has started it, if that is a child, too."""
-
-    told: int
-    starter: int | None
-
-
-def tell_ends(children: dict[int, Child]) -> None:
-    """Report each child that has ended, with its status as ``os.waitpid`` returns it."""
-    for pid, child in list(children.items()):
+def tell_ends(children: dict[int, int]) -> None:
+    """Report each child that has ended, with its status as ``os.waitpid`` returns it, to the socket of this number."""
+    for pid, told in list(children.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             del children[pid]
             # The process that has started it may have closed the socket.
             with contextlib.suppress(BrokenPipeError):
-                os.write(child.told, b"%12d" % status)
-            os.close(child.told)
-            if child.starter in children:
-                os.kill(child.starter, signal.SIGCHLD)
+                os.write(told, b"%12d" % status)
+            os.close(told)
 
 
-def become_child(request: dict[str, Any], descriptors: list[int], to_parent: socket.socket) -> None:
+def become_child(request: dict[str, Any], descriptors: list[int]) -> None:
     """Leave everything of the parent's behind but the descriptors of the request."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, interrupt)
     del descriptors[3]
     kept = dict(zip([0, 1, 2, *request["descriptors"]], descriptors, strict=True))
-    if request["can_ask"]:
-        kept[max(kept) + 1] = to_parent.fileno()
-        request["asks_at"] = max(kept)
-    to_parent.detach()
     # Above the numbers that they get.
     kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_ASIDE) for number, each in kept.items()}
     for number, each in kept.items():
@@ -202,10 +185,6 @@ def run(request: dict[str, Any]) -> None:
         getattr(importlib.import_module(module), name)()
     change_environment(request["environment"])
     sys.path[1:1] = request["path"]
-    if "asks_at" in request:
-        from tests.warm.process import fork_workers
-
-        fork_workers(socket.socket(fileno=request["asks_at"]))
     program, *rest = sys.argv = request["arguments"]
     if program == "-c":
         code, *sys.argv[1:] = rest

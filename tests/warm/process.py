@@ -38,8 +38,6 @@ SIMILAR = (
 READ_ONCE = ("CHAOS_CLOCK", "CHAOS_MEMORY")
 #: Parts of the environment on which the interpreter depends. One process has each, and a parent takes as long to start.
 OF_ONE = ("WRONG_CLOCK",)
-#: The command of worker processes, which start others if they are supervisors.
-WORKER = "runlockworker"
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
@@ -47,24 +45,15 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
 
     ``options`` are those of ``Popen``; ``preexec_fn`` is a function of a module.
 
-    The process is forked by a warm parent, and so are the worker processes that it starts. In a project that a test has
-    written, the parent has imported Django and this package, and nothing of the project: its files may change between
-    two starts. Where coverage measures the process, and without ``fork``, it is a new interpreter.
+    The process is forked by a warm parent. In a project that a test has written, the parent has imported Django and
+    this package, and nothing of the project: its files may change between two starts. Where coverage measures the
+    process, and without ``fork``, it is a new interpreter.
     """
     is_new = any(name.startswith(("COVERAGE_PROCESS", *OF_ONE)) for name in env)
     if is_new or not hasattr(os, "fork"):
         return subprocess.Popen(arguments, env=env, **options)
     is_ours = env.get(MODULE, "").startswith(("tests.", "qa.", "example_project."))
     return (WarmProcess if is_ours else BareProcess)(arguments, env=env, **options)
-
-
-def ask(parent: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
-    """Send a request to a warm parent. Return the socket that tells the process id, and the status at the end."""
-    told, theirs = socket.socketpair()
-    with theirs:
-        streams, others = descriptors[:3], descriptors[3:]
-        socket.send_fds(parent, [json.dumps(request).encode()], [*streams, theirs.fileno(), *others])
-    return told
 
 
 class WarmParent:
@@ -81,8 +70,11 @@ class WarmParent:
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
         """Start a program; return the socket that tells its process id, and its status when it has ended."""
-        can_ask = WORKER in request["arguments"] and not request["path"]
-        return ask(self._control, {**request, "starter": None, "can_ask": can_ask}, descriptors)
+        told, theirs = socket.socketpair()
+        with theirs:
+            streams, others = descriptors[:3], descriptors[3:]
+            socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, theirs.fileno(), *others])
+        return told
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -204,24 +196,3 @@ class BareProcess(WarmProcess):
         request["environment"] = {name: env.get(name) for name in {*parents, *env}}
         request["path"] = [each for each in env["PYTHONPATH"].split(os.pathsep) if each not in known]
         return parent_for(parents).fork(request, descriptors)
-
-
-def fork_workers(parent: socket.socket) -> None:
-    """In a child of a warm parent: have it fork the worker processes that this child starts, as a supervisor does.
-
-    They differ from this process in variables of the environment that no settings depend on.
-    """
-    parent.set_inheritable(False)
-    new_interpreter = subprocess.Popen
-
-    class Worker(WarmProcess):
-        def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
-            environment = {name: env.get(name) for name in {*FREE, *os.environ, *env}}
-            more = {"environment": environment, "starter": os.getpid(), "can_ask": False}
-            return ask(parent, {**request, **more}, descriptors)
-
-    def open_process(arguments: Any, *more: Any, **options: Any) -> subprocess.Popen[Any]:
-        is_worker = arguments[0] == sys.executable and arguments[2:3] == [WORKER]
-        return (Worker if is_worker else new_interpreter)(arguments, *more, **options)
-
-    subprocess.Popen = open_process  # type: ignore[assignment,misc]
