@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
@@ -28,6 +27,7 @@ from django.utils.asyncio import async_unsafe
 from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_test_case, in_transaction, transaction_status
 from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store.admit import admit, blocked_keys
@@ -58,7 +58,7 @@ from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.options import database_to_serve
 from django_pglock.worker.queues import Queues
 
-logger = logging.getLogger(__name__)
+logger = get_logger(WORKER)
 
 #: The worker of these claims. It has no row. The context of ``task.call()`` has the same one.
 NO_WORKER = UUID(int=0)

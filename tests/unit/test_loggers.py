@@ -15,7 +15,7 @@ from django_pglock import loggers
 
 PACKAGE = Path(django_pglock.__file__).parent
 #: Modules that need packages that are not installed here, or that run when they are imported.
-NOT_IMPORTED = ("contrib", "migrations", "heartbeat_process_main", "pytest_plugin")
+NOT_IMPORTED = ("contrib", "migrations", "pytest_plugin")
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def test_ctrl_c_while_a_process_is_started_is_not_lost():
 
 
 def test_the_child_of_a_process_that_was_killed_does_not_outlive_the_demo(tmp_path):
-    """Such a child is the heartbeat process of a worker, which has a session of its own."""
+    """Such a child is a process that a task has started."""
     fleet = Fleet({})
     child = (
         "import sys, time; print('child runs', file=sys.stderr); time.sleep(1); print('child ends', file=sys.stderr)"
