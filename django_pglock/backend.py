@@ -41,6 +41,7 @@ from django_pglock.tasks.compat import (
 )
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.instrumentation import observe_enqueue
+from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import as_called, make_result
 
@@ -79,6 +80,10 @@ class PostgresBackend(BaseTaskBackend):
                 f"has {', '.join(map(repr, sorted(self.queues)))}. Add it there; [] allows every name."
             )
         super().validate_task(task)
+        try:
+            check_queue_name(task.queue_name)
+        except ValueError as error:
+            raise InvalidTask(str(error)) from error
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
         """Write one call of ``task`` in the current transaction and return its ``TaskResult``.

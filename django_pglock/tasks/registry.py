@@ -127,7 +127,16 @@ def _is_inside_an_app(module: str) -> bool:
 def _import(module: str) -> None:
     try:
         import_module(module)
+    except ModuleNotFoundError as error:
+        if not _is_part_of(module, error.name):
+            logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
+        # Otherwise the module does not exist: it was removed, or belongs to the next deployment. Workers report unknown
+        # tasks.
     except BaseException:  # a module may do anything when it is imported, even call sys.exit()
         logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
     else:
         logger.info("Imported %s, the module of a task.", module)
+
+
+def _is_part_of(module: str, name: str | None) -> bool:
+    return name is not None and f"{module}.".startswith(f"{name}.")
