@@ -10,16 +10,16 @@ from django.dispatch import Signal
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.compat import task_finished
-from tests.sample import hostile_tasks, tasks
+from tests.sample import tasks, throwing_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FUNCTIONS = (
-    hostile_tasks.throw_in_thread,
-    hostile_tasks.throw_atomically,
-    hostile_tasks.throw_in_coroutine,
-    hostile_tasks.throw_and_read_in_backoff,
-    hostile_tasks.throw_in_group,
+    throwing_tasks.throw_in_thread,
+    throwing_tasks.throw_atomically,
+    throwing_tasks.throw_in_coroutine,
+    throwing_tasks.throw_and_read_in_backoff,
+    throwing_tasks.throw_in_group,
 )
 
 
@@ -43,27 +43,27 @@ def run_all(worker, eventually):
 
 @pytest.mark.parametrize("how", ["alone", "with cause"])
 def test_each_exception_fails_its_attempts_and_nothing_else(run_all, how):
-    kinds = list(product(hostile_tasks.HOSTILE, FUNCTIONS))
+    kinds = list(product(throwing_tasks.HOSTILE, FUNCTIONS))
     if how != "alone":
         # The cause is read where the exception is read, so each kind needs one of the functions only.
-        kinds = list(zip(hostile_tasks.HOSTILE, cycle(FUNCTIONS)))
+        kinds = list(zip(throwing_tasks.HOSTILE, cycle(FUNCTIONS)))
     for (kind, function), row in run_all({each: each[1].enqueue(kind=f"{each[0]} {how}") for each in kinds}):
         said = f"{kind} in {function.name}"
         assert (row.status, row.retries) == ("FAILED", 1), said
         last = Attempt.objects.filter(task_id=row.pk).latest("number")
         assert last.exception_path == path_of(kind), said
-        assert "hostile_tasks.py" in last.traceback, said
+        assert "throwing_tasks.py" in last.traceback, said
         assert "raise HOSTILE[name]()" in last.traceback, said
         assert kind in last.traceback.splitlines()[-1], said
 
 
 def path_of(kind):
-    return f"tests.sample.hostile_tasks.{kind}"
+    return f"tests.sample.throwing_tasks.{kind}"
 
 
 def test_an_exception_that_is_only_a_cause_changes_nothing(run_all):
-    kinds = list(hostile_tasks.HOSTILE)
-    for kind, row in run_all({each: hostile_tasks.throw_in_thread.enqueue(f"{each} as cause") for each in kinds}):
+    kinds = list(throwing_tasks.HOSTILE)
+    for kind, row in run_all({each: throwing_tasks.throw_in_thread.enqueue(f"{each} as cause") for each in kinds}):
         assert (row.status, row.retries) == ("FAILED", 1), kind
         last = Attempt.objects.filter(task_id=row.pk).latest("number")
         assert last.exception_path == "builtins.ValueError", kind
@@ -71,15 +71,17 @@ def test_an_exception_that_is_only_a_cause_changes_nothing(run_all):
 
 
 def test_exceptions_of_a_return_value(run_all):
-    for kind, row in run_all({each: hostile_tasks.return_what_throws.enqueue(each) for each in hostile_tasks.HOSTILE}):
+    for kind, row in run_all(
+        {each: throwing_tasks.return_what_throws.enqueue(each) for each in throwing_tasks.HOSTILE}
+    ):
         last = Attempt.objects.filter(task_id=row.pk).latest("number")
         assert (row.status, row.retries) == ("FAILED", 0), kind
         assert last.exception_path == "django_pglock.errors.TaskResultError", kind
 
 
 def test_exceptions_instead_of_the_timeout(run_all):
-    kinds = list(hostile_tasks.HOSTILE)
-    for kind, row in run_all({each: hostile_tasks.throw_after_timeout.enqueue(each) for each in kinds}):
+    kinds = list(throwing_tasks.HOSTILE)
+    for kind, row in run_all({each: throwing_tasks.throw_after_timeout.enqueue(each) for each in kinds}):
         last = Attempt.objects.filter(task_id=row.pk).latest("number")
         assert (row.status, row.retries) == ("FAILED", 1), kind
         assert last.exception_path in (path_of(kind), "django_pglock.errors.TaskTimeout"), kind
@@ -105,7 +107,7 @@ class Watching:
 
     def receive(self, task_result, **kwargs):
         if task_result.errors:
-            raise hostile_tasks.NoText
+            raise throwing_tasks.NoText
 
 
 def test_instruments_and_receivers_may_raise_them(run_all):
@@ -114,8 +116,8 @@ def test_instruments_and_receivers_may_raise_them(run_all):
     signal.connect(watching.receive)
     instrumentation.add(watching)
     try:
-        kinds = list(hostile_tasks.HOSTILE)
-        for kind, row in run_all({each: hostile_tasks.throw_in_thread.enqueue(each) for each in kinds}):
+        kinds = list(throwing_tasks.HOSTILE)
+        for kind, row in run_all({each: throwing_tasks.throw_in_thread.enqueue(each) for each in kinds}):
             assert (row.status, row.retries) == ("FAILED", 1), kind
     finally:
         instrumentation.remove("watching")

@@ -11,19 +11,19 @@ import pytest
 from django_pglock import error_reading
 from django_pglock.error_reading import LONGEST_MESSAGE, fingerprint_of, message_in, place_in
 from django_pglock.store.outcome import Failure
-from tests.sample import hostile_tasks
+from tests.sample import throwing_tasks
 
 
 def test_a_message_that_cannot_be_read_is_named():
     assert error_reading.one_line(ValueError("two\n lines ")) == "two lines"
-    assert error_reading.one_line(hostile_tasks.NoText()) == "its message cannot be read (RuntimeError)"
+    assert error_reading.one_line(throwing_tasks.NoText()) == "its message cannot be read (RuntimeError)"
 
 
 def test_a_traceback_that_python_cannot_print_is_the_class_with_the_message(monkeypatch):
     def fail(error):
         raise RecursionError
 
-    assert "NoText" in error_reading.traceback_of(hostile_tasks.NoText())
+    assert "NoText" in error_reading.traceback_of(throwing_tasks.NoText())
     monkeypatch.setattr(traceback, "format_exception", fail)
     assert error_reading.traceback_of(ValueError("seven")) == "builtins.ValueError: seven\n"
 
