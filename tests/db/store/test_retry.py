@@ -323,7 +323,9 @@ def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(
         if number:
             assert has_a_key.wait(NEVER)
             return Task.objects.filter(status="FAILED").retry()
-        with transaction.atomic():
+        with transaction.atomic(), connection.cursor() as cursor:
+            # On a slow machine this session may look for a deadlock first, and would be the one that gets the error.
+            cursor.execute("SET LOCAL deadlock_timeout = '1h'")
             keyed.rebuild.enqueue(1)
             has_a_key.set()
             eventually(is_session_waiting, why="the retry does not wait for the key")
