@@ -97,10 +97,9 @@ def test_a_worker_imports_only_modules_of_task_functions(worker, eventually, cap
     assert {*Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("status", "attempts")} == {("READY", 0)}
     assert {each for each in set(sys.modules) - modules if each.startswith("tests")} == {"tests.sample.mail"}
     assert not Effect.objects.filter(name__startswith="ran").exists()
-    # Once for each module inside of an app.
-    assert sorted(each.getMessage() for each in caplog.records if "cannot be imported" in each.getMessage()) == [
-        f"The module tests.sample.{module} of a task cannot be imported."
-        for module in ("broken", "mail.deliver", "no.such")
+    # Once, and only for the one that is there and fails.
+    assert [each.getMessage() for each in caplog.records if "cannot be imported" in each.getMessage()] == [
+        "The module tests.sample.broken of a task cannot be imported."
     ]
 
 
