@@ -245,8 +245,8 @@ class Fetcher(ConnectedService):
         if self.claimer.leaves_out_a_kind(capacities):
             self.sleep.wake_others(has_claimed=False)
             return True
-        if self.claimer.was_ready:
-            # Perhaps this process does not know the functions, as during a deployment.
+        if self.claimer.was_ready and self._discovery.has_unknown:
+            # This process does not know all functions, as during a deployment. Otherwise another one has the task.
             self.sleep.wake_others(has_claimed=False)
         self.sleep.note_all_claimed()
         return False
@@ -396,6 +396,8 @@ class Discovery:
         self._checked_at = float("-inf")
         # Whether a check was refused because the previous one was just before.
         self._is_owed = False
+        #: Whether the last check has found tasks whose functions this process does not know.
+        self.has_unknown = False
 
     @property
     def is_due(self) -> bool:
@@ -419,6 +421,7 @@ class Discovery:
         served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         found = [path for path in unknown if import_function(path)]
+        self.has_unknown = len(found) < len(unknown)
         return bool(found)
 
 
