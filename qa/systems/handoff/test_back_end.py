@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 from django.db import connection, transaction
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
 from example_project.systems.handoff.models import Request, Sheet
 from example_project.systems.handoff.scenario import old_snapshot, pages_read, rows_by_process
@@ -55,7 +54,8 @@ def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
     with transaction.atomic():
         Sheet.objects.select_for_update().get()
         worker()
-        eventually(lambda: rows_by_process("tasks") == [(os.getpid(), [Task.objects.get().pk])])
+        process = Worker.objects.get().pid
+        eventually(lambda: rows_by_process("tasks") == [(process, [Task.objects.get().pk])])
     eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
     assert rows_by_process("tasks") == []
 
