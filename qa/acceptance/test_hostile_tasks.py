@@ -20,7 +20,7 @@ def test_a_worker_survives_what_a_task_does_to_its_process(worker_process, event
     process = worker_process("--threads", "2", "--grace", "1")
     hostile = function.enqueue(way)
     eventually(lambda: Effect.objects.filter(name=way).exists(), why=process.output)
-    if way.startswith("close_all"):
+    if way.startswith(("close_all", "redirect_all")):
         # It hears nothing more. Functions that run beside this one lose their files, too.
         process.wait_for("has ended unexpectedly")
     for number in range(6):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import locale
 import logging
@@ -27,6 +28,24 @@ def close_all_files_but_output():
     os.closerange(3, 4096)
 
 
+def redirect_all_files():
+    """The numbers of sockets and pipes are those of another file from now on."""
+    with open(os.devnull, "r+b") as other:
+        for number in open_files():
+            os.dup2(other.fileno(), number)
+
+
+def write_into_all_files():
+    """Servers, the parent and the loop of this process get bytes that they cannot read."""
+    for number in open_files():
+        with contextlib.suppress(OSError):
+            os.write(number, b"\xffnobody knows what this is\n")
+
+
+def open_files():
+    return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+
+
 def close_output():
     sys.stdout.close()
     sys.stderr.close()
@@ -38,6 +57,10 @@ def exit_at_once():
 
 def exit_interpreter():
     sys.exit(3)
+
+
+def become_another_program():
+    os.execvp("sleep", ["sleep", "600"])
 
 
 def crash():
@@ -93,6 +116,15 @@ def exhaust_files():
     kept = []
     while True:
         kept.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def leak_files():
+    """No session can be opened in this process any more."""
+    while True:
+        kept_files.append(os.open(os.devnull, os.O_RDONLY))
+
+
+kept_files: list[int] = []
 
 
 def leave_threads():
@@ -151,10 +183,10 @@ def do_not_switch_threads():
 
 
 WAYS = {each.__name__: each for each in (
-    close_all_files, close_all_files_but_output, close_output, exit_at_once, exit_interpreter, crash, abort,
-    replace_signal_handlers, set_alarm, send_signals_to_itself, recurse, recurse_in_c, exhaust_memory, exhaust_files,
-    leave_threads, leave_a_fork, return_in_fork, change_surroundings, break_logging, close_log,
-    stop_event_loop_of_others, switch_tracing_on, do_not_switch_threads,
+    close_all_files, close_all_files_but_output, redirect_all_files, write_into_all_files, close_output, exit_at_once,
+    exit_interpreter, become_another_program, crash, abort, replace_signal_handlers, set_alarm, send_signals_to_itself,
+    recurse, recurse_in_c, exhaust_memory, exhaust_files, leak_files, leave_threads, leave_a_fork, return_in_fork,
+    change_surroundings, break_logging, close_log, stop_event_loop_of_others, switch_tracing_on, do_not_switch_threads,
 )}  # fmt: skip
 
 
