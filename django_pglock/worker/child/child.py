@@ -217,6 +217,8 @@ class Child:
         self.settler.write_progress_soon()
         for service in self.services:
             service.end_late()
+        for thread in self.watchdog.task_threads:
+            thread.end_if_silent()
         self._tell_new_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())

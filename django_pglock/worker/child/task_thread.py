@@ -39,6 +39,9 @@ logger = get_logger(WORKER)
 #: half open.
 CANCEL_GRACE_PERIOD = 10.0
 
+#: Seconds for which a thread may wait for the server before or after a function, in its BEGIN or COMMIT for example.
+LONGEST_PHASE = 600
+
 _here = threading.local()
 
 
@@ -64,6 +67,8 @@ class TaskThread:
         self.generation = generation
         self._stopping = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
+        # The claim for which the thread was found outside of its function, and at how many checks in a row.
+        self._silent: tuple[Claim | None, int] = (None, 0)
         _here.thread = self
         connection_created.connect(_add_session, dispatch_uid="django_pglock.watchdog")
 
@@ -105,6 +110,31 @@ class TaskThread:
         with self._stopping:
             if self.attempt is attempt:
                 self._cancel_statements(attempt)
+
+    def end_if_silent(self) -> None:
+        """End the sessions of this thread if it waits for the server for very long before or after its function.
+
+        A BEGIN or COMMIT on a half-open connection is never answered, and no timeout of the task applies to it. The
+        main thread calls this once a second. It counts calls, because time also passes while the process is stopped.
+        """
+        claim = self.claim
+        if claim is None or self.attempt is not None:
+            self._silent = (None, 0)
+            return
+        silent, calls = self._silent
+        self._silent = (claim, calls + 1 if silent is claim else 1)
+        if self._silent[1] > LONGEST_PHASE:
+            self._silent = (None, 0)
+            for session in filter(None, [each() for each in self._sessions]):
+                if session.vendor == "postgresql" and has_statement_in_progress(session):
+                    logger.warning(
+                        "%s has waited %d s for database %r before or after its function. Its connection is closed.",
+                        claim,
+                        LONGEST_PHASE,
+                        session.alias,
+                        extra=claim.log_fields(),
+                    )
+                    shut_down_socket(session)
 
     def _cancel_statements(self, attempt: StoppableAttempt) -> None:
         for session in filter(None, [each() for each in self._sessions]):

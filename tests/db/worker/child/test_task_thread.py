@@ -9,10 +9,11 @@ import pytest
 from django_pglock import enqueue_many, lock
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
+from django_pglock.worker.child import task_thread
 from tests.conftest import NEVER
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
-from tests.sample import tasks
+from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -189,3 +190,23 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
     assert set(Attempt.objects.values_list("exception_path", flat=True)) <= {TIMEOUT}
     assert Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == count
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(count))
+
+
+def test_a_thread_that_waits_for_very_long_after_its_function_closes_its_connection(
+    worker, eventually, somebody, monkeypatch, caplog
+):
+    """Here another session has locked the row of an atomic task. Its effects exist once, whatever the server does."""
+    monkeypatch.setattr(task_thread, "LONGEST_PHASE", 1)
+    session_tasks.HAS_BEGUN.clear()
+    session_tasks.GO_ON.clear()
+    somebody.connection.set_autocommit(False)
+    worker()
+    result = session_tasks.write_and_pause.enqueue()
+    assert session_tasks.HAS_BEGUN.wait(NEVER)
+    somebody.ask("SELECT id FROM django_pglock_task FOR UPDATE")
+    session_tasks.GO_ON.set()
+    eventually(lambda: "has waited 1 s for database 'default' before or after its function" in caplog.text)
+    somebody.connection.rollback()
+    row = wait_for_end(result, eventually)
+    assert row.status == "SUCCESSFUL"
+    assert Effect.objects.count() == 1
