@@ -127,9 +127,7 @@ def test_every_thread_and_session_stands_in_the_page_for_people_on_call():
     services = set(re.findall(r'^    name = "([a-z]+)"', worker, re.MULTILINE)) - {"service"}
     assert len(threads) >= 6
     assert len(services) == 3
-    assert {name for name in re.findall(r"`(lockworker-[a-z-]+[a-z])", page)} == threads | {
-        f"lockworker-{name}" for name in services
-    }
+    assert set(re.findall(r"`(lockworker-[a-z-]+[a-z])", page)) == threads | {f"lockworker-{name}" for name in services}
     named = set(re.findall(r'application_name="(lockworker \w+)"', worker))
     assert set(re.findall(r"^\| `(lockworker \w+)`", page, re.MULTILINE)) == named | {
         f"lockworker {name}" for name in services
