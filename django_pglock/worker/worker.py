@@ -57,7 +57,7 @@ class Worker:
         command: Callable[[], Sequence[str]] = no_command,
     ) -> None:
         model_of("Task")  # raises where the app is not installed
-        given = list(dict.fromkeys(using)) if isinstance(using, list | tuple) else [using]
+        given: list[Any] = list(dict.fromkeys(using)) if isinstance(using, list | tuple) else [using]
         self.databases = given or [database_to_serve(backend, option="using=")]
         numbers = {"threads": threads, "grace": grace, "max_tasks": max_tasks, "max_memory": max_memory}
         for each in self.databases:

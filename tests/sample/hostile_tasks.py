@@ -134,7 +134,7 @@ def leave_threads():
 
 def leave_a_fork():
     if not fork():
-        # Whoever reads the output of the worker waits for the end of all that may write to it.
+        # The reader of the output of the worker waits for the end of all processes that may write to it.
         for number in (1, 2):
             os.dup2(os.open("/dev/null", os.O_WRONLY), number)
         time.sleep(60)

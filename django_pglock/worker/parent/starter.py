@@ -149,7 +149,7 @@ class ForkStarter:
         self.on_lost()
 
     def _continue(self) -> None:
-        """Continue the starter, if somebody has stopped it. While it is stopped, no child is replaced."""
+        """Continue the starter, if a user has stopped it. While it is stopped, no child is replaced."""
         if self._control.fileno() >= 0:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
