@@ -165,7 +165,9 @@ class FetcherHere(Fetcher):
         waits = Sleep(process.in_flight, rows, uuid4(), process.queues)
         super().__init__(process.in_flight, rows, uuid4(), process.queues, sleep=waits, heartbeat=awake)
         self.comparison = SimpleNamespace(compare_if_due=lambda: None, is_due=False)
-        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
+        self._discovery = SimpleNamespace(
+            is_due=False, next_in=math.inf, has_unknown=False, check=lambda **urgency: False
+        )
         now = process.schedule.time.monotonic
         self.claimer.pauses._clock = self.claimer._ready._clock = now
 
