@@ -155,12 +155,19 @@ class Scenario:
                 break
             time.sleep(0.01)
         chosen = max(running, key=lambda worker: running[worker]) if running else Worker.objects.values_list("pk")[0][0]
-        pid = Worker.objects.get(pk=chosen).pid
-        victim = next(process for process in self.workers if process.pid == pid)
+        # The row has the process that runs tasks. Its parent is killed, so both end, and other workers rescue the tasks.
+        victim = self._worker_above(Worker.objects.get(pk=chosen).pid)
         victim.send_signal(signal.SIGKILL)
         victim.wait()
-        self.screen.say(f"Worker {self.workers.index(victim) + 1} (process {pid}) was killed with SIGKILL.")
+        self.screen.say(f"Worker {self.workers.index(victim) + 1} (process {victim.pid}) was killed with SIGKILL.")
         return time.monotonic()
+
+    def _worker_above(self, pid: int) -> subprocess.Popen[bytes]:
+        """Return the worker whose process is this one, or an ancestor of it."""
+        workers = {process.pid: process for process in self.workers}
+        while pid not in workers:
+            pid = int(subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, check=True).stdout)
+        return workers[pid]
 
     def watch(self, began: float, *, until: Any, is_last: bool = False) -> None:
         """Show the progress until something is true. Raises ``TimeoutError`` when it never is."""
