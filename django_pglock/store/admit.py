@@ -19,12 +19,9 @@ from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.statements import array_of_texts, bound_by_plan, run, run_together
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.call_keys import GROUPED, RATED
-from django_pglock.tasks.states import TaskStatus
 
 #: The number of keys that one transaction admits tasks to.
 KEYS_AT_ONCE = 1000
-#: A task with one of these statuses has been admitted. When it ends, admission to its key follows.
-ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
 
 # The prefixes as they are written in a statement with parameters.
 _GROUPED, _RATED = GROUPED.replace("%", "%%"), RATED.replace("%", "%%")

@@ -143,11 +143,6 @@ class Executor:
                 thread.stop(attempt)
         self.loop.cancel(claim)
 
-    def claim_of(self, thread: int | None) -> Claim | None:
-        """Return the claim that the thread with this ident runs now."""
-        claims = (each.claim for each in self.watchdog.task_threads if each.ident == thread)
-        return next(claims, None) or self.loop.orm.claim_of(thread)
-
     def stack_of(self, request: tuple[int, int]) -> str:
         """Return the stack of a running task, by id and attempt; empty if no thread and no coroutine runs it."""
         claim = self.in_flight.claims.get(request)

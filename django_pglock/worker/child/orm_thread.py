@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from django.db import connections
@@ -28,9 +28,6 @@ from django_pglock.worker.child.task_connections import (
     is_closed,
     is_reusable,
 )
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.claim import Claim
 
 logger = get_logger(WORKER)
 
@@ -146,11 +143,6 @@ class OrmThread(ThreadPoolExecutor):
             for connection in self._connections:
                 if connection.vendor == "postgresql":
                     _cancel(connection, attempt)
-
-    def claim_of(self, thread: int | None) -> Claim | None:
-        """Return the claim for which this thread works now, if ``thread`` is its ident."""
-        attempt = self.attempt
-        return attempt.claim if attempt is not None and thread == self.ident else None
 
     def _watch(self, seconds: float) -> None:
         self._is_watched = True
