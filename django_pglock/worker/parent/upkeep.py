@@ -134,6 +134,8 @@ class Upkeep(ConnectedService):
         self._rescued_at = 0.0
         # The workers that have ended, with the attempts because of which they were killed.
         self._ended: SimpleQueue[tuple[UUID, Sequence[tuple[int, int]]]] = SimpleQueue()
+        # When the last of them was deleted.
+        self._deleted_at = -math.inf
         # When a step of the server's clock was last noticed.
         self._stepped_at = 0.0
         # How far the server's clock is ahead of time.monotonic(), at least.
@@ -211,8 +213,11 @@ class Upkeep(ConnectedService):
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Rare ones have jitter, to spread those of parents."""
-        often = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR
-        if self.readings.is_requested or (self._older_parents < UPKEEP_PARENTS and not self.is_quiet()):
+        often, limit = get_settings().HEARTBEAT_INTERVAL * ROUND_FACTOR, get_settings().HEARTBEAT_LIMIT
+        # The server may commit the last claim of a child after its death, and after the rescue of its tasks.
+        if self.readings.is_requested or time.monotonic() - self._deleted_at < limit:
+            return often
+        if self._older_parents < UPKEEP_PARENTS and not self.is_quiet():
             return often
         return often * STANDBY_FACTOR * random.uniform(0.8, 1.2)  # noqa: S311
 
@@ -257,7 +262,7 @@ class Upkeep(ConnectedService):
             except BaseException:
                 self._ended.put((worker, overruns))
                 raise
-            has_ended, self._rescued_at = True, -math.inf
+            has_ended, self._rescued_at, self._deleted_at = True, -math.inf, time.monotonic()
         return has_ended
 
     def _round(self) -> float | None:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from django_pglock import conf
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.liveness import beat
 from django_pglock.worker.parent import upkeep as module
@@ -135,3 +136,18 @@ def test_an_attempt_that_was_settled_before_its_child_died_stays_so(upkeep, dead
     eventually(lambda: not Worker.objects.exists())
     assert statuses() == {"RUNNING": 1}
     assert not Attempt.objects.exists()
+
+
+def test_a_claim_that_the_server_commits_after_the_death_of_its_child_is_taken_back_soon(
+    upkeep, dead, claim, eventually, settings, monkeypatch
+):
+    """An idle parent does its next round much later."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 0.1}
+    monkeypatch.setattr(conf, "BEATS_TO_THE_LIMIT", 40_000)
+    monkeypatch.setattr(module, "STANDBY_FACTOR", 40_000)
+    upkeep.is_quiet = lambda: True
+    upkeep.end_worker(dead, [])
+    eventually(lambda: upkeep._rescued_at > 0.0, why="its tasks are not rescued")
+    tasks.nothing.enqueue()
+    claim(worker=dead)
+    eventually(lambda: statuses() == {"READY": 1})
