@@ -45,6 +45,9 @@ LAST_WRITES = 10.0
 LEAST_GRACE_PERIOD = 1.0
 #: Seconds between two checks of the limits and of the parts, and between two while running tasks get time to finish.
 CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.05
+#: Seconds for which the main thread waits after it has woken the fetcher. Python runs one thread at a time. Without the
+#: wait, the fetcher would claim only after the main thread has prepared its next wait.
+PAUSE_AFTER_WAKEUP = 0.00005
 #: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER_DELAY = 3.0
 #: The last of these seconds, for the end of the process itself.
@@ -165,6 +168,7 @@ class Child:
                 self.heartbeat.is_connected = self.heartbeat.is_listening = False
             case "wake":
                 self.sleep.note_ready(*value)
+                time.sleep(PAUSE_AFTER_WAKEUP)
             case "poll":
                 self.sleep.note_missed()
             case "cancel":
