@@ -155,7 +155,7 @@ class Scenario:
                 break
             time.sleep(0.01)
         chosen = max(running, key=lambda worker: running[worker]) if running else Worker.objects.values_list("pk")[0][0]
-        # The row has the process that runs tasks. Its parent is killed, so both end, and other workers rescue the tasks.
+        # The row has the process that runs tasks. Its parent is killed, so both end, and other workers rescue them.
         victim = self._worker_above(Worker.objects.get(pk=chosen).pid)
         victim.send_signal(signal.SIGKILL)
         victim.wait()

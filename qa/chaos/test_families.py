@@ -95,4 +95,7 @@ def test_random_signals(experiment, eventually, is_short):
     experiment.judge()
     for worker in workers:
         worker.send(signal.SIGTERM)
-        assert worker.wait() == 0, worker.output
+        code = worker.wait()
+        # The last signal may have hit it after the others were replaced: itself, or its starter, without which it ends.
+        was_hit = code == -signal.SIGKILL or "starts the worker's children has ended" in worker.output
+        assert code == 0 or was_hit, worker.output
