@@ -27,8 +27,8 @@ def proxies(alias):
 
 
 def test_timeouts_end_waits_for_several_silent_databases(proxies, worker, eventually):
-    """The cancel requests to the one database do not wait for those to the other."""
-    worker(threads=3)
+    """A connection is closed ten seconds after the timeout, so the grace period is longer: no child is replaced."""
+    worker(threads=3, grace=NEVER)
     for name, proxy in proxies.items():
         tasks.HAS_BEGUN.clear()
         tasks.GO_ON.clear()
