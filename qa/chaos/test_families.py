@@ -26,7 +26,8 @@ def children_of(pid: int) -> list[int]:
 
 def family_of(parent: int) -> list[list[int]]:
     """Return the processes of a worker by kind: parent, starter, children."""
-    with suppress(OSError):
+    # It may have ended, or its starter, a moment ago.
+    with suppress(OSError, ValueError):
         [starter] = children_of(parent)
         return [[parent], [starter], children_of(starter)]
     return [[parent]]
