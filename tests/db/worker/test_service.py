@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 
-from django_pglock.models import Task
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
-from tests.sample import running_tasks
-from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -96,22 +93,3 @@ def test_sessions_of_a_worker_have_the_settings_that_its_statements_need(worker,
         with connections["default"].cursor() as cursor:
             cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
             cursor.execute("ALTER ROLE CURRENT_USER RESET array_nulls")
-
-
-def test_an_outcome_is_kept_while_the_settler_gets_no_session(worker, eventually, monkeypatch):
-    """The settler has taken the outcome, and then all connections of the server are in use."""
-    running = worker(threads=1)
-    running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: Effect.objects.exists())
-    failures, open_ = iter([True] * 3), running.settler.open
-
-    def open_or_fail():
-        if next(failures, False):
-            raise OperationalError("too many clients already")
-        open_()
-
-    monkeypatch.setattr(running.settler, "open", open_or_fail)
-    Effect.objects.create(name="go on")
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why="the outcome is lost")
-    assert Task.objects.get().attempts == 1
-    eventually(lambda: not running.in_flight.claims)
