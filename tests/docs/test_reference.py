@@ -17,7 +17,7 @@ from django_pglock.management.commands import withlock
 from django_pglock.tasks.claim import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.states import TaskStatus
-from django_pglock.worker.parent.children import LEFT_BEHIND
+from django_pglock.worker.child.child import LEFT_BEHIND
 from django_pglock.worker.parent.metrics import Metrics, depth_families
 from tests.conftest import ROOT
 

@@ -19,10 +19,9 @@ from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import LAST_RESORT, banner, end_within, own_command_line, show_log
 from django_pglock.tasks.backends import our_backends
 from django_pglock.worker import Worker
-from django_pglock.worker.child.child import run_child
+from django_pglock.worker.child.child import LEFT_BEHIND, run_child
 from django_pglock.worker.child.logs import silence_unhandled_loggers
 from django_pglock.worker.options import database_to_serve
-from django_pglock.worker.parent.children import LEFT_BEHIND
 from django_pglock.worker.parent.starter import channel_of_spawned, run_to_end
 from django_pglock.worker.queues import Queues
 

@@ -57,7 +57,7 @@ MARGIN = 1.0
 HUNG_AFTER = 2
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
-#: The exit code of a child with ``drain`` that leaves tasks behind.
+#: The exit code of a child with ``drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
 LEFT_BEHIND = 75
 CANNOT_BEGIN = (
     "No task could begin in this process, although it tried: it has no memory, threads, file descriptors or sessions "

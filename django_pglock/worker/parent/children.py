@@ -27,6 +27,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import Beat
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
+from django_pglock.worker.child.child import LEFT_BEHIND
 from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.parent.starter import Starter
 
@@ -46,8 +47,6 @@ DEAF_MARGIN = 1.0
 LONGEST_SILENCE = 3600.0
 #: Seconds between two checks of the children.
 CHECK_INTERVAL = 1.0
-#: The exit code of a child with ``--drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
-LEFT_BEHIND = 75
 
 
 def pause_after(failures: int) -> float:
