@@ -36,12 +36,17 @@ def upkeep():
     assert made.wait(60)
 
 
-@pytest.fixture
-def dead():
-    """A worker with a row and a recent heartbeat, whose process has ended."""
+def registered():
+    """Return the id of a worker with a row and a recent heartbeat."""
     worker = uuid4()
     beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[])
     return worker
+
+
+@pytest.fixture
+def dead():
+    """A worker with a row and a recent heartbeat, whose process has ended."""
+    return registered()
 
 
 def test_the_tasks_of_a_child_that_has_ended_are_rescued_at_once(upkeep, dead, claim, eventually, caplog):
@@ -131,9 +136,10 @@ def test_an_attempt_that_was_settled_before_its_child_died_stays_so(upkeep, dead
     """The message that it had ended did not come any more."""
     tasks.nothing.enqueue()
     [claimed] = claim(worker=dead)
-    Task.objects.update(worker=uuid4(), attempts=2)
+    other = registered()
+    Task.objects.update(worker=other, attempts=2)
     upkeep.end_worker(dead, [(claimed.id, 1)])
-    eventually(lambda: not Worker.objects.exists())
+    eventually(lambda: list(Worker.objects.values_list("pk", flat=True)) == [other])
     assert statuses() == {"RUNNING": 1}
     assert not Attempt.objects.exists()
 
