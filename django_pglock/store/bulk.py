@@ -89,7 +89,8 @@ def change_tasks(
         if batch.is_over:
             return batch.done
         if rate is not None:
-            raise Snooze(max(0.0, batch.wait - (time.monotonic() - began)))
+            # At least 0.1 s, because the pauses after shorter waits double.
+            raise Snooze(max(0.1, batch.wait - (time.monotonic() - began)))
 
 
 def change_batch(

@@ -144,7 +144,10 @@ class Retry(FlowWord):
 
 
 class Snooze(FlowWord):
-    """Run this task again ``after`` seconds or a timedelta, as if it had not begun. No attempt is used."""
+    """Run this task again ``after`` seconds or a timedelta, as if it had not begun. No attempt is used.
+
+    A wait of less than 0.1 s is 0.1 s long, and twice as long each time, up to two minutes.
+    """
 
     #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
     seconds: float = 60.0

@@ -18,7 +18,7 @@ from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionEr
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import SUCCEEDED, Cancelled, Failed, Failure, Outcome, Retried, Snoozed, Succeeded
-from django_pglock.store.rescue import interrupted
+from django_pglock.store.rescue import LONGEST_PAUSE, interrupted
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.call_keys import keys_of
@@ -37,7 +37,8 @@ logger = get_logger(WORKER)
 #: The options of a task without options. It must not be changed.
 NOTHING: dict[str, Any] = {}
 
-#: Snoozes may have no end. Without a wait, one task would take hundreds of claims a second.
+#: Snoozes may have no end. Without a wait, one task would take hundreds of claims a second. So a shorter wait is this
+#: long, and twice as long each time.
 LEAST_SNOOZE = 0.1
 
 
@@ -183,7 +184,9 @@ class Attempt(StoppableAttempt):
         return Retried(failure, self._delay(error, failure))
 
     def _snoozed(self, error: Snooze) -> Outcome:
-        delay = min(max(error.seconds, LEAST_SNOOZE), MAX_DELAY)
+        delay = min(error.seconds, MAX_DELAY)
+        if delay < LEAST_SNOOZE:
+            delay = min(LEAST_SNOOZE * 2 ** min(self.claim.uncounted, 11), LONGEST_PAUSE)
         most = self.options.get("max_snoozes", self.definition.max_snoozes)
         if most is None:
             return Snoozed(delay)

@@ -9,9 +9,7 @@ import pytest
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
-from django_pglock.store.outcome import Snoozed
 from django_pglock.tasks.compat import TaskResultStatus, task_finished
-from django_pglock.worker.child.attempt import LEAST_SNOOZE
 from django_pglock.worker.child.attempt import Attempt as RunningAttempt
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -43,7 +41,7 @@ def test_retry_without_an_attempt_left_is_a_failure(worker, eventually):
 
 def test_a_snooze_uses_no_attempt_and_no_retry(worker, eventually):
     worker()
-    for after in (0, 0.05):
+    for after in (0, 0.1):
         Effect.objects.all().delete()
         row = finished(tasks.say.using(max_attempts=1).enqueue("snooze", times=4, after=after), eventually)
         assert (row.status, row.attempts, row.retries, row.result) == ("SUCCESSFUL", 5, 0, 4)
@@ -54,7 +52,7 @@ def test_snoozes_beyond_their_limit_end_the_task(worker, eventually):
     worker()
     row = finished(tasks.say.using(max_snoozes=3).enqueue("snooze", times=3, after=0), eventually)
     assert (row.status, row.attempts) == ("SUCCESSFUL", 4)
-    for after in (0, 0.05):
+    for after in (0, 0.1):
         Effect.objects.all().delete()
         call = tasks.say.using(max_snoozes=3, max_attempts=5)
         row = finished(call.enqueue("snooze", times=9, after=after), eventually)
@@ -119,11 +117,19 @@ def test_raising_snooze_without_a_wait_waits_a_minute(worker, eventually):
     assert 55 < (row.run_after - row.last_attempted_at).total_seconds() < 65
 
 
-def test_a_snooze_without_a_wait_waits(claim):
+def test_pauses_of_snoozes_without_a_wait_double(claim):
     """Nothing may limit the snoozes. A worker took 250 claims a second for such a task."""
     tasks.say.enqueue("snooze")
     [mine] = claim()
-    assert RunningAttempt(mine, "default").failure(Snooze(0)) == Snoozed(LEAST_SNOOZE)
+    attempt = RunningAttempt(mine, "default")
+
+    def pause(uncounted, after):
+        mine.uncounted = uncounted
+        return attempt.failure(Snooze(after)).delay
+
+    assert [pause(before, 0) for before in range(4)] == [0.1, 0.2, 0.4, 0.8]
+    assert [pause(before, 0.01) for before in (10, 11, 10_000)] == [102.4, 120, 120]
+    assert [pause(before, 0.1) for before in (0, 10_000)] == [0.1, 0.1], "as the function says"
 
 
 def test_cancel_ends_the_task_and_says_why(worker, eventually):
