@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.utils.module_loading import autodiscover_modules
 
 from django_pglock.conf import get_settings, key_function, redact_hook
 from django_pglock.errors import ConfigurationError, model_of
@@ -200,9 +201,11 @@ def check_task_database() -> Problems:
 @_check
 def check_options_without_effect() -> Problems:
     """W010: functions have our options, but another package's backend, which ignores them. No worker enqueues ticks."""
-    # Without TASKS the modules called tasks are not imported, but the views import them. Django reports their errors.
+    # Without TASKS nothing has imported the modules of the functions. Django reports errors of the views.
     with suppress(Exception):
         import_module(settings.ROOT_URLCONF)
+    with suppress(Exception):
+        autodiscover_modules("tasks")
     others = [
         each for each in registry.definitions() if not each.is_own and not hasattr(each.get_backend(), "database")
     ]

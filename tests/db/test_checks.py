@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -245,26 +246,35 @@ def test_a_check_reports_options_that_a_backend_of_another_package_ignores(setti
     )
 
 
-def test_a_check_reports_that_tasks_is_not_set():
-    """Django then runs each task at once, in the caller's process: no lock, no retry, and no schedule."""
-    script = """
+FORGOTTEN = """
 import django
 from django.conf import settings
-settings.configure(INSTALLED_APPS=["django_pglock"])
+settings.configure(INSTALLED_APPS=["django_pglock", "shop"])
 django.setup()
-from django_pglock import checks, task
+from django_pglock import checks
 checks.MOST_NAMED = 1
+for problem in checks.check_options_without_effect():
+    print(problem.id, problem.msg)
+"""
+FUNCTIONS = """
+from django_pglock import task
 @task(max_attempts=3)
 def first(): ...
 @task(cron="0 3 * * *")
 def second(): ...
-for problem in checks.check_options_without_effect():
-    print(problem.id, problem.msg)
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_check_reports_that_tasks_is_not_set(tmp_path):
+    """Django then runs each task at once, in the caller's process: no lock, no retry, and no schedule."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/tasks.py").write_text(FUNCTIONS)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.check_output([sys.executable, "-c", FORGOTTEN], text=True, env=env)
     assert said == (
         "django_pglock.W010 The backends of these functions in TASKS ignore these options of @task: "
-        "__main__.first (max_attempts); and 1 more.\n"
+        "shop.tasks.first (max_attempts); and 1 more.\n"
     )
 
 
