@@ -75,7 +75,7 @@ def plain_refusals() -> Iterator[None]:
         if sqlstate == NO_RIGHT:
             hint = _("The rights that a role needs are listed in docs/security.md.")
         elif sqlstate == NO_TABLE:
-            hint = _("Run manage.py migrate for this database.")
+            hint = _("Run manage.py migrate for this database, or name the one with the tables by --database.")
         elif isinstance(error, (OperationalError, InterfaceError)):
             hint = _("The database did not execute this command.")
         else:

@@ -47,7 +47,7 @@ def test_a_server_that_cannot_be_reached_is_a_command_error(monkeypatch):
 
 def test_a_table_that_is_missing_is_a_sentence():
     with (
-        pytest.raises(CommandError, match=r"does not exist\. Run manage.py migrate for this database\.$"),
+        pytest.raises(CommandError, match=r"does not exist\. Run manage.py migrate .* --database\.$"),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
