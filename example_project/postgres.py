@@ -42,9 +42,7 @@ class PrivatePostgres:
     """A private server. As a context manager it starts and stops the server.
 
     ``durable`` turns fsync on, for tests about durability, and the data is on a disk. ``settings`` are more of
-    PostgreSQL's own settings. ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names
-    it, or the first found is. ``standby_of`` is a running server of the same programs, which this one then follows as a
-    hot standby.
+    PostgreSQL's own settings. ``standby_of`` is a running server, which this one then follows as a hot standby.
     """
 
     def __init__(
@@ -52,13 +50,12 @@ class PrivatePostgres:
         *,
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
-        programs: str | os.PathLike[str] | None = None,
         standby_of: PrivatePostgres | None = None,
     ) -> None:
         self._is_durable = durable
         chosen = DURABLE if durable else QUICK
         self.settings = {**ALWAYS, **chosen, **(settings or {})}
-        self._programs = Path(programs) if programs else None
+        self._programs = Path()
         self._primary = standby_of
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -82,7 +79,7 @@ class PrivatePostgres:
     def start(self) -> PrivatePostgres:
         """Make the folder, the database cluster and the guard, and start the server."""
         postgres_guard.sweep()
-        programs = self._programs or find_programs()
+        programs = find_programs()
         self.home, self._lock = postgres_guard.make_folder(in_memory=not self._is_durable)
         self.folder = self.home / postgres_guard.SERVER
         try:
@@ -163,7 +160,7 @@ class PrivatePostgres:
         return self.folder / "data"
 
     def _program(self, name: str) -> str:
-        return str((self._programs or Path()) / name)
+        return str(self._programs / name)
 
     def _process_options(self) -> dict[str, Any]:
         # LC_ALL: messages in English, and no locale that this machine may not have.

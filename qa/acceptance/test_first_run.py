@@ -161,6 +161,24 @@ def test_the_demo_proves_its_claims():
     assert report["double_click_charges"] == 1
 
 
+def test_ctrl_c_ends_the_demo_with_a_sentence_and_leaves_no_process(eventually):
+    others = ("DATABASE_URL", "DJANGO_SETTINGS_MODULE", "PYTHONDEVMODE")
+    demo = subprocess.Popen(
+        [sys.executable, "manage.py", "demo"], cwd=ROOT, text=True, start_new_session=True,
+        env={**{name: value for name, value in os.environ.items() if name not in others}, "PGLOCK_NO_BOOTSTRAP": "1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    with demo:
+        begun = next(line for line in demo.stdout if "The shop opens" in line)
+        os.killpg(demo.pid, signal.SIGINT)
+        output = begun + demo.stdout.read()
+    assert (demo.returncode, "Traceback" in output) == (130, False), output
+    assert output.splitlines()[-1] == "Stopped by Ctrl-C. Nothing that this command has started is left behind."
+    eventually(lambda: subprocess.run(["ps", "-s", str(demo.pid)], capture_output=True, check=False).returncode == 1)
+
+
 @pytest.fixture
 def bare(tmp_path):
     """A copy of what the first command needs, and how to run it with a Python that has no Django."""

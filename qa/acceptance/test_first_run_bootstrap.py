@@ -40,24 +40,6 @@ def make_half(manage, *options):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", *options, manage.HOME], check=True)
 
 
-QUICK_ENSUREPIP = """
-import pathlib, sysconfig
-if __name__ == "__main__":
-    pip = pathlib.Path(sysconfig.get_path("purelib"), "pip")
-    pip.mkdir()
-    (pip / "__main__.py").touch()
-"""
-
-
-@pytest.fixture
-def quick_ensurepip(tmp_path, monkeypatch):
-    """A stand-in, because ensurepip takes three seconds of CPU time: another test runs the real one."""
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "ensurepip.py").write_text(QUICK_ENSUREPIP)
-    monkeypatch.setenv("PYTHONPATH", str(modules))
-
-
 def test_bootstrap_installs_once_and_again_after_a_change_of_the_project(manage, tmp_path):
     make_half(manage, "--system-site-packages")
 
@@ -92,18 +74,6 @@ def test_an_interrupted_installation_continues_at_the_next_start(manage, monkeyp
 
     manage.make_venv()
     assert manage.installed == 1
-    assert manage.has_pip()
-
-
-def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip):
-    """Its packages are in a folder that this Python does not read."""
-    make_half(manage)
-    (tmp_path / ".venv" / "old").touch()
-    (tmp_path / ".venv" / ".ready").write_text("2.7 0123")
-
-    manage.make_venv()
-
-    assert not (tmp_path / ".venv" / "old").exists()
     assert manage.has_pip()
 
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import combinations_with_replacement
 
 import pytest
 
-from qa.interleavings import sessions, worlds
-from qa.interleavings.cases import Case, CaseRunner, is_worlds_turn, pairs, triples
+from qa.interleavings import worlds
+from qa.interleavings.cases import Case, CaseRunner, pairs, triples
 from qa.interleavings.schedules import schedules
-from qa.interleavings.sessions import COMMIT, SessionThread
-from qa.interleavings.verbs import VERBS
+from qa.interleavings.sessions import COMMIT
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 if IS_SHORT else 0)]
 BUILDS = (*worlds.BUILDS, schedules)
-RESCUE_BEFORE_SETTLE = Case("plain", "rescue_claims", 1, COMMIT, ("settle_too_late",))
 in_world = pytest.mark.parametrize("runner", BUILDS, indirect=True, ids=lambda build: build.__name__)
 
 
@@ -54,20 +51,3 @@ def test_registering_and_removing_schedules_do_not_deadlock(runner):
     for others in (("remove", "register_again"), ("register_again", "remove")):
         for stop_at in (3, 4):
             runner.run(Case("schedules", "tick", stop_at, COMMIT, others))
-
-
-@pytest.mark.parametrize("runner", [worlds.plain], indirect=True)
-def test_a_case_that_fails_while_its_sessions_are_stopped_does_not_affect_the_next_one(runner, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(sessions, "NEVER", 0.5)
-        patch.setattr(SessionThread, "_is_blocked", lambda self: False)
-        patch.setattr(SessionThread, "_polls_for_lock", lambda self, before: False)
-        [failure] = failures(runner, iter([RESCUE_BEFORE_SETTLE]))
-    assert "neither ended nor blocked" in failure
-    assert failures(runner, iter([RESCUE_BEFORE_SETTLE])) == []
-
-
-def test_the_short_form_tests_every_pair_of_verbs_in_some_world():
-    for first, second in combinations_with_replacement(VERBS.values(), 2):
-        worlds = first.worlds & second.worlds
-        assert not worlds or any(is_worlds_turn(world, first.name, second.name) for world in worlds)

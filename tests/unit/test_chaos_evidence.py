@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from uuid import UUID
 
@@ -30,104 +29,57 @@ def run(task=1, attempt=1, worker=ONE, started=0.0, ended=1.0, **more):
     return RunRow(task, attempt, worker, started, ended, **more)
 
 
-def done(task=1, attempts=1, **more):
-    return TaskRow(task, "SUCCESSFUL", attempts, attempts, **more)
+def again(task=1, started=5.0, **more):
+    return run(task, 2, OTHER, started=started, ended=started + 1, **more)
 
 
-def verdicts(tasks, runs, absences=(), **exceptions):
-    evidence = Evidence({task.id for task in tasks}, tasks, runs, absences)
-    return {finding.verdict for finding in evidence.findings(**exceptions)}
+def ended(status, *, task=1, attempts=1):
+    return TaskRow(task, status, attempts, attempts)
 
 
-def test_runs_without_faults_get_no_verdict():
-    rescued = [run(2, 1, ended=None), run(2, 2, OTHER, started=5.0, ended=6.0)]
-    atomic = run(3, is_atomic=True)
-    assert verdicts([done(), done(2, 2), done(3)], [run(), *rescued, atomic], [Absence(ONE, 4.0)]) == set()
+DONE, DONE_TWICE = ended("SUCCESSFUL"), ended("SUCCESSFUL", attempts=2)
+BOTH_OF_A_KEY = [run(key="a"), run(2, worker=OTHER, started=0.5, ended=2.0, key="a")]
+#: A message about the begin may be sent before the cut, and the message about the end arrives after it.
+CUT = Absence(ONE, 1.0, 8.0, is_cut_off=True)
 
 
-def test_a_missing_or_never_ended_task_counts_as_lost():
-    assert {each.verdict for each in Evidence({1}, [], []).findings()} == {LOST}
-    assert verdicts([done()], []) == {LOST}
-    assert verdicts([done()], [run(ended=None)]) == {LOST}
+def cut(started):
+    return [run(started=started, ended=9.0, key="a"), run(2, worker=OTHER, started=8.8, ended=10.0, key="a")]
 
 
-@pytest.mark.parametrize("status", ["READY", "BLOCKED", "RUNNING", "SCHEDULED"])
-def test_an_unfinished_task_counts_as_stuck(status):
-    row = TaskRow(1, status, 1)
-    assert verdicts([row], []) == {STUCK}
-    assert verdicts([row], [], may_wait={1}) == set()
+@pytest.mark.parametrize(
+    ("tasks", "runs", "absences", "verdict"),
+    [
+        ([DONE], [run()], [], None),
+        ([DONE_TWICE], [run(ended=None), again()], [Absence(ONE, 4.0)], None),
+        ([], [], [], LOST),
+        ([DONE], [], [], LOST),
+        ([DONE], [run(ended=None)], [], LOST),
+        ([ended("RUNNING")], [], [], STUCK),
+        ([ended("FAILED")], [], [], FAILED),
+        ([DONE_TWICE], [run(ended=None), again()], [], TWICE_AT_ONCE),
+        ([DONE_TWICE], [run(ended=None), again()], [Absence(ONE, 5.5)], TWICE_AT_ONCE),
+        ([DONE_TWICE], [run(ended=8.0), again()], [Absence(ONE, 1.0, 5.5)], TWICE_AT_ONCE),
+        ([DONE_TWICE], [run(ended=8.0), again()], [Absence(ONE, 1.0, 6.5)], None),
+        ([DONE, ended("SUCCESSFUL", task=2)], BOTH_OF_A_KEY, [], KEY_AT_ONCE),
+        ([DONE, ended("SUCCESSFUL", task=2)], BOTH_OF_A_KEY, [Absence(ONE, 0.2)], None),
+        ([DONE, ended("SUCCESSFUL", task=2)], cut(1.001), [CUT], None),
+        ([DONE, ended("SUCCESSFUL", task=2)], cut(8.5), [CUT], KEY_AT_ONCE),
+        ([DONE_TWICE], [run(is_atomic=True), again(is_atomic=True)], [], EFFECT_TWICE),
+        ([TaskRow(1, "SUCCESSFUL", 2, result=1)], [run(), again()], [], ZOMBIE),
+    ],
+)
+def test_each_verdict_has_its_cause(tasks, runs, absences, verdict):
+    evidence = Evidence({1, *(task.id for task in tasks)}, tasks, runs, absences)
+    assert {finding.verdict for finding in evidence.findings()} == {verdict} - {None}
 
 
-@pytest.mark.parametrize("status", ["FAILED", "CANCELLED"])
-def test_failed_without_a_fault_of_its_own(status):
-    row = TaskRow(1, status, 1)
-    assert verdicts([row], []) == {FAILED}
-    assert verdicts([row], [], may_fail={1}) == set()
-
-
-def test_overlapping_runs_of_one_task_are_a_violation():
-    first, second = run(ended=None), run(1, 2, OTHER, started=5.0, ended=6.0)
-    assert verdicts([done(1, 2)], [first, second]) == {TWICE_AT_ONCE}
-    assert verdicts([done(1, 2)], [first, second], [Absence(ONE, 5.5)]) == {TWICE_AT_ONCE}
-    assert verdicts([done(1, 2)], [first, second], [Absence(UUID(int=3), 4.0)]) == {TWICE_AT_ONCE}
-    assert verdicts([done(1, 2)], [first, second], [Absence(ONE, 4.0)]) == set()
-
-
-@pytest.mark.parametrize(("woken_at", "expected"), [(5.5, {TWICE_AT_ONCE}), (6.5, set())])
-def test_a_frozen_worker_runs_on_when_it_is_woken(woken_at, expected):
-    runs = [run(ended=8.0), run(1, 2, OTHER, started=5.0, ended=6.0)]
-    assert verdicts([done(1, 2)], runs, [Absence(ONE, 1.0, woken_at)]) == expected
-
-
-@pytest.mark.parametrize(("started", "expected"), [(0.5, set()), (1.001, set()), (8.5, {KEY_AT_ONCE})])
-def test_a_run_on_a_cut_off_worker_counts_as_ended_at_the_cut(started, expected):
-    """The message about its begin may be sent before the cut, and the message about its end arrives after it."""
-    runs = [run(1, started=started, ended=9.0, key="a"), run(2, worker=OTHER, started=8.8, ended=10.0, key="a")]
-    assert verdicts([done(1), done(2)], runs, [Absence(ONE, 1.0, 8.0, is_cut_off=True)]) == expected
-
-
-def test_overlapping_runs_of_one_lock_key_are_a_violation():
-    runs = [run(1, key="a"), run(2, worker=OTHER, started=0.5, ended=2.0, key="a"), run(3, key="b")]
-    assert verdicts([done(1), done(2), done(3)], runs) == {KEY_AT_ONCE}
-    assert verdicts([done(1), done(2), done(3)], runs, [Absence(ONE, 0.2)]) == set()
-
-
-def test_a_double_effect_or_an_effect_of_a_failed_task_is_a_violation():
-    once, again = run(is_atomic=True), run(1, 2, OTHER, started=5.0, ended=6.0, is_atomic=True)
-    assert verdicts([done(1, 2)], [once, again]) == {EFFECT_TWICE}
-    assert verdicts([TaskRow(1, "FAILED", 1)], [once], may_fail={1}) == {EFFECT_TWICE}
-
-
-def test_a_result_of_a_replaced_run_is_a_violation():
-    runs = [run(), run(1, 2, OTHER, started=5.0, ended=6.0)]
-    assert verdicts([TaskRow(1, "SUCCESSFUL", 2, result=1)], runs) == {ZOMBIE}
-
-
-def test_the_recovery_time_is_counted_from_the_fault_to_runs_on_other_workers():
-    runs = [
-        run(1, ended=None),
-        run(2, ended=None),
-        run(1, 2, ONE, started=11.0, ended=12.0),
-        run(1, 2, OTHER, started=13.0, ended=14.0),
-        run(2, 2, OTHER, started=15.0, ended=16.0),
-        run(3, 1, OTHER, started=9.0, ended=10.5),
-    ]
+def test_a_recovery_is_of_tasks_that_run_again_elsewhere_and_there_must_be_one():
+    runs = [run(ended=None), run(2, ended=None), again(started=13.0), again(2, started=15.0), run(3)]
     recovery = Evidence((), (), runs).recovery({1, 2}, ONE, since=10.0)
-    assert (recovery.first, recovery.last, recovery.others) == (3.0, 5.0, 0.5)
-    assert Evidence((), (), runs[:3]).recovery({1, 2}, ONE, since=10.0).first == math.inf
-
-
-def test_recovery_ignores_tasks_that_the_victim_had_finished():
-    runs = [run(1), run(2, ended=None), run(2, 2, OTHER, started=13.0, ended=14.0)]
-    recovery = Evidence({1, 2}, [done(1), done(2, 2)], runs).recovery({1, 2}, ONE, since=10.0)
-    assert (recovery.first, recovery.last) == (3.0, 3.0)
-
-
-def test_evidence_about_a_victim_without_tasks_is_refused():
+    assert (recovery.first, recovery.last) == (3.0, 5.0)
     with pytest.raises(AssertionError, match="nothing is shown"):
-        Evidence({1}, [done(1)], [run(1)]).recovery({1}, ONE, since=10.0)
-    with pytest.raises(AssertionError, match="nothing is shown"):
-        Evidence({1}, [done(1)], [run(1)]).recovery((), ONE, since=10.0)
+        Evidence({1}, [DONE], [run()]).recovery({1}, ONE, since=10.0)
 
 
 @pytest.mark.parametrize(
