@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from django_pglock.conf import Settings
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from example_project.postgres import PrivatePostgres
 from tests import server_clock
+from tests.conftest import WorkerProcess, ask, make_tables, session_at
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.settings import DJANGO_PGLOCK
@@ -50,6 +56,61 @@ def test_tasks_run_once_although_the_row_of_their_worker_is_locked(worker_proces
     for _ in range(processes):
         tasks.note_and_sleep.enqueue("again", 0.1)
     eventually(lambda: done.count() == 2 * processes, why="they do not claim again")
+
+
+@contextmanager
+def locked_table(server):
+    with session_at(server) as session, session.transaction():
+        session.execute("LOCK TABLE django_pglock_worker IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+@contextmanager
+def no_synchronous_standby(server):
+    """Each COMMIT waits."""
+    with session_at(server) as session:
+        session.execute("ALTER SYSTEM SET synchronous_standby_names = 'gone'")
+        session.execute("SELECT pg_reload_conf()")
+        yield
+        session.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        session.execute("SELECT pg_reload_conf()")
+
+
+@contextmanager
+def frozen_server(server):
+    [postmaster] = ask(server, "SELECT pg_read_file('postmaster.pid')")[0][0].split()[:1]
+    backends = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    for pid in (postmaster, *backends):
+        os.kill(int(pid), signal.SIGSTOP)
+    yield
+    for pid in (*backends, postmaster):
+        os.kill(int(pid), signal.SIGCONT)
+
+
+RUNNING = """
+INSERT INTO django_pglock_task (queue, backend, task_path, args)
+VALUES ('default', 'default', 'tests.sample.tasks.note_and_sleep', jsonb_build_array('once', %s::float8))
+"""
+
+
+@pytest.mark.parametrize("fault", [locked_table, no_synchronous_standby, frozen_server])
+def test_tasks_run_once_although_no_heartbeat_can_be_written(fault, eventually):
+    """For longer than the hard limit. Then the parents write again, one of them first."""
+    with PrivatePostgres(durable=True) as server:
+        make_tables(server)
+        workers = [WorkerProcess("--threads", "1", url=server.url), WorkerProcess("--threads", "1", url=server.url)]
+        try:
+            for each in workers:
+                each.wait_for("is ready")
+            ask(server, RUNNING, LONG)
+            eventually(lambda: ask(server, "SELECT pid FROM sample_effect"))
+            with fault(server):
+                time.sleep(0.8 * LONG)
+            ended = "SELECT attempts, rescues FROM django_pglock_task WHERE status = 'SUCCESSFUL'"
+            assert eventually(lambda: ask(server, ended)) == [(1, 0)], [each.output for each in workers]
+        finally:
+            for each in workers:
+                each.end()
 
 
 @pytest.mark.parametrize("seconds", [300, -300], ids=["back", "forward"])
