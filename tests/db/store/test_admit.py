@@ -19,10 +19,10 @@ from django_pglock.store import admit as admit_module
 from django_pglock.store import admit_one
 from django_pglock.store.admit import ADMIT, LOCK_KEYS, admit, blocked_keys, holders
 from django_pglock.store.outcome import Abandoned, Failed, Failure, GivenBack, Retried, Snoozed, Succeeded
-from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.statements import filled
+from tests.db.store.endings import statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -30,10 +30,6 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FAILURE = Failure("builtins.ValueError", "Traceback …")
-
-
-def statuses():
-    return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 
 def settle_one(claim, outcome):
@@ -242,15 +238,6 @@ def test_admission_sees_concurrent_admissions_at_every_isolation_level(in_thread
     assert statuses() == ["READY", "READY", "BLOCKED"]
 
 
-def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
-    keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
-    keyed.step.enqueue(1)
-    assert statuses() == ["SCHEDULED", "READY"]
-    Task.objects.filter(status="SCHEDULED").update(run_after=Now())
-    promote("default")
-    assert statuses() == ["BLOCKED", "READY"]
-
-
 @pytest.mark.parametrize("verb", ["cancel", "retry"])
 def test_manual_verbs_respect_the_lock_key(claim, verb):
     first = keyed.step.enqueue(1)
@@ -313,13 +300,6 @@ def test_no_more_tasks_of_a_key_run_at_once_than_its_concurrency(worker, eventua
         inside += 1 if name.startswith("begin") else -1
         most = max(most, inside)
     assert most == 3
-
-
-def test_tasks_that_wait_for_a_key_are_not_in_the_ready_index(claim):
-    """A hundred thousand tasks that wait for a key are not in the index that claims walk."""
-    for _ in range(3):
-        keyed.step.enqueue(1)
-    assert Task.objects.filter(status="READY").count() == 1
 
 
 def test_keys_at_which_tasks_wait_are_returned_in_order_each_once():

@@ -17,6 +17,7 @@ from django_pglock.store.admit_one import admit_one, enqueue_one
 from django_pglock.store.call import meta_of
 from django_pglock.store.insert_tasks import insert_calls
 from django_pglock.tasks.options import Rate
+from tests.db.store.endings import statuses
 from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -37,10 +38,6 @@ def messages(monkeypatch):
         return [each["sql"] for each in queries if each["sql"] not in ("BEGIN", "COMMIT")]
 
     return sent
-
-
-def statuses():
-    return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 
 def test_a_task_that_is_alone_at_its_key_is_written_and_admitted_by_one_message(messages):
@@ -94,25 +91,6 @@ def test_admission_with_a_rate_after_a_transaction_is_one_short_message(messages
     assert len(messages(enqueue)) == 3, "no token is left: the general statement sets the date of the next one"
     assert len(messages(enqueue)) == 2, "the date is set"
     assert statuses() == ["READY", "READY", "BLOCKED", "BLOCKED"]
-
-
-def test_a_task_with_a_rate_and_a_lock_is_as_few_messages_as_one_with_a_rate(messages, claim):
-    both = keyed.step.using(rate=Rate(5, per=3600, burst=2))
-    assert len(messages(lambda: both.enqueue(1))) == 1
-
-    def enqueue():
-        with transaction.atomic():
-            both.enqueue(2)
-
-    insert, admission = messages(enqueue)
-    assert insert.count("django_pglock_task") == 1
-    assert admission.count("django_pglock_task") == 2
-    assert statuses() == ["READY"] * 2
-    claim(2)
-    both.enqueue(1)
-    with transaction.atomic():
-        both.enqueue(2)
-    assert statuses() == ["RUNNING"] * 2 + ["BLOCKED"] * 2, "there are tokens, and the lock keys are held"
 
 
 def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):

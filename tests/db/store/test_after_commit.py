@@ -12,6 +12,7 @@ from django_pglock.store import admit, admit_one, release, wake
 from django_pglock.tasks.states import TaskStatus
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
+from tests.db.store.endings import statuses
 from tests.db.store.workers import add_sleeping_worker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -69,7 +70,7 @@ def test_a_failure_after_a_call_without_a_transaction_is_logged_and_not_raised(m
     monkeypatch.setattr(admit, "admit_by", raise_error)
     for _ in range(2):
         keyed.call.enqueue("b")
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert statuses() == ["READY", "BLOCKED"]
     assert "the session is lost" in caplog.text
 
 

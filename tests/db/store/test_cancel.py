@@ -27,6 +27,7 @@ from django_pglock.store.requests_to_worker import REQUESTS
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import give_back, settle
 from django_pglock.store.statements import run
+from tests.db.store.endings import statuses
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
 from tests.sample import tasks
@@ -137,7 +138,7 @@ def test_a_task_with_a_requested_cancel_is_cancelled_when_its_worker_is_gone(cla
         "give_back": lambda: give_back("default", mine.worker, [], older_than=0),
     }
     assert ends[verb]()
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["CANCELLED", "CANCELLED"]
+    assert statuses() == ["CANCELLED", "CANCELLED"]
     assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
 
 
@@ -162,15 +163,6 @@ def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker
     row = wait_for_end(second, eventually)
     assert row.status == "SUCCESSFUL"
     assert row.started_at >= Task.objects.get(pk=first.id).finished_at
-
-
-def test_a_cancel_also_cancels_the_dependents(worker, eventually):
-    first = running.ask.enqueue()
-    after = tasks.nothing.using(after=[first]).enqueue()
-    worker()
-    wait_until_begun(eventually)
-    Task.objects.filter(pk=first.id).cancel()
-    assert wait_for_end(after, eventually).status == "CANCELLED"
 
 
 # The running function

@@ -10,7 +10,6 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.pause import pause
@@ -24,11 +23,6 @@ pytestmark = pytest.mark.django_db
 
 def settle_one(claim, outcome):
     return settle("default", [(claim, outcome)], claim.worker)
-
-
-def test_order_is_priority_then_first_come_first_served(claim):
-    ids = [tasks.nothing.using(priority=priority).enqueue().id for priority in (0, 5, -5, 5)]
-    assert [str(each.id) for each in claim(4)] == [ids[1], ids[3], ids[0], ids[2]]
 
 
 def test_only_known_functions_are_claimed():
@@ -71,21 +65,6 @@ def test_tasks_of_a_paused_queue_and_fair_tasks_are_not_claimed():
     tasks.nothing.enqueue()
     pause("default", "default")
     assert statement.execute(10, "default") == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_that_a_later_one_waits_for_is_claimed_before_the_commit_of_that_one(claim):
-    """The transaction has locked the key of the row."""
-    awaited = tasks.nothing.enqueue()
-    other = dedicated_connection("default")
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute("SELECT FROM django_pglock_task WHERE id = %s FOR KEY SHARE", [int(awaited.id)])
-            assert [each.id for each in claim()] == [int(awaited.id)]
-            cursor.execute("ROLLBACK")
-    finally:
-        other.close()
 
 
 def test_claims_run_in_the_order_of_priority_and_id_whatever_the_order_of_the_answer(claim):

@@ -32,11 +32,6 @@ def test_fair_claims_of_one_task_alternate_between_the_keys():
     assert got == ["a", "b", "c"] * 10
 
 
-def test_fair_claims_follow_priority_and_order_within_a_key():
-    ids = [int(keyed.serve.using(priority=priority).enqueue("a").id) for priority in (0, 5, 5)]
-    assert [claim.id for claim in claims_of().claim(5)] == [ids[1], ids[2], ids[0]]
-
-
 def in_order(numbers, priorities):
     return sorted(numbers, key=lambda number: (-priorities[number], number))
 
@@ -56,19 +51,6 @@ def test_fair_claims_of_any_size_follow_priority_within_a_key(limit):
     for tenant in range(3):
         ids = [claim.id for claim in got if keys[claim.id] == f"tenant {tenant}"]
         assert ids == in_order(ids, priorities)
-
-
-def test_a_worker_follows_priority_within_a_fair_key(worker, eventually):
-    random, priorities = Random(2), {}
-    keyed.served.clear()
-    for number in range(200):
-        priorities[number] = random.choice([0, 5, 9])
-        keyed.serve.using(priority=priorities[number]).enqueue(f"tenant {number % 2}", number)
-    worker(threads=1)
-    eventually(lambda: len(keyed.served) == 200)
-    for key in ("tenant 0", "tenant 1"):
-        numbers = [number for tenant, number in keyed.served if tenant == key]
-        assert numbers == in_order(numbers, priorities)
 
 
 def test_a_later_urgent_task_is_the_next_of_its_key():

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connections, transaction
-from django.test.utils import CaptureQueriesContext, override_settings
+from django.test.utils import override_settings
 from django.utils.timezone import now
 
 from django_pglock import Unique, aenqueue_many, enqueue_many
@@ -29,6 +29,7 @@ from django_pglock.tasks.compat import (
     task_backends,
     task_enqueued,
 )
+from tests.db.store.endings import statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -289,7 +290,7 @@ def test_keys_are_admitted_after_the_commit(calls):
         enqueue_many(keyed.step, calls)
         assert set(Task.objects.values_list("status", flat=True)) == {"BLOCKED"}
     expected = ["READY", "READY", "BLOCKED"][: len(calls)]
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == expected
+    assert statuses() == expected
 
 
 @pytest.mark.django_db(transaction=True)
@@ -323,17 +324,3 @@ def test_a_call_cannot_both_replace_a_task_and_wait_for_one():
         tasks.echo.using(**replacing)
     assert tasks.echo.using(unique=Unique(on_conflict="replace")).enqueue(1)
     assert tasks.echo.using(after=awaited, unique=True).enqueue(2)
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("function", "count"),
-    [(tasks.nothing, 1), (keyed.step, 1), (keyed.drip, 1), (tasks.nothing.using(keep_result=5), 1)],
-    ids=["plain", "key", "rate", "options"],
-)
-def test_a_call_outside_of_a_transaction_is_one_message_also_in_a_new_session(function, count):
-    connections["default"].close()
-    with CaptureQueriesContext(connections["default"]) as queries:
-        result = function.enqueue(*[5] * (function.func is keyed.step.func))
-    assert len([query for query in queries if "pg_notify" not in query["sql"]]) == count
-    assert Task.objects.get(pk=result.id).status == "READY"

@@ -17,6 +17,7 @@ from django_pglock.store.wake import channel_of
 from django_pglock.worker.child.fetcher import ClaimComparison
 from django_pglock.worker.child.in_flight import InFlight
 from tests import server_clock
+from tests.db.store.endings import statuses
 from tests.db.store.workers import add_sleeping_worker, register
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -80,7 +81,7 @@ def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(c
         keyed.step.enqueue(1, number)
     [mine] = claim()
     assert give_back("default", mine.worker, []) == 1
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert statuses() == ["READY", "BLOCKED"]
 
 
 def test_give_back_does_not_change_a_claim_that_is_in_flight(claim):

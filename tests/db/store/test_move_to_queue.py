@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
 
 from django_pglock.models import Task
 from tests.db.admin.visits import make
@@ -43,15 +42,6 @@ def test_backends_of_another_database_do_not_count(settings):
     }
     with pytest.raises(ValueError, match="lists the queue 'other'"):
         Task.objects.all().move_to_queue("other")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_is_moved_while_a_task_that_waits_for_it_is_enqueued(in_threads):
-    """Until its commit the other transaction has locked the key of the row."""
-    awaited = tasks.nothing.enqueue()
-    with transaction.atomic():
-        tasks.nothing.using(after=[awaited]).enqueue()
-        assert in_threads(lambda _: Task.objects.filter(pk=awaited.id).move_to_queue("other"), 1) == [1]
 
 
 @pytest.mark.parametrize(("status", "woken"), [("READY", ["other"]), ("SCHEDULED", []), ("BLOCKED", [])])

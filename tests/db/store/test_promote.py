@@ -18,6 +18,7 @@ from django_pglock.store.settle import settle
 from django_pglock.worker.child import fetcher
 from django_pglock.worker.parent import upkeep
 from tests import server_clock
+from tests.db.store.endings import statuses
 from tests.in_process import InProcessWorker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -92,7 +93,7 @@ def test_of_one_key_only_as_many_as_may_run_become_ready():
         later.enqueue(1)
     Task.objects.update(run_after=Now())
     assert promote("default") == 2
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert statuses() == ["READY", "BLOCKED"]
 
 
 def test_workers_are_woken_only_for_a_task_that_they_can_claim(monkeypatch):

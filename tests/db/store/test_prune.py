@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from datetime import timedelta
 from uuid import uuid4
 
@@ -315,33 +314,11 @@ def test_prune_deletes_only_tasks_of_the_queryset():
 # Concurrency
 
 
-def test_prune_leaves_locked_rows_for_the_next_round(in_threads):
+def test_prune_leaves_locked_rows_for_the_next_round(locked):
     held, _ = make(), make()
-    is_held, is_pruned = threading.Event(), threading.Event()
-
-    def work(number):
-        if number:
-            with transaction.atomic():
-                Task.objects.select_for_update().get(pk=held.pk)
-                is_held.set()
-                assert is_pruned.wait(60)
-            return None
-        assert is_held.wait(60)
-        try:
-            return Task.objects.prune()
-        finally:
-            is_pruned.set()
-
-    assert in_threads(work, 2)[0] == 1
+    with locked(held.pk):
+        assert Task.objects.prune() == 1
     assert left() == {held.pk}
-
-
-def test_two_pruners_delete_each_task_once(in_threads):
-    for _ in range(200):
-        make()
-    counts = in_threads(lambda _number: Task.objects.prune(batch=20), 2)
-    assert sum(counts) + Task.objects.prune() == 200
-    assert not left()
 
 
 def test_prune_takes_filter_values_with_braces_and_percent_signs(claim):
@@ -383,12 +360,6 @@ def test_a_worker_prunes_without_a_command(worker, eventually, monkeypatch):
 def test_the_first_id_since_a_moment_is_above_all_that_are_a_minute_younger(seconds, place):
     ids = [make(days=age / 86400).pk for age in (100, 60, 20)]
     assert first_id_since("default", seconds) == [ids[0] - 1, *(id_ + 1 for id_ in ids)][place]
-
-
-def test_a_batch_may_be_one_row():
-    for _ in range(3):
-        make()
-    assert Task.objects.prune(older_than=1, batch=1) == 3
 
 
 @pytest.fixture

@@ -67,6 +67,9 @@ def hold_lock(session):
         (-200.0, True, False),
         (-200.0, False, True),  # killed, and the clock was put back since
         (-600.0, False, True),
+        (200.0, None, False),  # behind a pooler no worker holds a lock, so the heartbeat alone decides
+        (420.0, None, False),
+        (470.0, None, True),
     ],
 )
 def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
@@ -75,7 +78,7 @@ def test_a_worker_is_dead_by_its_heartbeat_and_its_lock_together(
     """The interval and the limit are a hundred times the usual ones, so delays of a slow machine do not matter."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
     worker = uuid4()
-    register(worker, silent_for=silent_for)
+    register(worker, silent_for=silent_for, **({"lock_key": None} if has_session is None else {}))
     if has_session:
         hold_lock(session)
     tasks.nothing.enqueue()
@@ -103,17 +106,6 @@ def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle
     assert run_by_index("default", RESCUE, *values)
 
 
-@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (420.0, False), (470.0, True)])
-def test_a_worker_without_a_lock_is_dead_by_its_heartbeat_alone(claim, settings, silent_for, is_rescued):
-    """Behind a pooler no worker holds a lock, so a missing lock does not mean that the worker is dead."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0}
-    worker = uuid4()
-    register(worker, silent_for=silent_for, lock_key=None)
-    tasks.nothing.enqueue()
-    claim(worker=worker)
-    assert bool(rescue("default", unbroken=UNBROKEN)) == is_rescued
-
-
 @pytest.mark.parametrize(
     ("silent_for", "lock_key", "unbroken", "is_rescued"),
     [
@@ -138,18 +130,13 @@ def test_a_parent_accuses_nobody_of_a_silence_longer_than_it_can_witness(
     assert bool(rescue("default", unbroken=unbroken)) == is_rescued
 
 
-def test_a_worker_without_a_row_is_dead_whatever_the_witness(claim):
-    """Its parent has seen its death, perhaps while the server was unreachable for others."""
-    tasks.nothing.enqueue()
-    claim()
-    assert len(rescue("default", unbroken=0.0)) == 1
-
-
-def test_a_worker_without_a_row_is_dead(claim):
-    """The task must not wait forever, whatever removed the row. (Recovery of another queue joined with that row.)"""
+@pytest.mark.parametrize("unbroken", [UNBROKEN, 0.0])
+def test_a_worker_without_a_row_is_dead(claim, unbroken):
+    """The task must not wait forever, whatever removed the row. (Recovery of another queue joined with that row.) Its
+    parent may have seen its death while the server was unreachable for others."""
     tasks.nothing.enqueue()
     [mine] = claim()
-    [rescued] = rescue("default", unbroken=UNBROKEN)
+    [rescued] = rescue("default", unbroken=unbroken)
     assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
@@ -200,19 +187,6 @@ def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     rescue("default", unbroken=UNBROKEN)
     row = Task.objects.get()
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
-
-
-def test_a_task_with_a_requested_cancel_is_cancelled_with_its_dependents(claim):
-    first = tasks.nothing.using(keep_result=60).enqueue()
-    second = tasks.nothing.using(after=[first]).enqueue()
-    [mine] = claim()
-    Task.objects.filter(pk=mine.id).cancel()
-    [rescued] = rescue("default", unbroken=UNBROKEN)
-    assert rescued.status == "CANCELLED"
-    row = Task.objects.get(pk=first.id)
-    assert row.worker == mine.worker, "people see where it ran"
-    assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
-    assert Task.objects.get(pk=second.id).status == "CANCELLED"
 
 
 def test_workers_are_woken_for_rescued_tasks_that_they_can_claim(claim, monkeypatch):

@@ -47,18 +47,3 @@ def test_a_task_whose_worker_cannot_beat_but_has_a_session_that_works_is_not_stu
     finally:
         session.close()
     eventually(lambda: Task.objects.all().stuck().count() == 1)
-
-
-@pytest.mark.parametrize("keep_result", [None, 60])
-def test_a_stuck_task_whose_cancel_was_requested_is_cancelled_and_does_not_run_again(claim, keep_result):
-    tasks.nothing.enqueue()
-    [orphan] = claim()
-    Task.objects.update(keep_result=keep_result)
-    assert Task.objects.all().cancel() == 1
-    assert Task.objects.get().status == "RUNNING", "its worker has been asked"
-    assert Task.objects.all().reset_stuck() == 1
-    row = Task.objects.get(pk=orphan.id)
-    assert (row.status, row.worker) == ("CANCELLED", None)
-    assert row.finished_at is not None
-    assert (row.expires_at is None) == (keep_result is None)
-    assert not claim()

@@ -121,25 +121,6 @@ def test_an_argument_that_is_no_json_raises_a_type_error():
         assert issubclass(kind, PGLockError)
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda bad: tasks.record.enqueue("x", bad), "number"),
-        (lambda bad: tasks.record.enqueue("x", number=[bad]), "number"),
-        (lambda bad: tasks.record.enqueue(bad, number=1), "name"),
-        (lambda bad: tasks.nothing.enqueue(1, bad), "args"),
-        (lambda bad: tasks.nothing.enqueue(1, colour=bad), "colour"),
-        (lambda bad: enqueue_many(tasks.record, [("x", 1), ("y", bad)]), "number"),
-    ],
-)
-def test_the_message_names_the_argument(call, name):
-    with pytest.raises(
-        TaskArgumentsError, match=rf"^Argument '{name}' of tests\.sample\.tasks\.\w+ cannot be stored as JSON: it "
-    ):
-        call({1, 2})
-    assert not Task.objects.exists()
-
-
 def test_arguments_that_are_too_large_together_are_named_together(settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "ARGUMENTS_LIMIT": 100}
     with pytest.raises(TaskArgumentsError, match=r"^The positional arguments of tests\.\S+\.record is 104 bytes"):

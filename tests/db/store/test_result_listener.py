@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, ProgrammingError, connection, connections
+from django.db import OperationalError, connection, connections
 from django.test.utils import override_settings
 
 from django_pglock.models import Waiter
@@ -99,17 +99,6 @@ def pids():
         return [pid for (pid,) in cursor.fetchall()]
 
 
-class Kept:
-    """Calls a function, and keeps what it has returned last."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, *args, **kwargs):
-        self.last = self.function(*args, **kwargs)
-        return self.last
-
-
 @pytest.mark.parametrize("before", [True, False])
 @override_settings(DJANGO_PGLOCK={"POLL_INTERVAL": 600})
 def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
@@ -138,38 +127,6 @@ def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
     assert in_threads(work, 6) == [True] * 6
 
 
-def test_an_unreachable_server_is_an_error_for_new_waiters_and_not_for_present_ones(
-    in_threads, eventually, monkeypatch, nothing_is_left, caplog
-):
-    first, second = results_of(2)
-    is_away = threading.Event()
-    connect = await_end.dedicated_connection
-
-    def refuse(*args, **kwargs):
-        if is_away.is_set():
-            raise OperationalError("nobody is there")
-        return connect(*args, **kwargs)
-
-    monkeypatch.setattr(await_end, "dedicated_connection", refuse)
-
-    def work(number):
-        if number:
-            return first.wait(60).is_finished
-        eventually(Waiter.objects.exists)
-        is_away.set()
-        with connection.cursor() as cursor:
-            cursor.execute(TERMINATE)
-        # Until the loss is noticed, new callers wait for another session as well.
-        eventually(lambda: "is lost" in caplog.text)
-        with pytest.raises(OperationalError, match="nobody is there"):
-            second.wait(60)
-        settle(first)
-        is_away.clear()
-        return True
-
-    assert in_threads(work, 2) == [True, True]
-
-
 def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, eventually, monkeypatch):
     [result] = results_of(1)
     monkeypatch.setattr(await_end, "LONGEST_OUTAGE", 0.3)
@@ -189,15 +146,6 @@ def test_a_long_outage_raises_an_error_in_all_waits_for_results(in_threads, even
 
     in_threads(work, 2)
     eventually(lambda: not listener_threads())
-
-
-def test_a_session_that_cannot_listen_is_closed(monkeypatch, eventually):
-    monkeypatch.setattr(await_end, "DONE_CHANNEL", "not a name")
-    monkeypatch.setattr(await_end, "dedicated_connection", kept := Kept(await_end.dedicated_connection))
-    with pytest.raises(ProgrammingError):
-        results_of(1)[0].wait()
-    eventually(lambda: not listener_threads())
-    assert kept.last.connection is None
 
 
 def test_a_session_that_never_answers_is_given_up(in_threads, eventually, monkeypatch, settings, nothing_is_left):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
@@ -78,30 +77,6 @@ def test_a_retry_leaves_out_tasks_whose_rows_are_locked(locked, short_waits):
         assert Task.objects.all().retry() == 2
     assert statuses() == ["READY", "READY", "FAILED"]
     assert free.pk != unique.pk
-
-
-def test_a_retry_tries_again_if_a_row_is_briefly_locked(in_threads, locked, monkeypatch):
-    """The release of a task locks the rows of its waiting tasks for a moment."""
-    row = make_failed()
-    is_locked, has_left_out, is_free = threading.Event(), threading.Event(), threading.Event()
-
-    def rest(seconds):
-        has_left_out.set()
-        assert is_free.wait(NEVER)
-
-    monkeypatch.setattr(operate, "time", SimpleNamespace(sleep=rest))
-
-    def work(number):
-        if number:
-            assert is_locked.wait(NEVER)
-            return Task.objects.all().retry()
-        with locked(row.pk):
-            is_locked.set()
-            assert has_left_out.wait(NEVER)
-        is_free.set()
-        return None
-
-    assert in_threads(work, 2) == [None, 1]
 
 
 def test_a_retry_leaves_out_tasks_whose_unique_key_another_transaction_is_taking(session, short_waits):
@@ -254,16 +229,6 @@ def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_kept_threads, clai
         Task.objects.all().delete()
 
 
-def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_kept_threads, claim):
-    """In either order, the dependent never begins while its dependency is unfinished."""
-    for _ in range(20):
-        first, second, _ = failed_chain(claim)
-        in_kept_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
-        assert statuses() in (["READY", "BLOCKED", "CANCELLED"], ["READY", "CANCELLED", "CANCELLED"])
-        Task.objects.all().delete()
-        Waiter.objects.all().delete()
-
-
 def test_a_retry_of_a_task_without_dependencies_adds_one_small_statement(claim):
     for number in range(3):
         tasks.echo.enqueue(number)
@@ -294,18 +259,6 @@ def test_the_callers_lock_timeout_stays_as_it_was():
         assert Task.objects.retry() == 2
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("7s",)
-
-
-def test_many_tasks_retried_together_wait_for_their_dependencies_again(claim, monkeypatch):
-    """More than one statement changes, in more than one window. One task waits for many, and many wait for one."""
-    monkeypatch.setattr(operate, "WINDOW", 500)
-    first = tasks.echo.enqueue(0)
-    ids = enqueue_many(tasks.echo.using(after=[first]), range(1000))
-    last = tasks.echo.using(after=ids).enqueue(1)
-    settle_one(claim()[0], Failed(FAILURE))
-    assert Task.objects.retry() == 1002
-    assert Task.objects.filter(status="BLOCKED").count() == 1001
-    assert (waits_for(last), Waiter.objects.count()) == (1000, 2000)
 
 
 def test_retry_of_unique_tasks_does_not_deadlock_with_calls_in_another_order(
@@ -358,14 +311,6 @@ def test_at_repeatable_read_a_task_whose_unique_key_was_taken_after_the_snapshot
         other = tasks.nothing.enqueue()
     assert statuses() == ["FAILED", "READY", "READY"]
     assert Task.objects.filter(pk=other.id).exists()
-
-
-def test_a_failed_unique_task_is_retried_although_a_later_one_has_succeeded():
-    """Whatever the queryset selects besides the failed task: the later one has given its key back."""
-    row = make("FAILED", unique_key="u", unique_scope="UNFINISHED")
-    make("SUCCESSFUL", unique_key="u", unique_scope="UNFINISHED")
-    assert Task.objects.all().retry() == 1
-    assert Task.objects.get(pk=row.pk).status == "READY"
 
 
 def test_a_retry_says_which_tasks_stay_cancelled_because_of_the_ones_it_repairs(claim, monkeypatch):

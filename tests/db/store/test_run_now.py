@@ -11,7 +11,6 @@ from django_pglock.models import Task
 from django_pglock.store import operate
 from django_pglock.store.count import queue_counts
 from tests.db.store.test_prune import make
-from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,12 +41,3 @@ def test_run_now_makes_the_time_since_ready_begin_anew():
     [counted] = queue_counts("default")
     assert counted.oldest_ready is not None
     assert counted.oldest_ready < 3600
-
-
-def test_a_task_with_a_lock_key_takes_its_place_in_the_queue_of_the_key():
-    later = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
-    Task.objects.all().run_now()
-    assert Task.objects.get(pk=later.id).status == "READY", "no other task has the key"
-    behind = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
-    Task.objects.all().run_now()
-    assert Task.objects.get(pk=behind.id).status == "BLOCKED"

@@ -191,14 +191,6 @@ def test_missed_ticks_are_replaced_by_one_run(options):
     assert (row.next_at - missed) % HOUR == timedelta(0)
 
 
-def test_a_tick_enqueues_a_task_with_the_options_of_its_function(claim):
-    schedule(due=HOUR, queue_name="night", priority=7, lock="night", max_attempts=4, meta={"who": "me"})
-    enqueue_due()
-    row = Task.objects.get()
-    assert (row.queue, row.priority, row.lock_key, row.max_retries, row.meta["who"]) == ("night", 7, "night", 3, "me")
-    assert row.status == "READY", "it was admitted"
-
-
 def test_a_tick_whose_task_is_a_duplicate_is_skipped_and_logged(caplog):
     caplog.set_level(logging.INFO, logger="django_pglock.tasks")
     row = schedule(due=HOUR, unique=Unique(on_conflict="raise"))
@@ -321,18 +313,6 @@ def test_enqueue_due_limits_the_idle_time_of_its_transaction():
     finally:
         task_enqueued.disconnect(look)
     assert seen == ["10s"]
-
-
-def test_dates_are_right_without_time_zones(settings):
-    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
-    connection.close()
-    try:
-        row = schedule(due=HOUR)
-        assert len(enqueue_due().tasks) == 1
-        after = Schedule.objects.get()
-        assert (after.last_at, after.next_at) == (row.next_at, row.next_at + 2 * HOUR)
-    finally:
-        connection.close()
 
 
 @pytest.fixture

@@ -188,28 +188,6 @@ def test_a_late_outcome_of_a_rescued_task_changes_nothing(claim, outcome):
     assert new.id in settle_one(new, Succeeded())
 
 
-@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), GivenBack()])
-def test_a_cancelled_task_stays_cancelled(claim, outcome):
-    """The task was given back and then cancelled. The former worker is refused. Running tasks: test_cancel.py."""
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    settle_one(mine, GivenBack())
-    assert Task.objects.all().cancel() == 1
-    assert settle_one(mine, outcome) == {}
-    assert Task.objects.get().status == "CANCELLED"
-
-
-def test_a_task_that_was_asked_to_end_expires_from_its_end_on(claim):
-    """The task does not run again, whatever the outcome of its function is."""
-    tasks.nothing.using(keep_result=60).enqueue()
-    [mine] = claim()
-    Task.objects.cancel()
-    settle_one(mine, Retried(FAILURE, 1))
-    row = Task.objects.get()
-    assert row.status == "CANCELLED"
-    assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
-
-
 def test_a_deleted_task_does_not_disturb_its_batch(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
@@ -258,17 +236,6 @@ def test_held_returns_only_claims_with_locked_rows(claim, locked):
     with locked(free.id):
         assert locked_by_others("default", [free]) == {free.id}
     assert settle_one(mine, Succeeded()), "nothing stays locked"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_each_claim_that_is_held_is_compared_with_its_own_row(claim, locked):
-    tasks.nothing.enqueue()
-    settle_one(claim()[0], GivenBack())
-    tasks.nothing.enqueue()
-    mine = claim(2)
-    assert {each.attempt for each in mine} == {1, 2}
-    with locked(mine[0].id), locked(mine[1].id):
-        assert locked_by_others("default", mine) == {each.id for each in mine}
 
 
 @pytest.mark.django_db(transaction=True)
