@@ -11,13 +11,12 @@ from qa.soak.rounds import in_random_order
 from tests.conftest import NEVER, ROOT
 
 
-def test_a_round_of_the_soak_keeps_every_guarantee(tmp_path):
+def test_a_round_of_the_soak_keeps_every_guarantee():
     seed = next(number for number in count() if next(in_random_order(number)) is kill_child)
-    # Long enough for one sample, and too short for a second round.
-    options = ("--hours", "0.005", "--every", "600", "--seed", str(seed), "--folder", str(tmp_path))
+    # Too short for a second round.
+    options = ("--hours", "0.005", "--every", "600", "--seed", str(seed))
     command = [sys.executable, "-m", "qa.soak", *options]
     soak = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=NEVER)
     assert soak.returncode == 0, soak.stdout + soak.stderr
-    report = (tmp_path / "report.md").read_text()
-    assert "| SIGKILL of a child | 1 |" in report
-    assert "Every guarantee was kept." in report
+    assert "| SIGKILL of a child | 1 |" in soak.stdout
+    assert "Rounds in which a guarantee was broken: 0." in soak.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ LIMIT = 600.0
 
 
 class Deployment:
-    """Workers by their role. ``steady`` is never harmed, so a leak of memory or of sessions shows there."""
+    """Workers by their role. ``steady`` is never harmed."""
 
     def __init__(self, experiment: Experiment, proxy: Proxy) -> None:
         self.experiment = experiment
@@ -45,15 +44,6 @@ class Deployment:
     def workers(self) -> list[ChaosWorker]:
         """Return the workers that are processes of their own."""
         return [self.steady, *self.victims, self.distant]
-
-    def roles(self) -> Iterator[tuple[str, int]]:
-        """Yield the role and the process id of each process."""
-        for worker in (self.steady, *self.victims, self.distant, self.several):
-            yield "parent", worker.process.pid
-        yield from (("child of the steady worker", pid) for pid in children_of(self.steady))
-        yield from (("child behind the proxy", pid) for pid in children_of(self.distant))
-        yield from (("child of several", pid) for pid in children_of(self.several))
-        yield from (("child that is killed", pid) for victim in self.victims for pid in children_of(victim))
 
     def replace(self, victim: ChaosWorker) -> None:
         """Start a worker in place of a worker that ends, and wait until the old one has ended."""

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 from django.db import connection
 
@@ -18,24 +17,24 @@ from qa.soak.deployment import Deployment
 from qa.soak.faults import FAULTS
 from qa.soak.judge import Judge
 from qa.soak.load import Load
-from qa.soak.samples import Sampler
+from qa.soak.report import Round
 from tests.conftest import wait_until
 from tests.proxy import Proxy
 
 
 class Rounds:
-    """One soak: it writes a line of JSON for each round."""
+    """One soak: it prints a line of JSON for each round."""
 
-    def __init__(self, server: PrivatePostgres, folder: Path, seed: int) -> None:
+    def __init__(self, server: PrivatePostgres, seed: int) -> None:
         self._server = server
-        self._folder = folder
         self._seed = seed
         self._judge = Judge()
         self._is_over = False
         self._told: set[str] = set()
 
-    def run(self, seconds: float, every: float) -> None:
+    def run(self, seconds: float, every: float) -> list[Round]:
         """Soak for some seconds, with a fault every so many seconds; longer if a fault takes longer."""
+        rounds: list[Round] = []
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
         faults = in_random_order(self._seed)
@@ -43,26 +42,25 @@ class Rounds:
         experiment = Experiment(self._server, "soak", [], is_short=False, is_forked=False)
         with Proxy(str(self._server.folder)) as proxy, closing(experiment):
             deployment = Deployment(experiment, proxy)
-            load, sampler = Load(self._seed), Sampler(deployment, self._folder / "samples.jsonl")
+            load = Load(self._seed)
             load.start()
-            sampler.start()
             try:
                 end = time.monotonic() + seconds
                 while time.monotonic() < end and not self._is_over:
                     began = time.monotonic()
-                    self._round(deployment, load, next(faults))
+                    rounds.append(self._round(deployment, load, next(faults)))
                     while time.monotonic() < min(began + every, end) and not self._is_over:
                         time.sleep(0.5)
             finally:
                 load.stop()
-                sampler.stop()
+        return rounds
 
     def _stop(self, *_signal: object) -> None:
         self._is_over = True
 
-    def _round(self, deployment: Deployment, load: Load, fault: Callable[[Deployment], None]) -> None:
+    def _round(self, deployment: Deployment, load: Load, fault: Callable[[Deployment], None]) -> Round:
         began = time.time()
-        note = {"fault": fault.__doc__, "at": began, "findings": []}
+        note: Round = {"fault": fault.__doc__, "at": began, "findings": []}
         try:
             fault(deployment)
             over = time.time()
@@ -78,14 +76,13 @@ class Rounds:
             # The runs of the round before are judged once more, together with those of this round.
             note["findings"] = [text for text in texts if text not in self._told]
             self._told.update(texts)
-        except Exception as error:  # the soak continues, and its report shows what happened
+        except Exception as error:  # the soak continues, and the line of this round shows what happened
             note["findings"] = [f"{type(error).__name__}: {error}"]
             connection.close()
             note["log"] = [line for worker in deployment.workers() for line in worker.lines[-20:]]
         note["seconds"] = time.time() - began
-        with (self._folder / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(note) + "\n")
-        print(time.strftime("%H:%M:%S"), json.dumps({**note, "log": None}), flush=True)
+        print(time.strftime("%H:%M:%S"), json.dumps(note), flush=True)
+        return note
 
 
 def in_random_order(seed: int) -> Iterator[Callable[[Deployment], None]]:

@@ -53,6 +53,19 @@ def test_fair_claims_of_any_size_follow_priority_within_a_key(limit):
         assert ids == in_order(ids, priorities)
 
 
+def test_a_worker_follows_priority_within_a_fair_key(worker, eventually):
+    random, priorities = Random(2), {}
+    keyed.served.clear()
+    for number in range(200):
+        priorities[number] = random.choice([0, 5, 9])
+        keyed.serve.using(priority=priorities[number]).enqueue(f"tenant {number % 2}", number)
+    worker(threads=1)
+    eventually(lambda: len(keyed.served) == 200)
+    for key in ("tenant 0", "tenant 1"):
+        numbers = [number for tenant, number in keyed.served if tenant == key]
+        assert numbers == in_order(numbers, priorities)
+
+
 def test_a_later_urgent_task_is_the_next_of_its_key():
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 20)
     enqueue_many(keyed.serve, [{"tenant": "b"}] * 20)
