@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Attempt, Task
 from django_pglock.store import rescue
-from tests.sample import session_tasks, tasks
+from tests.sample import session_tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
-
-
-OTHERS = """FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()
-            AND backend_type = 'client backend'"""
-
-
-def terminate_all_others() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT pg_terminate_backend(pid) {OTHERS}")
 
 
 def test_a_task_that_ends_its_own_session_again_and_again_ends_failed(worker, eventually, monkeypatch):
@@ -34,14 +24,3 @@ def test_a_task_that_ends_its_own_session_again_and_again_ends_failed(worker, ev
     assert ({each.outcome for each in lost}, last.outcome) == ({"LOST"}, "FAILED")
     assert "MAX_RESCUES" in last.traceback
     assert not Effect.objects.exists()
-
-
-def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
-    """The session of the settler ends while a task runs. The outcome is written in the next session."""
-    running = worker(threads=1)
-    task = tasks.note_and_sleep.enqueue("kept", 0.5)
-    eventually(lambda: Effect.objects.exists())
-    terminate_all_others()
-    eventually(lambda: Task.objects.filter(pk=task.id, status="SUCCESSFUL").exists())
-    assert Task.objects.get().attempts == 1
-    eventually(lambda: not running.in_flight.claims)

@@ -79,14 +79,3 @@ def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventu
         assert "Traceback" not in process.output
     finally:
         process.end()
-
-
-def test_a_worker_that_waits_can_be_stopped(empty_database):
-    process = WorkerProcess(url=database_url(empty_database))
-    try:
-        process.wait_for("manage.py migrate")
-        process.process.terminate()
-        assert process.wait() == 0
-        assert "row of this worker could not be deleted" not in process.output
-    finally:
-        process.end()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from django.db import transaction
 
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Task, Worker
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -41,39 +41,6 @@ def test_kill_9_under_load_loses_nothing(worker_process, eventually):
     assert set(often) == set(range(100))
     assert once == Counter(range(100)), "an atomic task had its effect not exactly once"
     assert victim.wait() == -signal.SIGKILL
-
-
-def test_tasks_of_a_killed_worker_run_on_another_worker(worker_process, eventually):
-    """Its tasks are taken back within seconds, counted as a rescue and not as a retry."""
-    victim = worker_process("--threads", "1")
-    running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
-    worker_process("--threads", "1")
-    victim.send(signal.SIGKILL)
-
-    eventually(lambda: Effect.objects.count() == 2, why="the task was not taken over")
-    Effect.objects.create(name="go on")
-    eventually(lambda: done() == 1)
-    task = Task.objects.get()
-    assert (task.retries, task.rescues, task.attempts) == (0, 1, 2)
-    assert Attempt.objects.get().outcome == "LOST"
-
-
-def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_process, eventually):
-    """SIGSTOP for longer than the limit, then SIGCONT: the outcome of the frozen worker is refused."""
-    zombie = worker_process("--threads", "1")
-    running_tasks.write_and_wait_for_note.enqueue("once", "go on")
-    eventually(lambda: Task.objects.filter(status="RUNNING").exists())
-    zombie.send(signal.SIGSTOP)
-    worker_process("--threads", "1")
-
-    eventually(lambda: Task.objects.filter(attempts=2).exists(), why="the task was not taken over")
-    Effect.objects.create(name="go on")
-    eventually(lambda: done() == 1)
-    zombie.send(signal.SIGCONT)
-    zombie.wait_for("was lost")
-    assert Effect.objects.filter(name="once").count() == 1
-    assert Task.objects.get().attempts == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -145,16 +112,6 @@ def test_successive_deploys_leave_no_task_running(worker, eventually):
     worker(threads=2)
     eventually(lambda: done() == 60)
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(60))
-
-
-def test_a_task_that_kills_its_process_ends_failed(worker_process, eventually):
-    """Each killed child is replaced. After MAX_RESCUES the task fails."""
-    tasks.kill_own_worker.enqueue()
-    tasks.record.enqueue("neighbour")
-    worker_process("--threads", "1")
-    eventually(lambda: Task.objects.filter(status="FAILED").exists())
-    eventually(lambda: Effect.objects.filter(name="neighbour").exists())
-    assert Task.objects.get(status="FAILED").rescues == 4
 
 
 def test_running_tasks_are_cancelled_by_a_notification(worker_process, eventually):

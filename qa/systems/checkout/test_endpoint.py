@@ -165,17 +165,6 @@ def test_a_program_that_locks_a_crc_keeps_the_sale_out(process, eventually):
     assert sale.wait(NEVER) == 0
 
 
-def test_a_name_is_locked_by_its_sha_256_which_plain_sql_can_compute():
-    statement = """
-        SELECT pg_try_advisory_lock_shared(
-            ('x' || encode(substr(sha256(convert_to('shop', 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
-        )
-    """
-    with hold("shop"), connection.cursor() as cursor:
-        cursor.execute(statement)
-        assert cursor.fetchone() == (False,)
-
-
 @pytest.mark.parametrize(("settings", "is_free"), [({}, True), ({"KEY_FUNCTION": CRC}, False)])
 def test_two_names_with_one_crc_are_two_locks_unless_keys_are_crcs(settings, is_free):
     """Among some ten thousand names two have the same CRC; one customer then waits for the other."""

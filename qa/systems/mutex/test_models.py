@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -62,42 +62,3 @@ def test_the_clients_clock_is_not_asked(row, monkeypatch):
         ours = acquire("anna", HOUR)
     ours.release(Status.DONE, HOUR)
     assert "STATEMENT_TIMESTAMP() + " in queries[-1]["sql"]
-
-
-def test_done_for_a_day_is_new_after_it(row):
-    acquire().release(Status.DONE, timeout=timedelta(days=1))
-    assert acquire() is None
-    let_time_pass()
-    assert acquire() is not None
-
-
-def test_done_without_a_timeout_stays_done(row):
-    acquire().release(Status.DONE)
-    assert acquire() is None
-
-
-def test_without_a_number_retries_have_no_limit():
-    TaskState.objects.create(queue="mail", name="index")
-    assert all(acquire().release() for _ in range(5))
-
-
-def test_capture_takes_the_oldest_of_three_statuses_up_to_the_limit():
-    statuses = [Status.DONE, Status.NEW, Status.FAILED, Status.EXPIRED, Status.NEW]
-    rows = [TaskState.objects.create(name=str(n), status=status) for n, status in enumerate(statuses)]
-    captured = TaskState.objects.capture("anna", 3)
-    assert [row.pk for row in captured] == [row.pk for row in rows[1:4]]
-    assert {row.status for row in captured} == {"in_progress"}
-
-
-def test_a_name_is_unique_in_its_queue_and_free_in_another(row):
-    TaskState.objects.create(queue="images", name="index")
-    with pytest.raises(IntegrityError), transaction.atomic():
-        TaskState.objects.create(queue="images", name="index")
-    assert acquire("anna") is not None
-    assert TaskState.objects.acquire("images", "index", "bert") is not None
-
-
-def test_a_row_in_progress_has_an_owner_and_no_other_row_has(row):
-    for changes in ({"status": Status.IN_PROGRESS}, {"owner": "anna"}):
-        with pytest.raises(IntegrityError), transaction.atomic():
-            TaskState.objects.update(**changes)
