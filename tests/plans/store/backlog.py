@@ -1,22 +1,18 @@
 """A table with a backlog, and the plans of the statements beside it: executed once for all tests of a process.
 
-Each file of tests says in ``calls()`` how statements are called. Plans are executed and their rows counted: a plan can
-look right and still walk through everything. To insert the backlog takes longer than to execute all plans, so the first
-test that asks for a plan executes those of all files.
+To insert the backlog takes longer than to execute all plans, so the first test that asks for a plan executes all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from django.db import DatabaseError, connection, transaction
+from django.db import connection
 
 from django_pglock.models import Task, Waiter, Worker
 from django_pglock.store.statements import array_of_numbers
@@ -83,7 +79,7 @@ class Call(NamedTuple):
 
 
 class Plans(dict[str, Any]):
-    """The plans of the calls of one file, by the names that its ``calls()`` gives them."""
+    """The plans of the calls of one verb, by their names."""
 
     def check(self, *, rows: int = 30 * BATCH, pages: int = 600) -> None:
         """Check that no statement reads more of the table than it needs, and that none is compiled by JIT."""
@@ -95,33 +91,20 @@ class Plans(dict[str, Any]):
 
 
 @cache
-def plans_beside_backlog() -> Mapping[tuple[str, str], Plans]:
-    """Fill the table, which has to be new; return the plans by the kind of statistics and the file of tests.
-
-    Instead of its plan there is the error of a statement that could not be executed.
-    """
+def plans_beside_backlog(verbs: tuple[Callable[[Backlog], dict[str, Call]], ...]) -> Mapping[str, Mapping[Any, Plans]]:
+    """Fill the table, which has to be new; return the plans by the kind of statistics and the verb."""
     backlog, statistics = _fill()
-    calls = {name: module.calls(backlog) for name, module in _files().items()}
-    found: dict[tuple[str, str], Plans] = {}
+    calls = {verb: verb(backlog) for verb in verbs}
+    found: dict[str, Mapping[Any, Plans]] = {}
     for kind in STATISTICS:
         statistics.restore(kind)
-        for name, each in calls.items():
-            found[kind, name] = Plans({label: _executed(call) for label, call in each.items()})
+        found[kind] = {
+            verb: Plans(
+                {name: executed(call.statement, call.values, by_index=call.by_index) for name, call in each.items()}
+            )
+            for verb, each in calls.items()
+        }
     return found
-
-
-def _files() -> dict[str, Any]:
-    """Return the files of tests that say how statements are called."""
-    names = [f"{__package__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("test_*.py"))]
-    return {name: module for name in names if hasattr(module := import_module(name), "calls")}
-
-
-def _executed(call: Call) -> Any:
-    try:
-        with transaction.atomic():
-            return executed(call.statement, call.values, by_index=call.by_index)
-    except DatabaseError as error:
-        return error
 
 
 def _fill() -> tuple[Backlog, _Statistics]:

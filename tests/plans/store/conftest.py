@@ -5,11 +5,10 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import connection
 
 from django_pglock.models import Task
 from tests.plans.reading import BATCH, analyze, insert
-from tests.plans.store.backlog import STATISTICS, plans_beside_backlog
 
 FINISHED = """
 INSERT INTO django_pglock_task (status, queue, task_path, backend, enqueued_at, finished_at)
@@ -41,18 +40,6 @@ def write_history():
                FROM generate_series(1, 22000) AS n"""
         )
         cursor.execute("ANALYZE django_pglock_task")
-
-
-@pytest.fixture(params=STATISTICS)
-def plans(request, db):
-    """The plans of the statements that ``calls()`` of this file names, executed beside a backlog."""
-    if not plans_beside_backlog.cache_info().currsize:
-        request.getfixturevalue("new_table")
-    found = plans_beside_backlog()[request.param, request.module.__name__]
-    for plan in found.values():
-        if isinstance(plan, DatabaseError):
-            raise plan
-    return found
 
 
 @pytest.fixture(params=["without statistics", "with statistics"])

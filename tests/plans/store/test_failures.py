@@ -12,22 +12,11 @@ from django_pglock.models import Task
 from django_pglock.store.bulk import Work, next_ids, redrives
 from django_pglock.store.failures import FAILURE_GROUPS, in_group
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, analyze, executed, insert, nodes, reads, rows_read
-from tests.plans.store.backlog import Call
+from tests.plans.reading import analyze, executed, insert, nodes, reads, rows_read
 
 pytestmark = pytest.mark.django_db
 
 INDEX = "pglock_task_fingerprint"
-
-
-def calls(backlog):
-    return {
-        "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, BATCH, 24, BATCH, BATCH)),
-    }
-
-
-def test_failures_are_found_beside_a_backlog_of_others(plans):
-    plans.check()
 
 
 @pytest.fixture(scope="module")

@@ -16,30 +16,9 @@ from django_pglock.models import Task
 from django_pglock.store import prune
 from django_pglock.store.prune import NEXT_WINDOW, PRUNE, expired, locking_old, outdated
 from django_pglock.store.statements import filled
-from tests.plans.reading import BATCH, analyze, executed, nodes, plan_of, reads, rows_read
-from tests.plans.store.backlog import Call
+from tests.plans.reading import analyze, executed, nodes, plan_of, reads, rows_read
 
 pytestmark = pytest.mark.django_db
-
-
-def calls(backlog):
-    window = outdated(Task.objects.all(), {"SUCCESSFUL": 7}).filter(pk__gt=backlog.first, pk__lte=backlog.first + BATCH)
-    old, values = locking_old(window, BATCH)
-    window = outdated(Task.objects.all(), {"SUCCESSFUL": 0}).filter(
-        pk__gt=min(backlog.awaited) - 1, pk__lte=max(backlog.awaited)
-    )
-    awaited, values_of_awaited = locking_old(window, BATCH)
-    over, values_of_over = locking_old(expired(Task.objects.all()), BATCH)
-    return {
-        "NEXT_WINDOW": Call(filled(NEXT_WINDOW), (0.0, backlog.ids[0], BATCH)),
-        "the locking of old ones": Call(filled(old), values),
-        "the locking of awaited ones": Call(filled(awaited), values_of_awaited),
-        "the locking of expired ones": Call(filled(over), values_of_over),
-    }
-
-
-def test_pruning_reads_its_window(plans):
-    plans.check()
 
 
 def pruning(selection, batch):

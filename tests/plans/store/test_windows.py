@@ -1,0 +1,103 @@
+"""Statements that read a part of a long table walk an index, and stop at their limits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import RateLimit, Task
+from django_pglock.store import operate
+from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.rate import DELETE_UNUSED_RATES
+from django_pglock.store.ready import UNKNOWN
+from django_pglock.store.statements import filled
+from tests.plans.reading import analyze, executed, insert, nodes, pages_read, plan_of, reads
+
+pytestmark = pytest.mark.django_db
+KEYS, WINDOW = 20_000, 500
+
+
+def test_counts_of_queues_walk_partial_indexes_and_stop(history):
+    ready = plan_of(filled(COUNT_READY), (["q1", "q2"], 3, 100, 100))
+    assert reads(ready) == {
+        ("Index Only Scan", "pglock_task_ready"),
+        ("Index Only Scan", "pglock_task_fair"),
+        ("Index Scan", "django_pglock_task_pkey"),
+    }
+    for number in range(5):
+        insert("FAILED", 300)
+        Task.objects.filter(status="FAILED", queue="default").update(queue=f"failed {number}", fingerprint=number)
+    analyze()
+    others = plan_of(filled(COUNT_OTHERS), (100,))
+    assert {index for _, index in reads(others)} == {"pglock_task_attention"}
+    failed = plan_of(filled(COUNT_FAILED), (1000, 100, 100, 100))
+    assert reads(failed) == {("Index Only Scan", "pglock_task_fingerprint")}
+    assert not [
+        each for each in nodes([ready, others, failed]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000
+    ]
+
+
+def test_the_query_for_unknown_functions_reads_a_limited_number_of_each_queue(history):
+    """A million tasks behind them are not read: no node yields more than the limit of each queue."""
+    sql = filled(UNKNOWN)
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, None, 10, 10, None))
+        answer = cursor.fetchone()[0]
+    plan = answer if isinstance(answer, list) else json.loads(answer)
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    assert max(node["Actual Rows"] for node in table) <= 10
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
+    monkeypatch.setattr(operate, "WINDOW", 500)
+    insert("SUCCESSFUL", 20_000)
+    insert("FAILED", 1500)
+    Task.objects.filter(status="FAILED", pk__in=Task.objects.order_by("-pk").values("pk")[:10]).update(
+        unique_scope="UNFINISHED", unique_key="key"
+    )
+    analyze()
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.filter(status="FAILED").retry() == 1491
+    statements = [each["sql"] for each in queries if '"django_pglock_task"' in each["sql"]][1:]
+    assert len(statements) >= 6, "two statements for each of three windows"
+    for sql in statements:
+        plan = plan_of(sql)
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, json.dumps(plan, indent=1)
+
+
+@pytest.fixture
+def buckets():
+    """All buckets are in use, but every hundredth."""
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_ratelimit")
+        cursor.execute(
+            "INSERT INTO django_pglock_ratelimit (key, arrives_at)"
+            " SELECT 'key ' || n, now() - CASE WHEN n %% 100 = 0 THEN interval '2 days' ELSE interval '0' END"
+            " FROM generate_series(1, %s) AS n",
+            [KEYS],
+        )
+
+
+@pytest.mark.parametrize("statistics", ["of an empty table", "of now"])
+@pytest.mark.parametrize("after", ["", "key 5"])
+def test_deleting_unused_rates_reads_only_a_window_of_keys(buckets, statistics, after):
+    """With a million keys, a statement without an index on the dates reads all of them in a quarter of a second."""
+    if statistics == "of now":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE django_pglock_ratelimit")
+    plan = executed(filled(DELETE_UNUSED_RATES), [after, WINDOW], by_index=True)
+    [window] = [node for node in nodes(plan) if node["Node Type"] == "Limit"]
+    assert window["Actual Rows"] == WINDOW
+    scans = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_ratelimit"]
+    read = sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in scans
+        if "Scan" in node["Node Type"]
+    )
+    assert WINDOW < read <= WINDOW + 2 * WINDOW / 10, "the window, and twice those that are deleted"
+    assert pages_read(plan) < 2 * WINDOW
+    assert RateLimit.objects.count() == KEYS
