@@ -73,7 +73,8 @@ def _session_is_deleted(self: BaseConnection[Any]) -> None:
 
     # At the end of the interpreter, the names of this module are gone before some sessions are.
     if callable(_delete_session):
-        _delete_session(self, warn)
+        # psycopg before 3.3 has no such argument.
+        _delete_session(self, *([warn] if _delete_session.__defaults__ else []))
 
 
 def _socket_is_opened(self: socket.socket, *arguments: Any, **options: Any) -> None:

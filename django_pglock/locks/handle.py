@@ -44,7 +44,7 @@ from django_pglock.postgres.connections import (
     in_transaction,
     transaction_status,
 )
-from django_pglock.postgres.libpq import exchange
+from django_pglock.postgres.exchange import exchange
 from django_pglock.postgres.message import send_in_session
 from django_pglock.postgres.stopping import check, stopping_wrapper
 

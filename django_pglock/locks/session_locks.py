@@ -26,7 +26,7 @@ from django_pglock.locks.statements.session_scope import free_if_held_statement,
 from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
-from django_pglock.postgres.libpq import exchange_locked, if_unused
+from django_pglock.postgres.exchange import exchange_locked, if_unused
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

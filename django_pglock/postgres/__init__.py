@@ -4,7 +4,7 @@
 - ``sessions``: sessions in addition to Django's, opened in the same way as Django opens its own.
 - ``async_sessions``: the same sessions, for coroutines.
 - ``message``: one message to the server, below Django's cursor if only Django's code is in between, else through it.
-- ``libpq``: one exchange with the server by libpq's own calls.
+- ``exchange``: one exchange with the server by psycopg's own generators.
 - ``thread_stacks``: the stacks of all threads, read safely.
 - ``standby``: whether a session leads to a standby, or may only read.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.

@@ -22,13 +22,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
-from django_pglock.postgres.libpq import (
-    CANCEL_WITHIN,
-    begin_for,
-    exchange_async,
-    pass_on_notifications,
-    wait_for_socket,
-)
+from django_pglock.postgres.exchange import CANCEL_WITHIN, exchange_async, receive_async
 from django_pglock.postgres.message import is_plain_django, send
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -76,11 +70,8 @@ class AsyncSession:
         async with self._statement_lock:
             if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
-            begin = begin_for(self.raw)
-            if begin is None:
-                return await self._send_by_cursor(statements)
             try:
-                return await exchange_async(self.raw, begin + statements)
+                return await exchange_async(self.raw, statements)
             except PsycopgError:
                 with self.connection.wrap_database_errors:
                     raise
@@ -108,17 +99,15 @@ class AsyncSession:
         """Yield the payloads of notifications on the channels that this session listens to. Errors are Django's."""
         heard: list[str] = []
 
-        def receive(notification: Any) -> None:
+        def hear(notification: Any) -> None:
             heard.append(notification.payload)
 
-        self.raw.add_notify_handler(receive)
+        self.raw.add_notify_handler(hear)
         with self.connection.wrap_database_errors:
             while True:
                 while heard:
                     yield heard.pop(0)
-                await wait_for_socket(self.raw.pgconn.socket)
-                self.raw.pgconn.consume_input()
-                pass_on_notifications(self.raw.pgconn)
+                await receive_async(self.raw)
 
     def end(self) -> None:
         """End the session and all its locks at once, without a wait."""

@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.error_reading import following
 from django_pglock.errors import ConfigurationError
-from django_pglock.postgres.libpq import CANCEL_WITHIN
+from django_pglock.postgres.exchange import CANCEL_WITHIN
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

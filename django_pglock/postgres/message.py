@@ -1,6 +1,6 @@
 """One message to the server on a Django connection: one or several statements without parameters.
 
-Django's cursor takes more time than PostgreSQL needs for a lock. So a message is sent directly by libpq if only
+Django's cursor takes more time than PostgreSQL needs for a lock. So a message is sent below it if only
 Django's own code is between the caller and psycopg. Otherwise the message is sent through Django's cursor, so that code
 that watches or changes statements gets these as well. Such code is, for example, a backend with its own cursor, as that
 of django-tenants, the cursor of an APM, an execute wrapper, or a log of queries. psycopg's pipeline mode is another
@@ -21,7 +21,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import Escaping, PipelineStatus
 
 from django_pglock.postgres.connections import ensure_usable
-from django_pglock.postgres.libpq import CAN_EXCHANGE, begin_for, exchange
+from django_pglock.postgres.exchange import exchange
 from django_pglock.postgres.stopping import check, current_attempt, stopping_wrapper
 
 if TYPE_CHECKING:
@@ -51,26 +51,17 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
     It is sent in any case. An attempt that must end still has to free its locks.
     """
     connection.validate_no_broken_transaction()
-    if (begin := begin_if_direct(connection)) is None:
+    if not is_plain_django(connection):
         token = current_attempt.set(None)
         try:
             return _send_by_cursor(connection, statements)
         finally:
             current_attempt.reset(token)
     try:
-        return exchange(connection.connection, begin + statements)
+        return exchange(connection.connection, statements)
     except PsycopgError:
         with connection.wrap_database_errors:
             raise
-
-
-def begin_if_direct(connection: DatabaseWrapper) -> str | None:
-    """Return the text before the next message if it is sent by libpq: an empty text, or a BEGIN. None: by a cursor.
-
-    If libpq sends it, an error has ``accepted``: the number of the statements before the one that was refused.
-    """
-    raw: Any = connection.connection
-    return begin_for(raw) if CAN_EXCHANGE and is_plain_django(connection) else None
 
 
 def literals(connection: DatabaseWrapper, values: Iterable[str | int | None]) -> tuple[str, ...]:

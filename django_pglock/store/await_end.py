@@ -38,8 +38,8 @@ from django_pglock.error_reading import one_line
 from django_pglock.errors import TaskError
 from django_pglock.loggers import get_logger
 from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for, in_transaction, shut_down_socket
+from django_pglock.postgres.exchange import receive
 from django_pglock.postgres.forking import keep_from_children
-from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.release import DONE_CHANNEL, ended, write_waiters
 from django_pglock.store.statements import run
@@ -245,8 +245,7 @@ class _Listener(threading.Thread):
         raw = connection.connection
         if not (self._notified or self._changes):
             self._sleep(self._poll_at - time.monotonic(), raw)
-        raw.pgconn.consume_input()
-        pass_on_notifications(raw.pgconn)
+        receive(raw.pgconn)
         notified, self._notified = self._notified, []
         for id_ in notified:
             # The sender has deleted the row.

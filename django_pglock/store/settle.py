@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter, itemgetter
-from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
@@ -21,7 +20,7 @@ from psycopg.errors import DivisionByZero
 from django_pglock.error_reading import fingerprint_of
 from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for
-from django_pglock.postgres.message import begin_if_direct, literals, send
+from django_pglock.postgres.message import is_plain_django, literals, send
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
@@ -214,33 +213,28 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
         bound = [statement % literals(connection, each) for each in values]
     is_own_transaction = len(connection.atomic_blocks) == 1
     limits = OWN_LIMITS if connection.pg_version < 170000 else OWN_LIMITS_FROM_17
-    with _refusals_of(len(limits) + len(bound)) as own:
+    # A cursor does not tell which statement of a message was refused. So the COMMIT is a message of its own.
+    is_direct = is_plain_django(connection)
+    with _refusals_of(len(limits) + len(bound)):
         if told := [claim for claim, _ in successes if claim.progress is not claim.written_progress]:
             send(connection, ";".join(limits))
             write_progress(using, told, is_last=True)
-        begin = begin_if_direct(connection)
-        if begin is None:
-            send(connection, ";".join([*limits, *bound]))
-        else:
-            own.count += bool(begin)
-            send(connection, ";".join([*limits, *bound, *(["COMMIT"] if is_own_transaction else [])]))
-    if begin is None and is_own_transaction:
-        # A cursor does not tell which statement of a message was refused.
+        send(connection, ";".join([*limits, *bound, *(["COMMIT"] if is_direct and is_own_transaction else [])]))
+    if is_own_transaction and not is_direct:
         send(connection, "COMMIT")
 
 
 @contextmanager
-def _refusals_of(count: int) -> Iterator[SimpleNamespace]:
+def _refusals_of(count: int) -> Iterator[None]:
     """Tell the refusals of our own statements, the first ``count`` of a message, from those of what was written."""
-    own = SimpleNamespace(count=count)
     try:
-        yield own
+        yield
     except DatabaseFailure as error:
         cause: Any = error.__cause__
         if _is_claim_lost(cause):
             raise ClaimLost("The task is no longer claimed by this attempt.") from error
         state = getattr(cause, "sqlstate", None)
-        if state is None or state.startswith(NOT_OURS) or getattr(cause, "accepted", 0) >= own.count:
+        if state is None or state.startswith(NOT_OURS) or getattr(cause, "accepted", 0) >= count:
             raise
         raise SettleRefused from error
 

@@ -2,8 +2,7 @@
 
 To open a session takes name servers, certificates, and the code of the project (``get_connection_params``, receivers of
 ``connection_created``), all of which block. So a short-lived thread does it. From then on the loop speaks to the server
-with psycopg's own generators: they yield what they wait for. They are not documented, so only this file uses them, and
-``tests/db/worker/parent/test_session.py`` holds each supported psycopg to what is used here.
+with psycopg's own generators: they yield what they wait for.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
-from psycopg import generators
-from psycopg.pq import DiagnosticField, ExecStatus
-from psycopg.waiting import Ready
+from psycopg.errors import error_from_result
 
 from django_pglock.postgres.connections import shut_down_socket
+from django_pglock.postgres.exchange import BAD, receive, results_of
 from django_pglock.store.statements import bound_for
 from django_pglock.worker.loop import READ, Loop, Timer
 
@@ -164,18 +162,16 @@ class Session:
             self._lose(error)
             return
         self._deadline = self.loop.call_later(self._asked.within, self._on_deadline)
-        self._answer = generators.execute(raw.pgconn)
+        self._answer = results_of(raw.pgconn)
         self._advance(None)
 
     def _on_ready(self) -> None:
         if self._answer is not None:
-            self._advance(Ready.R)
+            self._advance(READ)
             return
         raw: Any = self.connection and self.connection.connection
         try:
-            raw.pgconn.consume_input()
-            while note := raw.pgconn.notifies():
-                self._note(note.relname.decode(), note.extra.decode())
+            receive(raw.pgconn)
         except psycopg.Error as error:
             self._lose(error)
 
@@ -189,22 +185,19 @@ class Session:
         assert answer is not None  # noqa: S101 - for the type checker
         try:
             events = int(answer.send(ready))
-            self.loop.watch(self._socket, events, lambda: self._advance_ready(events))
+            self.loop.watch(self._socket, events, lambda: self._advance(events))
         except StopIteration as ended:
             self.loop.watch(self._socket, READ, self._on_ready)
             self._finish(ended.value)
         except psycopg.Error as error:
             self._lose(error)
 
-    def _advance_ready(self, events: int) -> None:
-        self._advance(Ready(events))
-
     def _finish(self, results: list[Any]) -> None:
         question, self._asked, self._answer = self._asked, None, None
         assert question is not None  # noqa: S101 - for the type checker
         assert self._deadline is not None  # noqa: S101
         self._deadline.cancel()
-        error = next((_error_of(each) for each in results if each.status == ExecStatus.FATAL_ERROR), None)
+        error = next((error_from_result(each) for each in results if each.status in BAD), None)
         if error is None:
             question.then(list(map(_rows_of, results)))
         elif question.refused is not None:
@@ -219,16 +212,6 @@ class Session:
     def _lose(self, error: BaseException) -> None:
         self.close()
         self.on_lost(error)
-
-
-def _error_of(result: Any) -> psycopg.Error:
-    """Return the error of a statement that the server has refused, of the class of its SQLSTATE."""
-    state = bytes(result.error_field(DiagnosticField.SQLSTATE) or b"XX000").decode()
-    text = bytes(result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-    try:
-        return psycopg.errors.lookup(state)(text)
-    except KeyError:
-        return psycopg.DatabaseError(f"{text} ({state})")
 
 
 def _rows_of(result: Any) -> Rows:
