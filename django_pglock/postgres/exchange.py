@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from selectors import DefaultSelector
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg import Error as PsycopgError
 from psycopg import OperationalError, generators, waiting
@@ -23,6 +23,7 @@ from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionS
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.abc import PQGen
     from psycopg.pq.abc import PGconn, PGresult
 
 #: The numbers, in pg_type, of the types whose values are converted: boolean, bigint, double precision.
@@ -36,7 +37,7 @@ RETRY_AFTER = 0.001
 BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 Row = list[Any]
-Answer = Generator[Any, Any, Any]
+T = TypeVar("T")
 
 
 def begin_for(raw: Connection[Any]) -> str:
@@ -81,19 +82,17 @@ def exchange_locked(raw: Connection[Any], statements: str, begin: str = "") -> R
     """Do the same as ``exchange``, for a caller that holds the connection's lock."""
     try:
         return waiting.wait(_answer(raw.pgconn, begin, statements), raw.pgconn.socket, interval=SIGNAL_CHECK_INTERVAL)
-    except PsycopgError:
-        raise
     except BaseException:
-        _cancel(raw)
+        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            _cancel(raw)
         raise
 
 
 def _cancel(raw: Connection[Any]) -> None:
     """Cancel the running statement. If this fails, or is interrupted as well, end the session instead of waiting."""
     try:
-        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            raw.cancel_safe(timeout=CANCEL_WITHIN)
-            _wait_for_end(raw.pgconn)
+        raw.cancel_safe(timeout=CANCEL_WITHIN)
+        _wait_for_end(raw.pgconn)
     except PsycopgError:
         raw.pgconn.finish()
     except BaseException:
@@ -116,18 +115,16 @@ async def exchange_async(raw: Connection[Any], statements: str) -> Row | None:
     while not raw.lock.acquire(blocking=False):
         await asyncio.sleep(RETRY_AFTER)
     try:
-        row: Row | None = await _wait_async(raw, _answer(raw.pgconn, begin_for(raw), statements))
-        return row
-    except PsycopgError:
-        raise
+        return await _wait_async(raw, _answer(raw.pgconn, begin_for(raw), statements))
     except BaseException:
-        await _cancelled(asyncio.ensure_future(_cancel_async(raw)))
+        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            await _cancelled(asyncio.ensure_future(_cancel_async(raw)))
         raise
     finally:
         raw.lock.release()
 
 
-async def _wait_async(raw: Connection[Any], answer: Answer) -> Any:
+async def _wait_async(raw: Connection[Any], answer: PQGen[T]) -> T:
     return await waiting.wait_async(answer, raw.pgconn.socket, interval=CANCEL_WITHIN)
 
 
@@ -142,9 +139,8 @@ async def _cancelled(cancelling: asyncio.Future[None]) -> None:
 
 async def _cancel_async(raw: Connection[Any]) -> None:
     try:
-        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
-            await asyncio.wait_for(_wait_async(raw, results_of(raw.pgconn)), CANCEL_WITHIN)
+        await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
+        await asyncio.wait_for(_wait_async(raw, results_of(raw.pgconn)), CANCEL_WITHIN)
     except (PsycopgError, RuntimeError, asyncio.CancelledError, asyncio.TimeoutError):
         # RuntimeError: the loop ends, and starts no more threads. TimeoutError: the connection may be half open.
         raw.pgconn.finish()
@@ -155,7 +151,7 @@ async def receive_async(raw: Connection[Any]) -> None:
     await _wait_async(raw, _arrival(raw.pgconn))
 
 
-def _arrival(pgconn: PGconn) -> Answer:
+def _arrival(pgconn: PGconn) -> PQGen[None]:
     yield waiting.Wait.R
     receive(pgconn)
 
@@ -168,7 +164,7 @@ def receive(pgconn: PGconn) -> None:
             pgconn.notify_handler(notification)
 
 
-def _answer(pgconn: PGconn, begin: str, statements: str) -> Answer:
+def _answer(pgconn: PGconn, begin: str, statements: str) -> PQGen[Row | None]:
     """Send a message, and return the row of its answer."""
     pgconn.send_query((begin + statements).encode())
     results = yield from results_of(pgconn)
@@ -181,7 +177,7 @@ def _answer(pgconn: PGconn, begin: str, statements: str) -> Answer:
     return _first_row(results)
 
 
-def results_of(pgconn: PGconn) -> Answer:
+def results_of(pgconn: PGconn) -> PQGen[list[PGresult]]:
     """Return the results of all statements of a message.
 
     If the session has ended, the server's last error is the cause of our error.
