@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django_pglock.worker import Worker
@@ -69,22 +68,20 @@ class InProcessWorker(Worker):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._make_parent = partial(self._make_parent, starter=self._make_starter)
-        self._thread = threading.Thread(target=self._run, name="lockworker-parent", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="lockworker-parent", daemon=True)
         self._starter: ThreadStarter | None = None
         self.is_ok = True
 
-    def _make_starter(self, *args: Any, **options: Any) -> ThreadStarter:
+    def make_starter(self, *args: Any, **options: Any) -> ThreadStarter:  # type: ignore[override]
         self._starter = ThreadStarter(*args, **options)
         return self._starter
 
-    def _run(self) -> None:
+    def _run_in_thread(self) -> None:
         self.is_ok = self.run()
 
     @property
     def crew(self) -> Any:
-        assert self._parent is not None
-        return self._parent.crews[0]
+        return self.crews[0]
 
     @property
     def child(self) -> InProcessChild:

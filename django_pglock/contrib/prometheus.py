@@ -9,7 +9,7 @@ does. ``register()`` adds them to what the process exports already, as with djan
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 from django.db import Error as DatabaseFailure
@@ -22,11 +22,10 @@ from prometheus_client.registry import Collector
 
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.store.numbers import depths
 from django_pglock.store.statements import rows_of
 from django_pglock.tasks.backends import our_backends
-from django_pglock.worker.parent.metrics import depth_families
+from django_pglock.worker.parent.metrics import PREFIX, depth_families, joined
 
 logger = get_logger("django_pglock.tasks")
 
@@ -49,41 +48,17 @@ class TaskCollector(Collector):  # type: ignore[misc]
         """Yield the metrics; none, with a warning in the log, while a database cannot be reached."""
         databases = {backend.database for backend in our_backends()}
         try:
-            # Queues of the same name in several databases are one.
-            found = _joined(chain(*map(depths, databases)))
+            found = joined(chain(*map(depths, databases)))
             workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
             return
-        for name, help_text, samples, *split in depth_families(found):
-            label, values = split[0] if split else (None, ())
-            family = _gauge(name, help_text, "queue", *filter(None, [label]))
-            for ((_, queue),), number in samples:
-                for value, each in zip(values, number, strict=True) if label else [("", number)]:
-                    family.add_metric([queue, *filter(None, [value])], each)
+        for each in depth_families(found):
+            family = Metric(f"{PREFIX}{each.name}", each.text, each.kind)
+            for number, labels, _ in each.samples:
+                family.add_sample(f"{PREFIX}{each.name}", labels, number)
             yield family
-        alive = _gauge("workers_alive", "Workers with a heartbeat within its limit.")
-        alive.add_metric([], workers)
-        yield alive
-
-
-def _joined(queues: Iterable[QueueCounts]) -> list[QueueCounts]:
-    """Return the queues, those of the same name as one."""
-    found: dict[str, QueueCounts] = {}
-    for each in queues:
-        known = found.get(each.queue)
-        found[each.queue] = each if known is None else _sum_of(known, each)
-    return [found[queue] for queue in sorted(found)]
-
-
-def _sum_of(one: QueueCounts, other: QueueCounts) -> QueueCounts:
-    counts = {status: one.counts[status] + other.counts[status] for status in COUNTED}
-    ages = [age for age in (one.oldest_ready, other.oldest_ready) if age is not None]
-    return QueueCounts.of(one.queue, counts, max(ages, default=None), one.paused_at or other.paused_at)
-
-
-def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"django_pglock_{name}", help_text, labels=labels)
+        yield GaugeMetricFamily(f"{PREFIX}workers_alive", "Workers with a heartbeat within its limit.", workers)
 
 
 _collector = TaskCollector()

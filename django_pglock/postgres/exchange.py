@@ -3,7 +3,7 @@
 psycopg's cursor binds parameters, stores results, and loads types. A lock statement has no parameters, and its answer
 is a boolean. Without the cursor it takes a fifth of the time. The generators send and receive for psycopg's cursors,
 and yield what they wait for. Threads and coroutines run the same ones, and differ only in how they wait for the socket.
-psycopg does not document them, so they are used only here, also for the parent of a worker.
+psycopg does not document them, so they are used only here.
 ``tests/db/postgres/test_exchange.py`` holds each supported psycopg to what is used here.
 """
 

@@ -155,12 +155,7 @@ def message(using: str, *parts: tuple[str, Sequence[Any]] | str) -> str:
 
 def bound(using: str, statement: str, values: Sequence[Any]) -> str:
     """Return a statement with its values; ``%%`` becomes ``%``, also without values. The connection must be open."""
-    return bound_for(connections[using].connection, statement, values)
-
-
-def bound_for(session: Any, statement: str, values: Sequence[Any]) -> str:
-    """Return a statement with its values, as ``bound()`` does, for a psycopg connection."""
-    return ClientCursor(session).mogrify(filled(statement), values)
+    return ClientCursor(connections[using].connection).mogrify(filled(statement), values)
 
 
 @lru_cache(maxsize=256)

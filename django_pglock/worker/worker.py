@@ -1,17 +1,47 @@
-"""The worker as Python sees it: the options of ``runlockworker``, and a call that runs until the end."""
+"""The worker: what ``runlockworker`` is. One loop, which starts children, and replaces them.
+
+This process is the parent. It runs no task. So nothing that a task does to its process delays the heartbeat, a probe,
+or the rescue of the tasks of a child that has died. The loop sends no statement: the heartbeat and the upkeep have
+threads and sessions of their own.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from django.utils.autoreload import StatReloader
 
+from django_pglock.conf import get_settings
+from django_pglock.error_reading import one_line
 from django_pglock.errors import ConfigurationError, model_of
-from django_pglock.worker.options import check_options, database_to_serve
-from django_pglock.worker.parent.parent import Parent
+from django_pglock.loggers import WORKER, get_logger, written_by_thread
+from django_pglock.postgres.connections import is_forbidden
+from django_pglock.worker.child.child import run_child
+from django_pglock.worker.loop import Loop
+from django_pglock.worker.options import check_clock, check_options, database_to_serve
+from django_pglock.worker.parent.crew import Crew
+from django_pglock.worker.parent.health import Health, SystemdNotifier
+from django_pglock.worker.parent.starter import Starter, make_starter, refuse_platform
 from django_pglock.worker.queues import Queues
+
+if TYPE_CHECKING:
+    from django_pglock.worker.parent.probes import ProbeServer
+
+logger = get_logger(WORKER)
+
+#: SIGHUP comes when a terminal or an ssh session is closed.
+HANG_UP = signal.SIGHUP
+#: Seconds between two checks of the children, and of the files of the code.
+CHECK_INTERVAL, RELOAD_INTERVAL = 1.0, 1.0
+#: Seconds at the end for the upkeep to end its present statement, and for the heartbeat to close its session.
+LAST_UPKEEP, LAST_HEARTBEAT = 10.0, 1.0
 
 
 def no_command() -> Sequence[str]:
@@ -39,6 +69,10 @@ class Worker:
     backends in TASKS use several databases, for invalid queues, and for a number that is out of bounds.
     """
 
+    #: What starts the children. Tests have another one.
+    make_starter = staticmethod(make_starter)
+    loop: Loop
+
     def __init__(
         self,
         *,
@@ -63,21 +97,27 @@ class Worker:
         for each in self.databases:
             check_options(using=each, backend=backend, processes=processes, probe_port=probe_port, **numbers)
         self.queues = Queues(queues, exclude=exclude)
-        shared = {"backend": backend, "queues": list(queues), "exclude": list(exclude), "drain": drain, **numbers}
-        self._make_parent = partial(
-            Parent,
-            [{**shared, "using": each, "queues_given": self.queues.given} for each in self.databases],
-            processes=processes,
-            command=command,
-            probe_port=probe_port,
-            reloads=reloads,
-        )
-        self._parent: Parent | None = None
-        self._stops = 0
-        #: The tasks, in words, that a worker with ``drain`` should have run but has not; empty before the end.
-        self.left_behind: list[str] = []
-        #: Whether the worker has ended because code has changed.
+        #: The options of the children (``worker/child.py``), without the database.
+        shared = {"backend": backend, "queues": list(queues), "exclude": list(exclude), "drain": drain}
+        self.options = {**shared, **numbers, "queues_given": self.queues.given}
+        self.processes = processes
+        self.probe_port = probe_port
+        self.reloads = reloads
+        self.command = command
+        #: The children of each database; empty before the start.
+        self.crews: list[Crew] = []
+        self.server: ProbeServer | None = None
+        #: Whether the worker ends because code has changed, so that the caller starts it again.
         self.code_has_changed = False
+        self.health = Health(self.crews)
+        self._files: dict[Any, float] = {}
+        self._stops = 0
+        self._is_begun = self._has_failed = False
+
+    @property
+    def left_behind(self) -> list[str]:
+        """The tasks, in words, that a worker with ``drain`` should have run but has not; empty before the end."""
+        return [each for crew in self.crews for each in crew.left_behind]
 
     def run(self, *, ending: Callable[[], None] = lambda: None) -> bool:
         """Run until the end. Return whether each process has ended in order.
@@ -87,18 +127,182 @@ class Worker:
         """
         for each in self.databases:
             _refuse_in_test_case(each)
-        self._parent = parent = self._make_parent(ending=ending)
-        for _ in range(self._stops):
-            parent.stop()
-        code = parent.run()
-        self.left_behind, self.code_has_changed = parent.left_behind, parent.code_has_changed
-        return code == 0
+        refuse_platform()
+        check_clock()
+        is_main = threading.current_thread() is threading.main_thread()
+        self.ending, self.loop, self._began_at = ending, Loop(), time.monotonic()
+        handlers = self._handle_signals() if is_main else {}
+        starter = None
+        try:
+            starter = self.make_starter(
+                self.loop, run_child, self.command, on_end=self._on_child_end, on_lost=self._on_starter_lost
+            )
+            # After the fork of the starter, which has no thread. In tests, the process is not the worker's.
+            with written_by_thread() if is_main else nullcontext():
+                self._run(starter)
+        finally:
+            self._close(starter)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return not (self._has_failed or any(crew.have_failed for crew in self.crews))
 
     def stop(self) -> None:
         """Have running tasks finish, and end; at a second call, give them back. For any thread."""
         self._stops += 1
-        if self._parent is not None:
-            self._parent.stop()
+        if self._is_begun:
+            self.loop.call_soon(self._obey_stop)
+
+    def _run(self, starter: Starter) -> None:
+        for place, using in enumerate(self.databases):
+            options = {**self.options, "using": using}
+            first = 1 + place * self.processes
+            self.crews.append(Crew(self.loop, starter, options, first=first, count=self.processes))
+        self.systemd = SystemdNotifier(self.loop, self.health)
+        if self.probe_port is not None:
+            # Not imported at module level: most workers answer no probes, and need no memory for an HTTP server.
+            from django_pglock.worker.parent.probes import ProbeServer
+
+            self.server = ProbeServer(self.health, self.probe_port)
+            self.server.start()
+        for crew in self.crews:
+            crew.start()
+        self._check()
+        self.systemd.start()
+        if self.reloads:
+            self._look_for_changes()
+        self._is_begun = True
+        if self._stops:
+            self._obey_stop()
+        self.loop.run()
+        # The upkeep rescues the tasks of children that did not end in order, before this process ends.
+        for crew in self.crews:
+            crew.upkeep.stop()
+        for crew in self.crews:
+            crew.upkeep.wait(LAST_UPKEEP)
+
+    def _close(self, starter: Starter | None) -> None:
+        for crew in self.crews:
+            crew.heartbeat.stop()
+        if self.server is not None:
+            self.server.stop()
+        if starter is not None:
+            starter.close()
+        for crew in self.crews:
+            crew.heartbeat.wait(LAST_HEARTBEAT)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
+        self.loop.close()
+
+    def _obey_stop(self) -> None:
+        # A person who ends a worker that is about to start again does not want it to start.
+        self.code_has_changed = False
+        if self._stops == 1:
+            self._drain()
+        else:
+            for crew in self.crews:
+                crew.end()
+
+    def _drain(self) -> None:
+        if not self.health.is_stopping:
+            self.ending()
+            self.health.is_stopping = True
+            self.systemd.tell_stopping()
+        for crew in self.crews:
+            crew.drain()
+        self._end_if_done()
+
+    # Signals
+
+    def _handle_signals(self) -> dict[int, Any]:
+        signal.set_wakeup_fd(self.loop.wakeup_fd, warn_on_full_buffer=False)
+        earlier: dict[int, Any] = {}
+        for number in stop_signals():
+            earlier[number] = signal.signal(number, self._on_signal)
+        # An empty handler: without one, the signal would not wake the loop.
+        earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return earlier
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        # A shell and the kernel may both send a SIGHUP, so it never counts as the second signal.
+        if number != HANG_UP or self._stops == 0:
+            self.stop()
+
+    # Children
+
+    def _on_child_end(self, pid: int, code: int) -> None:
+        for crew in self.crews:
+            crew.note_end(pid, code)
+        self._end_if_done()
+
+    def _on_starter_lost(self) -> None:
+        logger.error("The process that starts the worker's children has ended, and the children with it.")
+        self._has_failed = True
+        for crew in self.crews:
+            crew.stop_starting()
+            for child in list(crew.all):
+                crew.note_end(child.pid, -signal.SIGKILL)
+        self._end_if_done()
+
+    def _look_for_changes(self) -> None:
+        """Begin to end if a file of the code has changed, as Django's ``runserver`` does."""
+        if self.health.is_stopping:
+            return
+        now = dict(StatReloader().snapshot_files())
+        changed = [path for path, date in now.items() if date != self._files.get(path, date)]
+        self._files = now
+        if changed:
+            logger.info("%s has changed. The worker ends, and starts again.", changed[0])
+            self.code_has_changed = True
+            self._drain()
+        self.loop.call_later(RELOAD_INTERVAL, self._look_for_changes)
+
+    def _check(self) -> None:
+        """Reap what tasks have left, and limit how long a draining worker waits for its database."""
+        self.health.note_turn()
+        if os.getpid() == 1:
+            _reap_orphans({child.pid for crew in self.crews for child in crew.all})
+        for crew in self.crews:
+            for service in crew.services:
+                service.end_late()
+            self._give_up_start(crew)
+        self._end_if_done()
+        self.loop.call_later(CHECK_INTERVAL, self._check)
+
+    def _give_up_start(self, crew: Crew) -> None:
+        """End a worker with ``drain`` that cannot begin. A cron job must not wait until a right is granted."""
+        heartbeat, limit = crew.heartbeat, get_settings().HEARTBEAT_LIMIT
+        if heartbeat.beat_at is not None or crew.is_stopping or not crew.options["drain"]:
+            return
+        if heartbeat.last_error is not None and is_forbidden(heartbeat.last_error):
+            why = f"its role lacks a right: {one_line(heartbeat.last_error)}. docs/security.md lists what it needs."
+        elif time.monotonic() - self._began_at > limit:
+            why = f"it could not use the database {crew.using!r} within {limit:g} s: {heartbeat.why_not_ready()}"
+        else:
+            return
+        logger.error("This worker ends, because %s", why)
+        crew.left_behind.append("what it could not read")
+        crew.end()
+
+    def _end_if_done(self) -> None:
+        """End if no child is left, and none will be started."""
+        if all(crew.are_gone for crew in self.crews):
+            self.loop.stop()
+
+
+def stop_signals() -> list[int]:
+    """Return the signals that stop a worker in this process. ``nohup`` has SIGHUP ignored, and that stays so."""
+    is_heard = signal.getsignal(HANG_UP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([HANG_UP] if is_heard else [])]
+
+
+def _reap_orphans(ours: set[int]) -> None:
+    """Reap processes that tasks have left. Only as process 1, in a container: they are given to it.
+
+    What starts the children reaps ``ours``, and reads their exit codes.
+    """
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _refuse_in_test_case(using: str) -> None:

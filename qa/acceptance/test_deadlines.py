@@ -10,7 +10,7 @@ from django.db import connection, connections
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
-from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.service import Service
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
 
@@ -31,7 +31,7 @@ def proxy(transactional_db, monkeypatch):
 
 @pytest.fixture
 def short_timeouts(monkeypatch):
-    monkeypatch.setattr(ConnectedService, "statement_timeout", 1.0)
+    monkeypatch.setattr(Service, "statement_timeout", 1.0)
     monkeypatch.setattr(service, "LATE_ANSWER", 0.5)
 
 

@@ -80,7 +80,7 @@ def settling(world: World, results: Results, outcomes: list[tuple[Claim, Outcome
         in_flight, "default", worker, progress=progress, ready=lambda *_: None, scheduled=lambda: None
     )
     # It keeps the session of this thread, whose statements are stopped at, instead of one of its own.
-    service._connection, service.close_session = connections["default"], lambda: None
+    service._connection, service.close = connections["default"], lambda: None
     for held, outcome in outcomes:
         in_flight.claims[held.id, held.attempt] = held
         in_flight.outbox.put(EndedClaim(held, outcome))

@@ -19,10 +19,10 @@ from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.store.wake import channel_of
 from django_pglock.tasks.compat import InvalidTask
-from django_pglock.worker.parent.upkeep import UnknownReport
 from django_pglock.worker.queues import Queues
 from tests.db.locks.sessions import Somebody
 from tests.db.store.workers import add_sleeping_worker
+from tests.db.worker.conftest import make_upkeep
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 
@@ -274,7 +274,7 @@ def test_unknown_task_paths_are_rescued_and_reported(eventually, worker, caplog)
     assert [(row.task_path, row.queue) for row in Task.objects.order_by("id")] == [(name, name) for name in names]
     unknown = Task.objects.unknown()
     assert sorted(each[:3] for each in unknown) == sorted((name, name, 1) for name in names)
-    UnknownReport("default")._report(unknown)
+    make_upkeep()._warn()
     for said in ("which no running worker has imported", "was taken back"):
         lines = [each.getMessage() for each in caplog.records if said in each.getMessage()]
         assert [name for name in names if not any(repr(name) in line for line in lines)] == []

@@ -73,7 +73,7 @@ def test_a_worker_has_every_metric_and_path_that_is_named(worker, eventually):
     running = worker(probe_port="127.0.0.1:0")
 
     def ask(path):
-        with closing(HTTPConnection("127.0.0.1", running._parent.server.port, timeout=60)) as client:
+        with closing(HTTPConnection("127.0.0.1", running.server.port, timeout=60)) as client:
             client.request("GET", path)
             answer = client.getresponse()
             return answer.status, answer.read().decode()

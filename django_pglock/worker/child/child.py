@@ -35,7 +35,7 @@ from django_pglock.worker.child.task_thread import close_sessions_of_ended_threa
 from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
-from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.service import Service
 
 logger = get_logger(WORKER)
 
@@ -117,7 +117,7 @@ class Child:
             on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
         )
         #: How often each part was found silent in a row, and until when it was to report.
-        self._silent: dict[ConnectedService, tuple[float, int]] = {}
+        self._silent: dict[Service, tuple[float, int]] = {}
         self._next_watch: Timer | None = None
         self._functions = registry.known_versions()
         self._is_started = self.is_stopping = False
@@ -126,7 +126,7 @@ class Child:
         self.have_all_finished = True
 
     @property
-    def services(self) -> list[ConnectedService]:
+    def services(self) -> list[Service]:
         """The parts with a thread and a database session of their own."""
         return [self.fetcher, self.settler]
 

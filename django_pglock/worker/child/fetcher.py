@@ -26,7 +26,7 @@ from django_pglock.worker.child.exclusive_run import ExclusiveRun
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.child.sleep import Sleep
 from django_pglock.worker.queues import Queues
-from django_pglock.worker.service import ConnectedService, logger
+from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -69,7 +69,7 @@ class ParentsHeartbeat:
         return time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
 
 
-class Fetcher(ConnectedService):
+class Fetcher(Service):
     """Fills the inboxes with tasks of the served queues, of one ``backend`` or, if it is None, of all backends.
 
     ``drain`` is finished when nothing is in flight and no task is left that could be claimed. None: the worker does not

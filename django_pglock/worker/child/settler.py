@@ -33,7 +33,7 @@ from django_pglock.store.wake import wake, wake_except
 from django_pglock.worker.child.history import History
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
 from django_pglock.worker.child.logs import report, report_lost
-from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -97,7 +97,7 @@ def class_of(error: DatabaseError) -> str:
     return str(getattr(error.__cause__, "sqlstate", None))[:2]
 
 
-class Settler(ConnectedService):
+class Settler(Service):
     """Takes ended claims from the outbox, settles them in batches, and reports the accepted outcomes.
 
     It keeps an outcome until the database has answered, so a lost connection causes a delay, but no outcome is lost.
@@ -216,7 +216,7 @@ class Settler(ConnectedService):
 
     def _close_if_idle(self) -> None:
         if not self._locked and self.history.due_in() is None:
-            self.close_session()
+            self.close()
 
     def _unlocked(self) -> list[EndedClaim]:
         """Return the ended claims whose rows are no longer locked."""

@@ -1,134 +1,402 @@
-"""The children of one database, with the heartbeat and the upkeep for them."""
+"""The children of one database: starts them, hears what they tell, and replaces them. Beats and keeps up for them.
+
+A child is replaced at once if it asks for that. It is killed if it was stopped (SIGSTOP), if a part of it that is ours
+makes no progress, or if a function has not ended after its timeout and the grace period, and the child cannot end by
+itself, because the function keeps it from running.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.store.liveness import HeartbeatReply
-from django_pglock.worker.loop import Loop, Timer
-from django_pglock.worker.parent.children import Child, Children
+from django_pglock.store.liveness import Beat, HeartbeatReply
+from django_pglock.tasks import registry
+from django_pglock.worker.channel import Channel
+from django_pglock.worker.child.child import LEFT_BEHIND
+from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.parent.heartbeat import Heartbeat
 from django_pglock.worker.parent.starter import Starter
 from django_pglock.worker.parent.upkeep import Upkeep
 
 logger = get_logger(WORKER)
 
+#: Seconds before a child that ended unexpectedly is started again. Doubled each time, up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+#: If a child has lived for this number of seconds, its end is not counted as one more failure in a row.
+STABLE_AFTER = 60.0
+#: Seconds beyond the grace period within which a child must write its last outcomes and end.
+MARGIN = 30.0
+#: Seconds beyond timeout and grace period within which a child must begin to end because of a function that does not.
+OVERRUN_MARGIN = 2.0
+#: Seconds for a child to end after its channel is closed. Its end closes the channel, too.
+DEAF_MARGIN = 1.0
+#: The longest time in seconds for which code of a task may keep all threads of a child from running.
+LONGEST_SILENCE = 3600.0
+#: Seconds between two checks of the children.
+CHECK_INTERVAL = 1.0
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait after a number of unexpected ends in a row, with jitter."""
+    bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+    return random.uniform(bound / 2, bound)  # noqa: S311
+
+
+class Child:
+    """One child: a worker, with its row in the table of workers."""
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.number = number
+        self.id = uuid4()
+        self.channel = channel
+        self.pid = 0
+        self.started_at = time.monotonic()
+        self.heard_at = self.started_at
+        #: The functions that it knows.
+        self.functions: list[str] = registry.known_versions()
+        #: Its last report: numbers, and sentences about its health.
+        self.report: dict[str, Any] = {}
+        #: The deadlines of the attempts with a timeout, by task and attempt.
+        self.deadlines: dict[tuple[int, int], float] = {}
+        #: The attempts whose time was over when the child was killed.
+        self.overruns: list[tuple[int, int]] = []
+        #: It is killed if it has not ended by then. It ends if this is not infinite.
+        self.kill_at = math.inf
+        #: It has said that it can run tasks; its row is written; another one was started in its place; a person debugs
+        #: it; it was killed.
+        self.is_ready = self.is_known = self.is_replaced = self.is_debugged = self.is_killed = False
+
+    @property
+    def name(self) -> str:
+        """The name for the table of workers and for people: host, process, and the start of the id."""
+        return f"{socket.gethostname()[:80]}:{self.pid}:{self.id.hex[:8]}"
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it ends, or has to."""
+        return self.kill_at < math.inf
+
+    def end_within(self, seconds: float) -> None:
+        """Note that it ends. It is killed if it has not ended within some seconds."""
+        self.kill_at = min(self.kill_at, time.monotonic() + seconds)
+
+    def hear(self, kind: str, value: Any) -> None:
+        """Note what it tells of itself."""
+        match kind:
+            case "ready":
+                self.is_ready, self.functions = True, value
+            case "report":
+                self.report = value
+            case "began":
+                self.deadlines[value[0], value[1]] = value[2]
+            case "ended":
+                self.deadlines.pop((value[0], value[1]), None)
+            case "debugger":
+                self.is_debugged = True
+
+    def __repr__(self) -> str:
+        return f"worker-{self.number}[{self.pid}]"
+
 
 class Crew:
-    """The children of one database, with the heartbeat and the upkeep for them."""
+    """Keeps ``count`` children of one database running until ``drain()`` or ``end()``.
 
-    def __init__(
-        self,
-        loop: Loop,
-        starter: Callable[[], Starter],
-        options: dict[str, Any],
-        *,
-        first: int,
-        count: int,
-    ) -> None:
+    ``options`` are those of a child (``worker/child.py``). Its methods are called in the thread of the loop, except for
+    those of the heartbeat.
+    """
+
+    def __init__(self, loop: Loop, starter: Starter, options: dict[str, Any], *, first: int, count: int) -> None:
         self.loop = loop
+        self._starter = starter
         self.using: str = options["using"]
         self.id = uuid4()
-        self.children = Children(
-            loop,
-            starter,
-            count,
-            first=first,
-            options={**options, "parent": str(self.id)},
-            on_start=lambda child: self.heartbeat.beat_soon(),
-            on_message=self._on_message,
-            on_end=self._on_end,
-        )
-        self.heartbeat = Heartbeat(
-            loop,
-            self.using,
-            self.id,
-            beats=self.children.beats,
-            busy=self.children.busy,
-            on_beat=self._on_beat,
-            on_lost=self._on_lost,
-            on_wake=self._on_wake,
-            on_missed=lambda: self.children.tell(poll=True),
-            on_scheduled=self._on_scheduled,
-            on_request=self._on_request,
-            on_missing=self._on_missing,
-        )
-        self.upkeep = Upkeep(
-            self.using,
-            promoted=lambda: loop.call_soon(self._on_promoted),
-            unbroken_for=self.heartbeat.unbroken_for,
-            is_quiet=lambda: self.heartbeat.is_quiet,
-            on_rest=lambda seconds: loop.call_soon(lambda: self._wake_upkeep_in(seconds)),
-        )
-        self._ready: set[UUID] = set()
-        self._has_beaten = False
-        self._next_upkeep: Timer | None = None
+        self.options = options
+        self.heartbeat = Heartbeat(self.using, self.id, self)
+        self.upkeep = Upkeep(self.using, self.heartbeat, promoted=self._note_promoted)
+        self.all: list[Child] = []
+        self.is_stopping = False
+        #: Whether a child ended because of an error.
+        self.have_failed = False
+        #: What draining children could not run.
+        self.left_behind: list[str] = []
+        #: What the children that have ended have counted. The lock is held while a child moves from ``all`` to here.
+        self.ended: Counter[str] = Counter()
+        self.moving = threading.Lock()
+        self._failures: Counter[int] = Counter()
+        # The numbers of the children that have to be started later.
+        self._later: dict[int, Timer] = {}
+        self._numbers = range(first, first + count)
+
+    @property
+    def grace(self) -> float:
+        """The seconds that running tasks get to finish."""
+        return float(self.options["grace"])
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether no child runs, and none will be started."""
+        return not self.all and not self._later
+
+    @property
+    def services(self) -> tuple[Heartbeat, Upkeep]:
+        """The parts with a thread and a database session of their own."""
+        return self.heartbeat, self.upkeep
 
     def start(self) -> None:
-        """Start the children, and open the session."""
-        self.heartbeat.start()
-        self.children.start()
+        """Start all children and services, and check the children from now on."""
+        for service in self.services:
+            service.start()
+        for number in self._numbers:
+            self._start(number)
+        self._check()
 
-    def _on_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
-        self.upkeep.set_older_parents(self.heartbeat.older_parents or 0)
-        if replies and not self._has_beaten:
-            self._has_beaten = True
-            self.upkeep.wake()
-        for child in self.children.all:
+    # For the heartbeat, in its thread. The loop adds and removes children, so these copy the list.
+
+    def beats(self) -> Sequence[Beat]:
+        return [self._beat_of(child) for child in list(self.all) if not child.is_killed and child.pid]
+
+    def busy(self) -> Sequence[UUID]:
+        return [child.id for child in list(self.all) if child.is_ready]
+
+    def note_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
+        for child in list(self.all):
             if reply := replies.get(child.id):
                 child.channel.send(beat=[began, self.heartbeat.is_listening, reply.is_sleeping])
-                self._note_ready(child)
+                if child.is_ready and not child.is_known:
+                    child.is_known = True
+                    queues = ", ".join(map(repr, self.options["queues_given"])) or "all queues"
+                    logger.info("Worker %s is ready: %s.", child.name, queues)
 
-    def _wake_upkeep_in(self, seconds: float) -> None:
-        if self._next_upkeep is not None:
-            self._next_upkeep.cancel()
-        self._next_upkeep = self.loop.call_later(seconds, self.upkeep.wake)
+    def tell(self, **message: Any) -> None:
+        for child in list(self.all):
+            child.channel.send(**message)
 
-    def _note_ready(self, child: Child) -> None:
-        if child.is_ready and child.id not in self._ready:
-            self._ready.add(child.id)
-            queues = ", ".join(map(repr, self.children.options["queues_given"])) or "all queues"
-            logger.info("Worker %s is ready: %s.", child.name, queues)
-
-    def _on_lost(self, error: BaseException) -> None:
-        self.children.tell(cut=True)
-
-    def _on_wake(self, worker: str, queue: str, hops: int) -> None:
-        if child := self.children.serving(worker):
+    def wake(self, worker: str, queue: str, hops: int) -> None:
+        # If it ends or has ended, another one, which serves the same queues.
+        able = [each for each in list(self.all) if not each.is_ending and not each.is_killed]
+        for child in [each for each in able if str(each.id) == worker] or able[:1]:
             child.channel.send(wake=[queue, hops])
 
-    def _on_promoted(self) -> None:
-        # Otherwise a notification comes for those that sleep.
+    def pass_on(self, worker: UUID, **message: Any) -> None:
+        for child in list(self.all):
+            if child.id == worker:
+                child.channel.send(**message)
+
+    def wake_upkeep(self, *, rescues: bool = False) -> None:
+        if rescues:
+            self.upkeep.rescue_soon()
+        else:
+            self.upkeep.wake()
+
+    def _note_promoted(self) -> None:
+        """Called by the upkeep, in its thread. If notifications come, there is one for the workers that sleep."""
         if not self.heartbeat.is_listening:
-            self.children.tell(poll=True)
+            self.tell(poll=True)
 
-    def _on_scheduled(self) -> None:
-        self.upkeep.wake()
+    # The end
 
-    def _on_missing(self) -> None:
-        self.upkeep.rescue_soon()
+    def drain(self) -> None:
+        """Have all children finish their running tasks and end. Start none any more."""
+        self.stop_starting()
+        for child in self.all:
+            self._drain(child)
+        # Now, because a worker that its row shows as stopping is not woken.
+        self.heartbeat.beat_soon()
 
-    def _on_request(self, worker: str, task: int, attempt: int, is_cancel: bool) -> None:
-        if child := self.children.find(worker):
-            if is_cancel:
-                child.channel.send(cancel=[[task, attempt]])
-            else:
-                child.channel.send(stack=[task, attempt])
+    def end(self) -> None:
+        """Have all children give their tasks back and end."""
+        self.stop_starting()
+        for child in self.all:
+            child.channel.send(end=True)
+            child.end_within(MARGIN)
 
-    def _on_message(self, child: Child, kind: str, value: Any) -> None:
+    def kill(self, child: Child, why: str) -> None:
+        """Kill a child, and say why. The time of its attempts may be over."""
+        logger.error("%r %s. It is killed.", child, why)
+        child.is_killed = True
+        child.overruns = [key for key, deadline in child.deadlines.items() if deadline < time.monotonic()]
+        self._starter.signal(child.pid, signal.SIGKILL)
+
+    def note_end(self, pid: int, code: int) -> None:
+        """Note that a process has ended, perhaps one of these children."""
+        for child in [each for each in self.all if each.pid == pid]:
+            self._receive(child)
+            self._forget(child)
+            self._replace_after_end(child, code)
+            self.upkeep.end_worker(child.id, child.overruns)
+
+    def _beat_of(self, child: Child) -> Beat:
+        return Beat(
+            child.id,
+            parent=self.id,
+            name=child.name,
+            hostname=socket.gethostname()[:255],
+            pid=child.pid,
+            queues=self.options["queues_given"],
+            threads=self.options["threads"],
+            is_stopping=child.is_ending,
+            task_paths=child.functions,
+        )
+
+    def stop_starting(self) -> None:
+        """Start no child any more."""
+        self.is_stopping = True
+        for timer in self._later.values():
+            timer.cancel()
+        self._later.clear()
+
+    def _drain(self, child: Child) -> None:
+        child.channel.send(drain=True)
+        child.end_within(self.grace + MARGIN)
+
+    def _start(self, number: int) -> None:
+        self._later.pop(number, None)
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # the process has no file descriptors left
+            self._start_later(number, f"worker-{number} cannot be started ({error})")
+            return
+        child = Child(number, Channel(ours))
+        child.channel.send(start={**self.options, "id": str(child.id), "number": number})
+        self.all.append(child)
+        with theirs:
+            self._starter.start(theirs, lambda pid, error: self._note_start(child, pid, error))
+
+    def _note_start(self, child: Child, pid: int, error: str) -> None:
+        if error:
+            self._forget(child)
+            self._start_later(child.number, f"worker-{child.number} cannot be started ({error})")
+            return
+        child.pid = pid
+        self.loop.watch(child.channel, READ, lambda: self._receive(child))
+        logger.info("Started %r.", child)
+        self.heartbeat.beat_soon()
+
+    def _start_later(self, number: int, why: str) -> None:
+        self._failures[number] += 1
+        pause = pause_after(self._failures[number])
+        logger.warning("%s. It is started again in %.1f s.", why, pause)
+        self._later[number] = self.loop.call_later(pause, lambda: self._start(number))
+
+    def _receive(self, child: Child) -> None:
+        for message in child.channel.receive():
+            child.heard_at = time.monotonic()
+            for kind, value in message.items():
+                self._hear(child, kind, value)
+        if child.channel.is_over:
+            # It has ended, or a task has closed the files of its process. Then it hears nothing more.
+            self.loop.unwatch(child.channel)
+            child.end_within(DEAF_MARGIN)
+
+    def _hear(self, child: Child, kind: str, value: Any) -> None:
+        child.hear(kind, value)
         match kind:
             case "ready":
                 self.heartbeat.beat_soon()
+            case "report":
+                self._judge(child)
+            case "ending":
+                child.end_within(self.grace + MARGIN)
+            case "replace":
+                self._replace(child, value)
+            case "left_behind":
+                self.left_behind += value
             case "scheduled":
                 self.upkeep.wake()
             case "stack":
-                task, attempt, text = value
-                self.heartbeat.answer_stack(child.id, task, attempt, text)
+                self.heartbeat.answer_stack(child.id, *value)
 
-    def _on_end(self, child: Child, code: int) -> None:
-        """A worker without a row is dead: its tasks are rescued at once."""
-        self._ready.discard(child.id)
-        self.upkeep.end_worker(child.id, child.overruns)
+    # Replacement
+
+    def _replace(self, child: Child, why: str) -> None:
+        """Start another child at once, because this one will end. It says itself when it begins to end."""
+        if not child.is_replaced and not self.is_stopping:
+            logger.info("Replacing %r: %s.", child, why)
+            child.is_replaced = True
+            self._failures[child.number] = 0
+            self._start(child.number)
+
+    def _judge(self, child: Child) -> None:
+        """Replace a child that reports that a part of it hangs, or that it can begin no tasks."""
+        if (trouble := child.report.get("hung")) and not child.is_ending and not child.is_debugged:
+            logger.error("%s %r is replaced.", trouble, child)
+            self._replace(child, trouble)
+            self._drain(child)
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        for child in list(self.all):
+            child.channel.flush()
+            if child.is_killed:
+                self._starter.signal(child.pid, signal.SIGKILL)
+            elif not child.is_debugged:
+                self._check_child(child, now)
+        self.loop.call_later(CHECK_INTERVAL, self._check)
+
+    def _check_child(self, child: Child, now: float) -> None:
+        silence = now - child.heard_at
+        overdue = now - min(child.deadlines.values(), default=now)
+        if child.is_ending:
+            if now >= child.kill_at:
+                self.kill(child, "has not ended in time")
+        elif overdue > max(self.grace, 1.0) + OVERRUN_MARGIN:
+            # The child itself would have begun to end, but the function keeps it from running.
+            self.kill(child, "runs a task long after its timeout, and does not react")
+        elif silence > LONGEST_SILENCE or (silence > get_settings().HEARTBEAT_LIMIT and not is_running(child.pid)):
+            self.kill(child, f"has been frozen for {silence:.0f} s")
+
+    def _forget(self, child: Child) -> None:
+        with self.moving:
+            self.all.remove(child)
+            self.ended.update(counted(child.report))
+        self.loop.unwatch(child.channel)
+        child.channel.close()
+
+    def _replace_after_end(self, child: Child, code: int) -> None:
+        is_in_order = code == 0
+        is_drained = self.options["drain"] and code in (0, LEFT_BEHIND)
+        if child.is_replaced or self.is_stopping or is_drained:
+            logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, in_words(code))
+            self.have_failed = self.have_failed or not (is_in_order or child.is_replaced)
+            return
+        if time.monotonic() - child.started_at >= STABLE_AFTER:
+            self._failures[child.number] = 0
+        self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
+
+
+def counted(report: dict[str, Any]) -> dict[str, int]:
+    """Return the numbers of a report that only grow."""
+    return {"claimed": report.get("claimed", 0), **report.get("outcomes", {}), **report.get("reconnects", {})}
+
+
+def in_words(code: int) -> str:
+    """Return an exit code in words, for messages."""
+    if code >= 0:
+        return f"with exit code {code}"
+    with suppress(ValueError):
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is not stopped, as far as the system tells: by SIGSTOP, or by a debugger."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return os.name == "posix" and not Path("/proc/self").exists()
+    return state not in "Tt"

@@ -1,30 +1,34 @@
-"""The health of a parent and its children, and their numbers: only what they have told, so no answer waits."""
+"""The health of a worker, and its numbers: only what its parts have told, so no answer waits. And the messages to
+systemd, which say the same.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from django_pglock.conf import get_settings
+from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
-from django_pglock.worker.parent.children import counted
+from django_pglock.worker.loop import Loop
+from django_pglock.worker.parent.crew import Crew, counted
 
-if TYPE_CHECKING:
-    from django_pglock.store.count import QueueCounts
-    from django_pglock.store.numbers import Total
-    from django_pglock.worker.parent.crew import Crew
+logger = get_logger(WORKER)
 
 #: The numbers of a report that are true at its moment. All others only grow.
 OF_NOW = ("in_flight", "running", "unsettled")
+#: Seconds between two messages to systemd while the worker is not ready.
+CHECK_INTERVAL = 0.25
 
 
 class Health:
     """Answers two questions: does the worker live, and does it work? An answer is a sentence about a problem, or None.
 
     A worker without a database connection does not work, but a restart would not help. The loop calls ``note_turn()``
-    each second.
+    each second. All other methods are for any thread.
     """
 
     def __init__(self, crews: Sequence[Crew]) -> None:
@@ -47,26 +51,7 @@ class Health:
         """Return why no child claims tasks."""
         if self.is_stopping:
             return "The worker is stopping."
-        for crew in self.crews:
-            if trouble := self._unready(crew):
-                return trouble
-        return self.hung()
-
-    def _unready(self, crew: Crew) -> str | None:
-        heartbeat = crew.heartbeat
-        if heartbeat.pending:
-            return "Migrations of django_pglock are pending."
-        if not heartbeat.is_connected:
-            return "The worker has no connection to the database."
-        if heartbeat.beat_at is None:
-            return "The first heartbeat is not written yet."
-        if not crew.children.all:
-            return "No process of the worker runs at the moment."
-        age = time.monotonic() - heartbeat.beat_at
-        if age > silent_after():
-            return f"The last heartbeat was written {age:.0f} s ago."
-        troubles = [child.report.get("unready", "A process of the worker starts.") for child in list(crew.children.all)]
-        return None if None in troubles or not troubles else str(troubles[0])
+        return next(filter(None, map(_unready, self.crews)), None) or self.hung()
 
     def beat_age(self) -> float | None:
         """Return the seconds since the oldest of the last heartbeats was written; None before the first one."""
@@ -78,11 +63,10 @@ class Health:
         """What all children have counted since the start, by the names in their reports."""
         total: Counter[str] = Counter()
         for crew in self.crews:
-            total["heartbeat"] += max(0, crew.heartbeat.connects - 1)
-            total["upkeep"] += crew.upkeep.reconnects
-            with crew.children.moving:
-                total.update(crew.children.ended)
-                for child in crew.children.all:
+            total.update({service.name: service.reconnects for service in crew.services})
+            with crew.moving:
+                total.update(crew.ended)
+                for child in crew.all:
                     total.update(counted(child.report))
         return total
 
@@ -91,17 +75,83 @@ class Health:
         """What all children do at the moment."""
         now: Counter[str] = Counter()
         for crew in self.crews:
-            for child in list(crew.children.all):
+            for child in list(crew.all):
                 now.update({name: child.report.get(name, 0) for name in OF_NOW})
-                now.update({"processes": 1, "threads": crew.children.options["threads"]})
+                now.update({"processes": 1, "threads": crew.options["threads"]})
         return now
 
-    def readings(self) -> tuple[list[QueueCounts], list[Total]]:
-        """Return the depths of the queues, and the attempts of all time, as the upkeep has read them last."""
-        queues: list[QueueCounts] = []
-        totals: list[Total] = []
-        for crew in self.crews:
-            depths, counters = crew.upkeep.readings.request()
-            queues += depths
-            totals += counters
-        return queues, totals
+
+def _unready(crew: Crew) -> str | None:
+    heartbeat = crew.heartbeat
+    if heartbeat.pending:
+        return "Migrations of django_pglock are pending."
+    if not heartbeat.is_connected:
+        return "The worker has no connection to the database."
+    if heartbeat.beat_at is None:
+        return "The first heartbeat is not written yet."
+    age = time.monotonic() - heartbeat.beat_at
+    if age > silent_after():
+        return f"The last heartbeat was written {age:.0f} s ago."
+    troubles = [child.report.get("unready", "A process of the worker starts.") for child in list(crew.all)]
+    if not troubles:
+        return "No process of the worker runs at the moment."
+    return None if None in troubles else str(troubles[0])
+
+
+class SystemdNotifier:
+    """Tells systemd the state of the worker: ready, alive, stopping, and a status text. Needs ``NOTIFY_SOCKET``.
+
+    The loop sends the messages. So they stop if the loop hangs, and do not if the database cannot be reached.
+    """
+
+    def __init__(self, loop: Loop, health: Health) -> None:
+        self.loop = loop
+        self.health = health
+        self.address = os.environ.get("NOTIFY_SOCKET", "")
+        #: Seconds within which systemd expects a message; None: systemd expects no messages.
+        self.limit = watchdog_limit()
+        self._is_ready = self._has_failed = False
+
+    def start(self) -> None:
+        """Send the status now, and from time to time. The interval is so short that one message may be lost."""
+        if not self.address:
+            return
+        lines = [f"STATUS={self._status()}"]
+        if not self._is_ready and self.health.unready() is None:
+            self._is_ready = True
+            lines.append("READY=1")
+        if self.limit is not None:
+            lines.append("WATCHDOG=1")
+        self._say(*lines)
+        often = get_settings().HEARTBEAT_INTERVAL if self.limit is None else self.limit / 3
+        self.loop.call_later(often if self._is_ready else min(often, CHECK_INTERVAL), self.start)
+
+    def tell_stopping(self) -> None:
+        """Tell systemd that the worker stops."""
+        if self.address:
+            self._say("STOPPING=1", f"STATUS={self._status()}")
+
+    def _status(self) -> str:
+        ended = self.health.counted
+        work = f"{self.health.now['running']} tasks running, {ended['Succeeded']} succeeded, {ended['Failed']} failed"
+        return self.health.unready() or work
+
+    def _say(self, *lines: str) -> None:
+        """Send one message. Does not wait. The first failure is logged, and none is raised."""
+        # "@" stands for the NUL byte at the start of the name of an abstract socket.
+        address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                channel.setblocking(False)
+                channel.sendto("\n".join(lines).encode(), address)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("Messages to NOTIFY_SOCKET cannot be sent: %s", error)
+
+
+def watchdog_limit() -> float | None:
+    """Return the seconds of ``WatchdogSec=``; None if it is not set, or is for another process."""
+    text = os.environ.get("WATCHDOG_USEC", "")
+    is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(text) / 1e6 if is_ours and text.isdigit() and int(text) else None

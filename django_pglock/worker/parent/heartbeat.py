@@ -1,6 +1,6 @@
 """The heartbeat: shows that the workers of one parent live, and receives the notifications for them.
 
-One session in the parent's loop does both. It holds the parent's advisory lock, whose number is in the rows of the
+One session in a thread of its own does both. It holds the parent's advisory lock, whose number is in the rows of the
 workers (``store/liveness.py``). No statement here waits for a row or a table that somebody has locked, or only for a
 moment, and each has a deadline.
 """
@@ -9,216 +9,154 @@ from __future__ import annotations
 
 import math
 import pkgutil
-import random
+import selectors
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import Any, Protocol
 from uuid import UUID
 
 from django.apps import apps
-from django.db import ProgrammingError, connections, router
+from django.db import DatabaseError, ProgrammingError, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from psycopg import Notify
 from psycopg.errors import InsufficientPrivilege
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.keys.reserved import draw_number
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.postgres.connections import is_forbidden, is_pooled
-from django_pglock.postgres.forking import ensure_own_session
-from django_pglock.postgres.sessions import dedicated_connection, set_limits
+from django_pglock.postgres.connections import connection_for, has_session_ended, is_pooled
+from django_pglock.postgres.exchange import receive
 from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS, Beat, HeartbeatReply, beat_values
 from django_pglock.store.ready import READY_QUEUES
 from django_pglock.store.requests_to_worker import ANSWER_STACK, REQUESTS
-from django_pglock.store.statements import BY_INDEX
+from django_pglock.store.statements import BY_INDEX, bound, run
 from django_pglock.store.wake import SCHEDULED_CHANNEL, WAKE, channel_of
-from django_pglock.worker.loop import Loop, Timer
-from django_pglock.worker.parent.session import Rows, Session
-
-if TYPE_CHECKING:
-    from django.db.backends.postgresql.base import DatabaseWrapper
+from django_pglock.worker.loop import READ
+from django_pglock.worker.service import Service
 
 logger = get_logger(WORKER)
 
+Rows = list[tuple[Any, ...]]
+
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
-#: Seconds before the first attempt to open another session. Doubled each time, up to half an interval, because after an
-#: outage the children wait for the first heartbeat.
-FIRST_PAUSE = 0.1
 #: The pause before a beat is tried again because another session has locked a row, as a share of the interval.
 LOCKED_PAUSE = 0.1
-#: Server settings of the session. An administrator may have set others for the role; here an idle session is normal.
-NO_LIMITS = dict.fromkeys(
-    ("lock_timeout", "idle_session_timeout", "transaction_timeout", "idle_in_transaction_session_timeout"), "0"
-)
 #: The statements that read the table of tasks wait no longer than this for its lock, so that no beat is late.
 LIMIT = f"SELECT set_config('lock_timeout', '50ms', true), {BY_INDEX}"
 
 
-class Heartbeat:
+class Workers(Protocol):
+    """The workers of a parent. All methods are called in the thread of the heartbeat."""
+
+    def beats(self) -> Sequence[Beat]:
+        """Return what to write for each worker that lives, with the functions that it knows."""
+
+    def busy(self) -> Sequence[UUID]:
+        """Return the ids of the workers that may run tasks."""
+
+    def note_beat(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
+        """Note the replies to the workers whose heartbeat was written, and when it was begun."""
+
+    def tell(self, **message: Any) -> None:
+        """Send a message to each: ``cut``, there is no session at the moment, or ``poll``."""
+
+    def wake(self, worker: str, queue: str, hops: int) -> None:
+        """Wake a worker for a queue that has ready tasks."""
+
+    def pass_on(self, worker: UUID, **message: Any) -> None:
+        """Send a message to one of them: ``cancel`` or ``stack``, requests about a task that it runs."""
+
+    def wake_upkeep(self, *, rescues: bool = False) -> None:
+        """Have the upkeep look now: ``rescues``, because heartbeats of workers of other parents are missing."""
+
+
+class Heartbeat(Service):
     """Beats for the workers of one parent in one database.
-
-    ``beats`` returns what to write: a ``Beat`` for each worker, with the number of functions that its row should have.
-    All callbacks are called in the loop's thread:
-
-    - ``on_beat``: with the replies to the workers whose heartbeat was written, and when it was begun;
-    - ``on_lost``: there is no session at the moment;
-    - ``on_wake``: with the id of a worker, and the queue that has ready tasks after how many hops;
-    - ``on_missed``: notifications may have been missed;
-    - ``on_scheduled``: a task was scheduled;
-    - ``on_request``: with worker, task, attempt, and whether its cancel is requested. Otherwise its stack is;
-    - ``on_missing``: heartbeats of other workers are missing, and this parent is one of those that do the upkeep.
 
     With each beat it asks for requests about running tasks. The oldest parent also wakes workers for tasks that have
     been ready since the last beat: a process may have died after its commit of a task, before its notification.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        using: str,
-        parent: UUID,
-        *,
-        beats: Callable[[], Sequence[Beat]],
-        busy: Callable[[], Sequence[UUID]],
-        on_beat: Callable[[dict[UUID, HeartbeatReply], float], None],
-        on_lost: Callable[[BaseException], None],
-        on_wake: Callable[[str, str, int], None],
-        on_missed: Callable[[], None],
-        on_scheduled: Callable[[], None],
-        on_request: Callable[[str, int, int, bool], None],
-        on_missing: Callable[[], None],
-    ) -> None:
-        self.loop = loop
-        self.using = using
+    name = "heartbeat"
+
+    def __init__(self, using: str, parent: UUID, workers: Workers) -> None:
+        super().__init__(using)
         self.parent = parent
-        self.beats = beats
-        self.busy = busy
-        self.on_beat = on_beat
-        self.on_lost = on_lost
-        self.on_wake = on_wake
-        self.on_missed = on_missed
-        self.on_scheduled = on_scheduled
-        self.on_request = on_request
-        self.on_missing = on_missing
-        self.session = Session(
-            loop, self._open, on_open=self._on_open, on_lost=self._on_session_lost, on_note=self._on_note
-        )
+        self.workers = workers
         #: Names of the migrations that have to be applied first.
         self.pending: list[str] = []
-        #: The error of the last attempt; None: there was none.
-        self.last_error: BaseException | None = None
         #: When the last beat was begun that was written, by time.monotonic(); None: there was none.
         self.beat_at: float | None = None
         #: How many older parents do the upkeep; None: not known yet.
         self.older_parents: int | None = None
         #: Whether notifications come for each scheduled task, because one of the workers sleeps.
         self.is_quiet = False
-        # The queues that had ready tasks at the last beat.
-        self._ready: set[str] = set()
-        #: The number of sessions that were opened.
-        self.connects = 0
         #: The number of the parent's lock, if the present session holds it. None behind a pooler.
         self.lock_key: int | None = None
-        self._is_pooled = False
-        self._has_beaten = False
-        self._failures = 0
+        # When the next beat is due.
+        self._next_at = 0.0
         # Since when the beats have come without interruption.
         self._unbroken_since = math.inf
         # The number of functions in each worker's row, as the last reply says.
         self._known: dict[UUID, int] = {}
-        self._next: Timer | None = None
-        self._has_warned = False
+        # The queues that had ready tasks at the last beat.
+        self._ready: set[str] = set()
         # Since when beats of these workers could not be written.
         self._unwritten: dict[UUID, float] = {}
-        self._is_closed = False
+        self._has_warned = False
+        # Stacks to write: text, task, attempt, worker. Notifications that have come. A pair of sockets to end the wait.
+        self._stacks: SimpleQueue[tuple[str, int, int, UUID]] = SimpleQueue()
+        self._notes: deque[Notify] = deque()
+        self._ours, self._wakeup = socket.socketpair()
+        for end in (self._ours, self._wakeup):
+            end.setblocking(False)
+
+    @property
+    def statement_timeout(self) -> float:
+        """The deadline of a statement in seconds: after it, a beat can be repeated before the workers count as dead."""
+        return get_settings().HEARTBEAT_LIMIT / 3
+
+    @property
+    def longest_pause(self) -> float:
+        """Half an interval, because after an outage the children wait for the first heartbeat."""
+        return get_settings().HEARTBEAT_INTERVAL / 2
+
+    # For other threads
 
     @property
     def is_listening(self) -> bool:
         """Whether notifications reach this parent."""
-        return self.session.is_open and self.lock_key is not None
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a session, as far as is known."""
-        return self.session.is_open
+        return self.is_connected and self.lock_key is not None
 
     def unbroken_for(self) -> float:
-        """Return for how many seconds the beats have come without interruption. For any thread."""
+        """Return for how many seconds the beats have come without interruption."""
         now, beat_at = time.monotonic(), self.beat_at
         if beat_at is None or now - beat_at > LATE * get_settings().HEARTBEAT_INTERVAL:
             return 0.0
         return max(0.0, now - self._unbroken_since)
 
-    def start(self) -> None:
-        """Begin to open the session."""
-        self.session.open()
-
-    def close(self) -> None:
-        """Beat no more, and close the session."""
-        self._is_closed = True
-        self._cancel_next()
-        self.session.close()
-
     def beat_soon(self) -> None:
         """Beat now, for example for a worker that has just been started."""
-        if self.session.is_open:
-            self._beat()
+        self._next_at = 0.0
+        self.wake()
 
     def answer_stack(self, worker: UUID, task: int, attempt: int, text: str) -> None:
-        """Write the stack of a running task. Without a session the request is found again later."""
-        values = (text, task, attempt, worker)
-        self.session.ask((LIMIT, ()), (ANSWER_STACK, values), within=self._limit, refused=self._warn)
+        """Write the stack of a running task."""
+        self._stacks.put((text, task, attempt, worker))
+        self.wake()
 
-    def look_for_requests(self) -> None:
-        """Ask for requests about running tasks, because a notification says that there is one."""
-        if workers := list(self.busy()):
-            self.session.ask(
-                (LIMIT, ()),
-                (REQUESTS, (workers,)),
-                within=self._limit,
-                then=lambda rows: self._note_requests(rows[1]),
-                refused=self._warn,
-            )
-
-    @property
-    def _limit(self) -> float:
-        """The deadline of a statement in seconds: after it, a beat can be repeated before the workers count as dead."""
-        return get_settings().HEARTBEAT_LIMIT / 3
-
-    # The session
-
-    def _open(self) -> DatabaseWrapper:
-        """Open a session. Called in a thread of its own."""
-        connection = dedicated_connection(self.using, application_name="lockworker heartbeat")
-        try:
-            ensure_own_session(connection)
-            set_limits(connection, {**NO_LIMITS, "statement_timeout": f"{self._limit * 1000:.0f}ms"})
-            self._is_pooled = is_pooled(connection)
-            if self.beat_at is None:
-                self._wait_for_tables(connection)
-        except BaseException:
-            connection.close()
-            raise
-        if self._is_closed:
-            connection.close()
-            raise RuntimeError("The worker has ended.")
-        return connection
-
-    def _wait_for_tables(self, connection: DatabaseWrapper) -> None:
-        """Return when no migration is pending. Log pending migrations once."""
-        connections[self.using] = connection
-        while pending := pending_migrations(self.using):
-            if not self.pending:
-                logger.warning("Waiting for migrations of django_pglock %s", _how_to_migrate(self.using, pending))
-            self.pending = pending
-            time.sleep(CHECK_INTERVAL)
-            if self._is_closed:
-                break
-        self.pending = []
-        del connections[self.using]
+    def wake(self) -> None:
+        # An error means that the buffer is full, so the thread wakes anyway, or that it has ended.
+        with suppress(OSError):
+            self._wakeup.send(b"!")
 
     def why_not_ready(self) -> str:
         """Return why there was no beat yet, for people."""
@@ -226,84 +164,122 @@ class Heartbeat:
             return f"migrations of django_pglock are pending {_how_to_migrate(self.using, self.pending)}"
         return "it does not answer" if self.last_error is None else one_line(self.last_error)
 
-    def _on_open(self) -> None:
-        self.connects += 1
-        self._has_beaten = False
+    # The session
+
+    def connected(self) -> None:
+        connection: Any = self._connection
+        connection.connection.add_notify_handler(self._notes.append)
+        self._unbroken_since = math.inf
         # Not behind a pooler, where other clients would get the lock and the notifications.
-        if self._is_pooled:
-            self._begin()
-        else:
-            self._lock()
+        if not is_pooled(connection):
+            for channel in (channel_of(self.parent), SCHEDULED_CHANNEL):
+                run(self.using, f"LISTEN {channel}")
+            number = draw_number()
+            # Another parent may have the same number, or a half-open session of ours.
+            while not run(self.using, LOCK_PARENT, number)[0][0]:
+                number = draw_number()
+            self.lock_key = number
+        self.workers.tell(poll=True)
+        self._next_at = 0.0
 
-    def _lock(self) -> None:
-        """Take the parent's lock. Another parent may have the same number, or a half-open session of ours."""
-        number = draw_number()
+    def close(self) -> None:
+        self.lock_key = None
+        self.workers.tell(cut=True)
+        super().close()
 
-        def note(rows: list[Rows]) -> None:
-            if rows[-1][0][0] == "t":
-                self.lock_key = number
-                self._begin()
-            else:
-                self._lock()
+    def finish(self) -> None:
+        self._ours.close()
+        self._wakeup.close()
 
-        listen = [(f"LISTEN {channel}", ()) for channel in (channel_of(self.parent), SCHEDULED_CHANNEL)]
-        self.session.ask(*listen, (LOCK_PARENT, (number,)), within=self._limit, then=note)
-
-    def _begin(self) -> None:
-        self.on_missed()
-        self._beat()
-
-    def _on_session_lost(self, error: BaseException) -> None:
-        self.lock_key, self.last_error = None, error
-        self._cancel_next()
-        if self._is_closed:
+    def run_once(self) -> None:
+        if self.beat_at is None and self._has_pending_migrations():
+            self.stopping.wait(CHECK_INTERVAL)
             return
-        self._failures += 1
-        if self._failures == 1:
-            what = "cannot reach the database" if not self.connects else "has lost its database connection"
-            what = "cannot do its work" if is_forbidden(error) else what
-            logger.warning("The heartbeat %s and tries again: %s", what, one_line(error))
-        self.on_lost(error)
-        bound = min(get_settings().HEARTBEAT_INTERVAL / 2, FIRST_PAUSE * 2.0 ** min(self._failures - 1, 10))
-        self.loop.call_later(random.uniform(bound / 2, bound), self._open_again)  # noqa: S311
+        if time.monotonic() >= self._next_at:
+            self._beat()
+        while not self._stacks.empty():
+            self._try((ANSWER_STACK, self._stacks.get()))
+        if not self._notes:
+            self._wait(max(0.0, self._next_at - time.monotonic()))
+        while self._notes:
+            self._hear(self._notes.popleft())
 
-    def _open_again(self) -> None:
-        if not self._is_closed:
-            self.session.open()
+    def _has_pending_migrations(self) -> bool:
+        """Return whether migrations are pending. Log them once."""
+        pending = pending_migrations(self.using)
+        if pending and not self.pending:
+            logger.warning("Waiting for migrations of django_pglock %s", _how_to_migrate(self.using, pending))
+        self.pending = pending
+        return bool(pending)
 
-    def _on_note(self, channel: str, payload: str) -> None:
-        if channel == SCHEDULED_CHANNEL:
-            self.on_scheduled()
+    def _wait(self, seconds: float) -> None:
+        """Wait for a notification, or for another thread."""
+        raw: Any = self._connection and self._connection.connection
+        self.report_alive(seconds)
+        # It needs no file descriptor, of which there may be none left.
+        with selectors.PollSelector() as selector:
+            selector.register(raw, READ)
+            selector.register(self._ours, READ)
+            selector.select(seconds)
+        with suppress(BlockingIOError):
+            self._ours.recv(4096)
+        receive(raw.pgconn)
+
+    def _hear(self, note: Notify) -> None:
+        if note.channel == SCHEDULED_CHANNEL:
+            self.workers.wake_upkeep()
             return
-        worker, *about = payload.split(" ", 2)
-        if len(about) == 2:
-            self.on_wake(worker, about[1], int(about[0]))
-        else:
-            self.look_for_requests()
+        worker, *about = note.payload.split(" ", 2)
+        if len(about) < 2:
+            self._look_for_requests()
+            return
+        # Every role of the database may notify.
+        with suppress(ValueError):
+            self.workers.wake(worker, about[1], int(about[0]))
+
+    def _ask(self, *parts: tuple[str, Sequence[Any]]) -> list[Rows]:
+        """Send statements with their values as one message, which is one transaction. Return the rows of each."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(";".join(bound(self.using, *part) for part in parts))
+            answers = [cursor.fetchall()]
+            while cursor.nextset():
+                answers.append(cursor.fetchall())
+        return answers
+
+    def _try(self, statement: tuple[str, Sequence[Any]]) -> Rows:
+        """Ask for the rows of a statement. If the server refuses it, say so, and return none."""
+        try:
+            return self._ask((LIMIT, ()), statement)[1]
+        except DatabaseError as error:
+            if not self.is_connected or has_session_ended(connection_for(self.using)):
+                raise
+            logger.warning("A statement of the heartbeat was refused: %s", one_line(error))
+            return []
+
+    def _look_for_requests(self) -> None:
+        """Ask for requests about running tasks, because a notification says that there is one."""
+        if workers := list(self.workers.busy()):
+            self._note_requests(self._try((REQUESTS, (workers,))))
 
     # The beat
 
     def _beat(self) -> None:
-        self._cancel_next()
         began = time.monotonic()
-        interval = get_settings().HEARTBEAT_INTERVAL
-        self._next = self.loop.call_later(interval, self._beat)
-        given = [self._complete(beat) for beat in self.beats()]
+        # First, because another thread may ask for a beat from now on.
+        self._next_at = began + get_settings().HEARTBEAT_INTERVAL
+        given = [self._complete(beat) for beat in self.workers.beats()]
         if not given:
             return
         beat = (BEAT, beat_values(given))
-        look = [(REQUESTS, (list(self.busy()),))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
-
-        def note(rows: list[Rows]) -> None:
-            self._note(rows[1], given, began)
-            self._note_requests(rows[2])
-            self._note_ready({str(queue) for (queue,) in rows[3]} if len(look) > 1 else set())
-
-        def beat_alone(error: BaseException) -> None:
+        look = [(REQUESTS, (list(self.workers.busy()),))] + ([(READY_QUEUES, ())] if self.older_parents == 0 else [])
+        try:
+            _, rows, requests, *ready = self._ask((LIMIT, ()), beat, *look)
+        except DatabaseError:
             # The table of tasks is locked. The next beat looks at it again.
-            self.session.ask(beat, within=self._limit, then=lambda rows: self._note(rows[0], given, began))
-
-        self.session.ask((LIMIT, ()), beat, *look, within=self._limit, then=note, refused=beat_alone)
+            [rows], requests, ready = self._ask(beat), [], []
+        self._note(rows, given, began)
+        self._note_requests(requests)
+        self._note_ready({queue for found in ready for (queue,) in found})
 
     def _complete(self, beat: Beat) -> Beat:
         paths = beat.task_paths
@@ -312,17 +288,11 @@ class Heartbeat:
 
     def _note(self, rows: Rows, given: Sequence[Beat], began: float) -> None:
         """Note the reply to a beat. A row that is missing in it is locked, or was deleted."""
-        replies = {UUID(row[0]): HeartbeatReply.of(row[1:]) for row in rows}
+        replies = {worker: HeartbeatReply(*reply) for worker, *reply in rows}
         self._known = {worker: reply.known for worker, reply in replies.items()}
         if replies:
-            # By its oldest worker. Otherwise, after each parent has replaced one, none would be the oldest.
-            self.older_parents = min(reply.older_parents for reply in replies.values())
-            self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
-            self._note_success(began)
-            are_missing = any(reply.are_others_missing for reply in replies.values())
-            if are_missing and self.older_parents < UPKEEP_PARENTS:
-                self.on_missing()
-        self.on_beat(replies, began)
+            self._note_success(replies, began)
+        self.workers.note_beat(replies, began)
         now, pause = time.monotonic(), get_settings().HEARTBEAT_INTERVAL * LOCKED_PAUSE
         unwritten = [beat for beat in given if beat.id not in replies]
         self._unwritten = {beat.id: self._unwritten.get(beat.id, now) for beat in unwritten}
@@ -332,17 +302,20 @@ class Heartbeat:
             if beat.task_paths is not None and now - self._unwritten[beat.id] >= pause:
                 self._warn_of_locked_row(beat.id)
         if unwritten:
-            self._cancel_next()
-            self._next = self.loop.call_later(pause, self._beat)
+            self._next_at = min(self._next_at, now + pause)
 
-    def _note_success(self, began: float) -> None:
-        if self._failures:
-            logger.warning("The heartbeat works again. Failed attempts: %d.", self._failures)
-        self._failures, self.last_error = 0, None
-        late = LATE * get_settings().HEARTBEAT_INTERVAL
-        if not self._has_beaten or self.beat_at is None or time.monotonic() - self.beat_at > late:
-            self._unbroken_since = time.monotonic()
-        self._has_beaten, self.beat_at = True, began
+    def _note_success(self, replies: dict[UUID, HeartbeatReply], began: float) -> None:
+        now, late = time.monotonic(), LATE * get_settings().HEARTBEAT_INTERVAL
+        if self._unbroken_since == math.inf or self.beat_at is None or now - self.beat_at > late:
+            self._unbroken_since = now
+        self.beat_at = began
+        # By its oldest worker. Otherwise, after each parent has replaced one, none would be the oldest.
+        before, self.older_parents = self.older_parents, min(reply.older_parents for reply in replies.values())
+        self.is_quiet = any(reply.is_sleeping for reply in replies.values()) and self.is_listening
+        if self.older_parents < UPKEEP_PARENTS and any(reply.are_others_missing for reply in replies.values()):
+            self.workers.wake_upkeep(rescues=True)
+        elif before is None or self.older_parents < UPKEEP_PARENTS <= before:
+            self.workers.wake_upkeep()
 
     def _warn_of_locked_row(self, worker: UUID) -> None:
         if self._has_warned:
@@ -357,23 +330,16 @@ class Heartbeat:
 
     def _note_requests(self, rows: Rows) -> None:
         for worker, task, attempt, is_cancel, is_stack in rows:
-            for wanted, cancels in ((is_cancel, True), (is_stack, False)):
-                if wanted == "t":
-                    self.on_request(str(worker), int(task or 0), int(attempt or 0), cancels)
+            if is_cancel:
+                self.workers.pass_on(worker, cancel=[[task, attempt]])
+            if is_stack:
+                self.workers.pass_on(worker, stack=[task, attempt])
 
     def _note_ready(self, ready: set[str]) -> None:
         """Wake workers for queues that have had ready tasks for an interval."""
         if unnoticed := sorted(ready & self._ready):
-            values = (0, unnoticed, get_settings().HEARTBEAT_LIMIT)
-            self.session.ask((WAKE, values), within=self._limit, refused=self._warn)
+            self._try((WAKE, (0, unnoticed, get_settings().HEARTBEAT_LIMIT)))
         self._ready = ready
-
-    def _warn(self, error: BaseException) -> None:
-        logger.warning("A statement of the heartbeat was refused: %s", one_line(error))
-
-    def _cancel_next(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
 
 
 APP = "django_pglock"

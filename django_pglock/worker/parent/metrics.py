@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, NamedTuple
 
+from django.db import connections
+
+from django_pglock.error_reading import one_line
+from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.connections import CONNECTION_ERRORS
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.count import COUNTED, QueueCounts
-from django_pglock.store.numbers import BOUNDS, Counts
-from django_pglock.store.numbers import OUTCOMES as ENDS
+from django_pglock.store.numbers import BOUNDS, OUTCOMES, Counts, counters, depths
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -26,142 +30,160 @@ from django_pglock.store.outcome import (
 if TYPE_CHECKING:
     from django_pglock.worker.parent.health import Health
 
+logger = get_logger(WORKER)
+
 PREFIX = "django_pglock_"
 #: The characters that Prometheus requires to be escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
-
+#: The classes of outcomes by the values of their label.
+KINDS = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind.__name__
+    for kind in (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
+}
 #: The buckets that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
 #: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
-
-_shown_of: Any = itemgetter(*SHOWN)
-_ends_of: Any = attrgetter(*ENDS)
-#: The size of the cache of texts. There are three texts for each function and queue, and some for each queue.
-MOST_KEPT = 10_000
-
-#: The labels of a sample as names and values.
-Labels = tuple[tuple[str, str], ...]
-#: The name of a label and its values. There is one sample for each value.
-Split = tuple[str, tuple[str, ...]]
-#: The labels of each sample with its number or numbers. Those of a histogram are its buckets and its sum.
-Samples = Iterable[tuple[Labels, Any]]
-Histograms = Iterable[tuple[Labels, Sequence[int], float]]
-#: The labels of a function in a queue, and its counts.
-Labelled = Sequence[tuple[Labels, Counts]]
-#: The name, the help text and the samples of metrics and, if there is one, the label by which the samples are split.
-Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
-
+#: Metrics of what the children do now: the name, the name in their reports, and the text.
+GAUGES = (
+    ("processes", "processes", "Number of processes that run tasks."),
+    ("threads", "threads", "Number of threads that run tasks."),
+    ("tasks_in_flight", "in_flight", "Tasks claimed and not settled yet."),
+    ("tasks_running", "running", "Tasks that run now."),
+    ("outcomes_waiting", "unsettled", "Outcomes that wait for the database."),
+)
 #: The parts of a worker that have a database session.
 PARTS = ("heartbeat", "upkeep", "fetcher", "settler")
 
 
+class Sample(NamedTuple):
+    """A number with its labels. ``part`` is what a histogram adds to the name."""
+
+    number: float
+    labels: dict[str, str] = {}
+    part: str = ""
+
+
+class Family(NamedTuple):
+    """A metric with its samples."""
+
+    name: str
+    text: str
+    samples: Iterable[Sample]
+    kind: str = "gauge"
+
+
 class Metrics:
-    """What the children of a parent have counted, and what the upkeep has read. ``health`` is that of the parent."""
+    """What the children of a worker have counted, and what is in its databases. ``health`` is that of the worker."""
 
     def __init__(self, health: Health) -> None:
         self.health = health
+        self._reading = threading.Lock()
 
     def exposition(self) -> str:
-        """Return all metrics as text. Waits for nothing."""
-        queues, totals = self.health.readings()
-        ended: Labelled = [((("queue", each.queue), ("function", each.task_path)), each.counts) for each in totals]
-        simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges(), *depth_families(queues)))
-        histograms = (_histogram_lines(*each) for each in self._histograms(ended))
-        return "".join(line for lines in (*simple, *histograms) for line in lines)
+        """Return all metrics as text."""
+        families = chain(self._counters(), self._gauges(), self._of_databases())
+        return "".join(line for family in families for line in _lines(family))
 
-    def _counters(self, ended: Labelled) -> Iterator[Family]:
+    def _counters(self) -> Iterator[Family]:
         counted = self.health.counted
-        yield "claims_total", "Tasks claimed.", [((), counted["claimed"])]
-        outcomes = [((), tuple(counted[kind.__name__] for kind in OUTCOMES))]
-        names = tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in OUTCOMES)
-        yield "outcomes_total", "Claims that ended, by outcome.", outcomes, ("outcome", names)
-        yield (
-            "claims_lost_total",
-            "Claims whose outcome was dropped, because another worker had claimed the task.",
-            [((), counted["lost"])],
-        )
-        attempts = [(labels, _ends_of(counts)) for labels, counts in ended]
-        yield (
-            "attempts_total",
-            "Attempts of all workers that ended, by queue, function and outcome.",
-            attempts,
-            ("outcome", ENDS),
-        )
-        reconnects = [((("part", part),), counted[part]) for part in PARTS]
-        yield "reconnects_total", "Database sessions opened after one was lost, by part of the worker.", reconnects
+        ended = [Sample(counted[kind], {"outcome": name}) for name, kind in KINDS.items()]
+        lost = "Claims whose outcome was dropped, because another worker had claimed the task."
+        reconnects = [Sample(counted[part], {"part": part}) for part in PARTS]
+        yield Family("claims_total", "Tasks claimed.", [Sample(counted["claimed"])], "counter")
+        yield Family("outcomes_total", "Claims that ended, by outcome.", ended, "counter")
+        yield Family("claims_lost_total", lost, [Sample(counted["lost"])], "counter")
+        text = "Database sessions opened after one was lost, by part of the worker."
+        yield Family("reconnects_total", text, reconnects, "counter")
 
     def _gauges(self) -> Iterator[Family]:
+        is_ready = Sample(int(self.health.unready() is None))
+        yield Family("worker_ready", "1 while the worker claims tasks, else 0.", [is_ready])
         now = self.health.now
-        yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
-        yield "processes", "Number of processes that run tasks.", [((), now["processes"])]
-        yield "threads", "Number of threads that run tasks.", [((), now["threads"])]
-        yield "tasks_in_flight", "Tasks claimed and not settled yet.", [((), now["in_flight"])]
-        yield "tasks_running", "Tasks that run now.", [((), now["running"])]
-        yield "outcomes_waiting", "Outcomes that wait for the database.", [((), now["unsettled"])]
+        for name, counted, text in GAUGES:
+            yield Family(name, text, [Sample(now[counted])])
         if (age := self.health.beat_age()) is not None:
-            yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
+            yield Family("heartbeat_age_seconds", "Time since the last heartbeat that was written.", [Sample(age)])
 
-    def _histograms(self, ended: Labelled) -> Iterator[tuple[str, str, Histograms]]:
-        waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in ended]
-        yield "task_wait_seconds", "Time from ready to claimed, by queue and function.", waits
-        runs = [(labels, counts.run, counts.run_seconds) for labels, counts in ended]
-        yield "task_run_seconds", "Time for which the function ran, by queue and function.", runs
+    def _of_databases(self) -> list[Family]:
+        """Return the metrics of the tasks in the databases. None, if the last request for them still waits there."""
+        if not self._reading.acquire(blocking=False):
+            return []
+        queues: list[QueueCounts] = []
+        attempts: dict[tuple[str, str], Counts] = {}
+        try:
+            for crew in self.health.crews:
+                connections[crew.using] = dedicated_connection(crew.using, application_name="lockworker metrics")
+                queues += depths(crew.using)
+                for each in counters(crew.using):
+                    attempts.setdefault((each.queue, each.task_path), Counts()).add(each.counts)
+        except CONNECTION_ERRORS as error:
+            logger.warning("The metrics of tasks cannot be read: %s", one_line(error))
+            return []
+        finally:
+            connections.close_all()
+            self._reading.release()
+        return [*depth_families(joined(queues)), *attempt_families(attempts)]
 
 
 def depth_families(queues: Iterable[QueueCounts]) -> Iterator[Family]:
     """Yield the metrics of the queues, which are the same from each worker and from the view for web processes."""
-    found = [((("queue", each.queue),), each) for each in queues]
-    ready = [(labels, each.counts["READY"]) for labels, each in found]
-    yield "tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready
-    ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in found]
-    yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
-    tasks = [(labels, tuple(each.counts[status] for status in COUNTED)) for labels, each in found]
-    names = tuple(map(str.lower, COUNTED))
-    yield "tasks", "Tasks in the database by queue and status. Counting stops at 10000.", tasks, ("status", names)
-    paused = [(labels, int(each.paused_at is not None)) for labels, each in found]
-    yield "queue_paused", "1 while the queue is paused, else 0.", paused
+    found = [({"queue": each.queue}, each) for each in queues]
+    kinds = {status: status.lower() for status in COUNTED}
+    ready = [Sample(each.counts["READY"], labels) for labels, each in found]
+    ages = [Sample(each.oldest_ready or 0.0, labels) for labels, each in found]
+    tasks = [Sample(each.counts[key], {**labels, "status": kinds[key]}) for labels, each in found for key in kinds]
+    paused = [Sample(int(each.paused_at is not None), labels) for labels, each in found]
+    yield Family("tasks_ready", "Tasks in the database that can be claimed. Counting stops at 10000.", ready)
+    yield Family("oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages)
+    yield Family("tasks", "Tasks in the database by queue and status. Counting stops at 10000.", tasks)
+    yield Family("queue_paused", "1 while the queue is paused, else 0.", paused)
 
 
-def _lines(name: str, help_text: str, samples: Samples, split: Split | None = None) -> Iterator[str]:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    yield _head(name, help_text, kind)
-    for labels, numbers in samples:
-        yield _samples(name, labels, split) % numbers
+def joined(queues: Iterable[QueueCounts]) -> list[QueueCounts]:
+    """Return the queues, those of the same name in several databases as one."""
+    found: dict[str, QueueCounts] = {}
+    for each in queues:
+        known = found.get(each.queue)
+        found[each.queue] = each if known is None else _sum_of(known, each)
+    return [found[queue] for queue in sorted(found)]
 
 
-def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Iterator[str]:
-    yield _head(name, help_text, "histogram")
-    for labels, buckets, total in histograms:
-        ends = list(accumulate(buckets))
-        yield _histogram(name, labels) % (*_shown_of(ends), total, ends[-1])
+def _sum_of(one: QueueCounts, other: QueueCounts) -> QueueCounts:
+    counts = {status: one.counts[status] + other.counts[status] for status in COUNTED}
+    ages = [age for age in (one.oldest_ready, other.oldest_ready) if age is not None]
+    return QueueCounts.of(one.queue, counts, max(ages, default=None), one.paused_at or other.paused_at)
 
 
-# With hundreds of functions there are ten thousand lines. Only their numbers change between two scrapes.
-@lru_cache(maxsize=MOST_KEPT)
-def _samples(name: str, labels: Labels, split: Split | None) -> str:
-    """Return the lines of samples, with ``%s`` in the place of each number."""
-    more = [((split[0], value),) for value in split[1]] if split else [()]
-    texts = (_braced(_escaped((*labels, *each))).replace("%", "%%") for each in more)
-    return "".join(f"{PREFIX}{name}{text} %s\n" for text in texts)
+def attempt_families(attempts: dict[tuple[str, str], Counts]) -> Iterator[Family]:
+    """Yield the metrics of all attempts, by queue and function."""
+    found = [({"queue": queue, "function": path}, counts) for (queue, path), counts in attempts.items()]
+    ends = [Sample(getattr(counts, end), {**labels, "outcome": end}) for labels, counts in found for end in OUTCOMES]
+    text = "Attempts of all workers that ended, by queue, function and outcome."
+    yield Family("attempts_total", text, ends, "counter")
+    for name, text in (
+        ("wait", "Time from ready to claimed, by queue and function."),
+        ("run", "Time for which the function ran, by queue and function."),
+    ):
+        samples = [
+            sample
+            for labels, counts in found
+            for sample in _histogram(labels, getattr(counts, name), getattr(counts, f"{name}_seconds"))
+        ]
+        yield Family(f"task_{name}_seconds", text, samples, "histogram")
 
 
-@lru_cache(maxsize=MOST_KEPT)
-def _histogram(name: str, labels: Labels) -> str:
-    """Return the lines of a histogram, with ``%s`` in the place of the numbers: buckets, sum and count."""
-    text = _escaped(labels).replace("%", "%%")
-    lines = [f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} %s\n' for bound in SHOWN.values()]
-    return "".join([*lines, f"{PREFIX}{name}_sum{_braced(text)} %s\n{PREFIX}{name}_count{_braced(text)} %s\n"])
+def _histogram(labels: dict[str, str], buckets: Iterable[int], total: float) -> Iterator[Sample]:
+    ends = list(accumulate(buckets))
+    for bucket, bound in SHOWN.items():
+        yield Sample(ends[bucket], {**labels, "le": bound}, "_bucket")
+    yield Sample(total, labels, "_sum")
+    yield Sample(ends[-1], labels, "_count")
 
 
-def _head(name: str, help_text: str, kind: str) -> str:
-    return f"# HELP {PREFIX}{name} {help_text}\n# TYPE {PREFIX}{name} {kind}\n"
-
-
-def _braced(labels: str) -> str:
-    return f"{{{labels}}}" if labels else ""
-
-
-def _escaped(labels: Labels) -> str:
-    return ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels)
+def _lines(family: Family) -> Iterator[str]:
+    name = PREFIX + family.name
+    yield f"# HELP {name} {family.text}\n# TYPE {name} {family.kind}\n"
+    for number, labels, part in family.samples:
+        text = ",".join(f'{label}="{value.translate(ESCAPES)}"' for label, value in labels.items())
+        yield f"{name}{part}{f'{{{text}}}' if text else ''} {number}\n"

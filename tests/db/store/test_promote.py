@@ -19,6 +19,7 @@ from django_pglock.worker.child import fetcher
 from django_pglock.worker.parent import upkeep
 from tests import server_clock
 from tests.db.store.endings import statuses
+from tests.db.worker.conftest import make_upkeep
 from tests.in_process import InProcessWorker
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -126,9 +127,7 @@ def test_locked_due_rows_are_tried_again_with_growing_pauses(session, model):
         RateLimit.objects.create(key="a", arrives_at=Now(), opens_at=Now())
     session.set_autocommit(False)
     session.cursor().execute(f"SELECT FROM {model._meta.db_table} FOR UPDATE")
-    rounds = upkeep.Upkeep(
-        "default", promoted=int, unbroken_for=lambda: 0.0, is_quiet=lambda: True, on_rest=lambda seconds: None
-    )
+    rounds = make_upkeep()
     waits = [rounds._round() for _ in range(10)]
     assert waits[:3] == [0.01, 0.02, 0.04]
     assert waits[-2:] == [1.0, 1.0]

@@ -33,8 +33,8 @@ from django_pglock.store.rescue import (
 )
 from django_pglock.store.statements import run_by_index
 from django_pglock.worker.parent import upkeep as upkeep_module
-from django_pglock.worker.parent.upkeep import Upkeep
 from tests.db.store.workers import NUMBER, register
+from tests.db.worker.conftest import make_upkeep
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -290,9 +290,7 @@ def upkeep(monkeypatch):
     """An upkeep whose parent has beaten without interruption by its own clock, and the server's clock."""
     server = [1_000_000.0]
     monkeypatch.setattr(upkeep_module, "clock", lambda using: server[0] + time.monotonic())
-    made = Upkeep(
-        "default", promoted=int, unbroken_for=lambda: UNBROKEN, is_quiet=lambda: True, on_rest=lambda seconds: None
-    )
+    made = make_upkeep(unbroken_for=UNBROKEN)
     made.server = server
 
     def round_with_rescue():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from django_pglock.models import Task
 from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight
 from django_pglock.worker.child.sleep import Sleep
+from django_pglock.worker.parent.upkeep import Upkeep
 from django_pglock.worker.queues import Queues
 from tests.in_process import InProcessWorker
 from tests.sample.models import Effect
@@ -77,6 +79,12 @@ def make_fetcher(**options: Any) -> Fetcher:
     queues, in_flight, worker = Queues(**options), InFlight(4), uuid4()
     sleep = Sleep(in_flight, "default", worker, queues)
     return Fetcher(in_flight, "default", worker, queues, sleep=sleep, heartbeat=ParentsHeartbeat())
+
+
+def make_upkeep(*, unbroken_for: float = 0.0, is_quiet: bool = False, older_parents: int = 0) -> Upkeep:
+    """Return the upkeep of a parent whose heartbeat is made up."""
+    heartbeat: Any = SimpleNamespace(unbroken_for=lambda: unbroken_for, is_quiet=is_quiet, older_parents=older_parents)
+    return Upkeep("default", heartbeat, promoted=lambda: None)
 
 
 def run_to_its_end(**options: Any) -> InProcessWorker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connections
 
-from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.service import Service
 from tests.conftest import NEVER
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -48,7 +48,7 @@ def test_a_statement_that_is_cancelled_is_not_called_a_lost_connection(
     )
 
 
-class Waiting(ConnectedService):
+class Waiting(Service):
     name = "part"
 
     def run_once(self):

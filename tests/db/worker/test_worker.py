@@ -17,7 +17,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.parent import parent
+from django_pglock.worker import worker as worker_module
 from tests.conftest import NEVER, environment_at
 from tests.db.worker.conftest import run_to_its_end, statuses
 from tests.sample import hostile_tasks, running_tasks, tasks
@@ -64,7 +64,7 @@ def test_a_task_longer_than_the_grace_period_is_given_back(worker, eventually, g
 
 
 def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
-    monkeypatch.setattr("django_pglock.worker.parent.heartbeat.dedicated_connection", refuse)
+    monkeypatch.setattr("django_pglock.worker.service.dedicated_connection", refuse)
     worker = WorkerUnderTest(threads=1)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -185,8 +185,8 @@ def test_a_stop_before_the_start_ends_the_worker():
 def test_a_change_of_code_lets_running_tasks_finish(monkeypatch, worker, eventually, is_stopped):
     """A person who stops the worker meanwhile does not want it to start again."""
     dates = [1.0]
-    monkeypatch.setattr(parent.StatReloader, "snapshot_files", lambda self: [("models.py", dates[-1])])
-    monkeypatch.setattr(parent, "RELOAD_INTERVAL", 0.01)
+    monkeypatch.setattr(worker_module.StatReloader, "snapshot_files", lambda self: [("models.py", dates[-1])])
+    monkeypatch.setattr(worker_module, "RELOAD_INTERVAL", 0.01)
     running = worker(reloads=True, grace=600)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
@@ -206,7 +206,7 @@ def test_process_1_reaps_what_tasks_have_left_and_not_its_own_children():
     """The starter reads their exit codes."""
     script = """
 import os, time
-from django_pglock.worker.parent.parent import _reap_orphans
+from django_pglock.worker.worker import _reap_orphans
 def child(code):
     return os.fork() or os._exit(code)
 orphans, ours = [child(1) for _ in range(5)], child(3)
@@ -280,9 +280,9 @@ def test_children_with_a_limit_of_tasks_are_replaced_until_all_tasks_have_run(wo
             tasks.record.enqueue("counted", number)
         eventually(lambda: statuses() == {"SUCCESSFUL": 10})
         eventually(lambda: caplog.text.count("it has run its maximum number of tasks") >= 4 - processes)
-    eventually(lambda: len(running.crew.children.all) == processes, why="one too many is left")
+    eventually(lambda: len(running.crew.all) == processes, why="one too many is left")
     assert Effect.objects.count() == 10
-    assert not running.crew.children.have_failed
+    assert not running.crew.have_failed
 
 
 def test_a_child_that_uses_too_much_memory_is_replaced(worker, eventually, caplog):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from django_pglock.worker.parent.parent import stop_signals
+from django_pglock.worker.worker import stop_signals
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])

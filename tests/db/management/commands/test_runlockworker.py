@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -60,7 +61,7 @@ def test_prefixes_are_known_by_the_queues_that_they_match(arguments, monkeypatch
 )
 def test_the_exit_code_tells_a_service_manager_how_the_worker_has_ended(monkeypatch, is_ok, left_behind, end, code):
     def run(worker, *, ending):
-        worker.left_behind = left_behind
+        worker.crews.append(SimpleNamespace(left_behind=left_behind))
         return is_ok
 
     monkeypatch.setattr(Worker, "run", run)
@@ -72,7 +73,7 @@ def test_the_exit_code_tells_a_service_manager_how_the_worker_has_ended(monkeypa
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})
 def test_a_worker_whose_code_has_changed_starts_again_with_its_command_line(monkeypatch):
     def run(worker, *, ending):
-        worker.code_has_changed = worker._make_parent.keywords["reloads"]
+        worker.code_has_changed = worker.reloads
         return True
 
     started = []

@@ -52,9 +52,9 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     here = worker()
     finished(tasks.nothing.enqueue())
     allowed = threading.Event()
-    session = here.crew.heartbeat.session
-    connect = session._open
-    monkeypatch.setattr(session, "_open", lambda: connect() if allowed.is_set() else refuse())
+    heartbeat = here.crew.heartbeat
+    connect = heartbeat.open
+    monkeypatch.setattr(heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockworker heartbeat'"

@@ -12,7 +12,7 @@ SAMPLE = re.compile(rf"(django_pglock_[a-z_]+)(?:\{{({LABEL}(?:,{LABEL})*)\}})? 
 
 
 def ask(worker, path, method="GET"):
-    client = HTTPConnection("127.0.0.1", worker._parent.server.port, timeout=60)
+    client = HTTPConnection("127.0.0.1", worker.server.port, timeout=60)
     try:
         client.request(method, path)
         answer = client.getresponse()

@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
-
-from django_pglock.worker.loop import Loop
-from tests.conftest import NEVER
-
-
-class RunningLoop(Loop):
-    """A loop that the test runs until something is true."""
-
-    def until(self, is_true: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + NEVER
-        while not (value := is_true()):
-            assert time.monotonic() < deadline, "it never came true"
-            self.run_once()
-        return value
-
-
-@pytest.fixture
-def loop(monkeypatch) -> Iterator[RunningLoop]:
-    # A condition may become true without an event.
-    monkeypatch.setattr("django_pglock.worker.loop.LONGEST_WAIT", 0.02)
-    made = RunningLoop()
-    yield made
-    made.close()
 
 
 def fetch(sql: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -11,7 +11,6 @@ from django.db import OperationalError
 from django_pglock.models import Task
 from django_pglock.worker import service
 from django_pglock.worker.child import child as child_module
-from django_pglock.worker.parent import heartbeat
 from tests.db.worker.parent.asking import ask, metrics
 from tests.db.worker.parent.conftest import terminate
 from tests.sample import running_tasks, tasks
@@ -40,7 +39,7 @@ def test_a_worker_that_stops_lives_and_is_not_ready(probed, eventually):
 
 def test_a_loop_that_hangs_is_not_alive(probed, eventually, monkeypatch):
     worker, go_on = probed(), threading.Event()
-    worker._parent.loop.call_soon(lambda: go_on.wait(FOREVER))
+    worker.loop.call_soon(lambda: go_on.wait(FOREVER))
     try:
         eventually(lambda: ask(worker, "/livez")[0] == 503)
         assert "The worker has not responded for" in ask(worker, "/livez")[1]
@@ -106,7 +105,7 @@ def test_a_service_that_waits_for_a_silent_server_is_not_stuck(eventually, monke
             pass
 
     monkeypatch.setattr(service, "dedicated_connection", lambda *_, **__: Silent())
-    part = service.ConnectedService("default")
+    part = service.Service("default")
     part.start()
     eventually(lambda: part.next_report_by == math.inf)
     part.stop()
@@ -122,7 +121,6 @@ def test_without_a_database_a_worker_lives_and_is_not_ready(probed, eventually, 
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
     before = metrics(worker)
     monkeypatch.setattr(service, "dedicated_connection", refuse)
-    monkeypatch.setattr(heartbeat, "dedicated_connection", refuse)
     for name in ("heartbeat", "fetcher", "settler", "upkeep"):
         terminate(name)
     eventually(lambda: ask(worker, "/readyz")[:2] == (503, "The worker has no connection to the database.\n"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from contextlib import ExitStack
 from uuid import uuid4
@@ -15,105 +17,135 @@ from django_pglock.models import AdvisoryLock, Attempt, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import Beat
 from django_pglock.store.requests_to_worker import request_stack
+from django_pglock.worker import service
 from django_pglock.worker.parent import heartbeat as module
 from django_pglock.worker.parent.heartbeat import Heartbeat
+from tests.conftest import NEVER
 from tests.db.store.test_cancel import wait_until_begun
 from tests.db.worker.conftest import wait_for_end
-from tests.db.worker.parent.conftest import fetch, terminate
+from tests.db.worker.parent.conftest import fetch, sessions, terminate
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Observed(Heartbeat):
-    """The heartbeat of some workers, which notes what it calls."""
+class FakeWorkers:
+    """The workers of a parent, which note what the heartbeat tells them."""
 
-    def __init__(self, loop, *workers):
-        self.workers = list(workers)
-        self.written, self.lost, self.wakes, self.missed, self.scheduled, self.requests = [], [], [], [], [], []
-        super().__init__(
-            loop,
-            "default",
-            uuid4(),
-            beats=lambda: [self.beat_of(each) for each in self.workers],
-            busy=lambda: self.workers,
-            on_beat=lambda written, began: self.written.append(set(written)),
-            on_lost=self.lost.append,
-            on_wake=lambda *about: self.wakes.append(about),
-            on_missed=lambda: self.missed.append(1),
-            on_scheduled=lambda: self.scheduled.append(1),
-            on_request=lambda *about: self.requests.append(about),
-            on_missing=lambda: None,
-        )
+    def __init__(self, *ids):
+        self.parent, self.ids = uuid4(), list(ids)
+        self.written, self.told, self.wakes, self.upkeeps, self.requests = [], [], [], [], []
+
+    def beats(self):
+        return [self.beat_of(each) for each in self.ids]
+
+    def busy(self):
+        return self.ids
+
+    def note_beat(self, replies, began):
+        self.written.append(set(replies))
+
+    def tell(self, **message):
+        self.told.append(message)
+
+    def wake(self, *about):
+        self.wakes.append(about)
+
+    def pass_on(self, worker, **message):
+        self.requests.append((worker, message))
+
+    def wake_upkeep(self, *, rescues=False):
+        self.upkeeps.append(rescues)
 
     def beat_of(self, worker):
         values = {"name": f"worker {worker.hex}", "hostname": "h", "pid": 1, "queues": [], "threads": 1}
         return Beat(worker, self.parent, is_stopping=False, task_paths=["a.b", "c.d"], **values)
 
-    def beat_once(self):
-        """Beat now, and return the ids of the workers that were written."""
-        before = len(self.written)
-        self.beat_soon()
-        self.loop.until(lambda: len(self.written) > before)
-        return self.written[-1]
+    @property
+    def lost(self):
+        return self.told.count({"cut": True})
 
 
 @pytest.fixture
-def beating(loop, settings):
-    """Start a heartbeat that beats only when it is told to."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+def started(eventually):
     with ExitStack() as stack:
 
         def start(*workers):
-            heartbeat = Observed(loop, *(workers or [uuid4()]))
-            stack.callback(heartbeat.close)
+            fake = FakeWorkers(*(workers or [uuid4()]))
+            heartbeat = Heartbeat("default", fake.parent, fake)
+            stack.callback(lambda: heartbeat.wait(NEVER))
+            stack.callback(heartbeat.stop)
             heartbeat.start()
-            loop.until(lambda: heartbeat.written)
             return heartbeat
 
         yield start
 
 
-def test_one_statement_writes_the_rows_of_all_workers(beating):
+@pytest.fixture
+def beating(started, eventually, settings):
+    """Start a heartbeat that beats only when it is told to."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+
+    def start(*workers):
+        heartbeat = started(*workers)
+        eventually(lambda: heartbeat.workers.written)
+        return heartbeat
+
+    return start
+
+
+@pytest.fixture
+def beat_once(eventually):
+    def beat(heartbeat):
+        """Beat now, and return the ids of the workers that were written."""
+        before = len(heartbeat.workers.written)
+        heartbeat.beat_soon()
+        eventually(lambda: len(heartbeat.workers.written) > before)
+        return heartbeat.workers.written[before]
+
+    return beat
+
+
+def test_one_statement_writes_the_rows_of_all_workers(beating, beat_once):
     heartbeat = beating(uuid4(), uuid4())
     rows = Worker.objects.order_by("id")
-    assert [row.id for row in rows] == sorted(heartbeat.workers)
+    assert [row.id for row in rows] == sorted(heartbeat.workers.ids)
     assert {row.parent for row in rows} == {heartbeat.parent}
     assert {row.lock_key for row in rows} == {heartbeat.lock_key}
     before = {row.id: row.heartbeat_at for row in rows}
-    assert heartbeat.beat_once() == set(heartbeat.workers)
+    assert beat_once(heartbeat) == set(heartbeat.workers.ids)
     assert all(row.heartbeat_at > before[row.id] for row in rows.all())
     assert {tuple(row.task_paths) for row in rows.all()} == {("a.b", "c.d")}
 
 
-def test_a_worker_that_has_just_been_started_has_its_row_at_once(beating):
+def test_a_worker_that_has_just_been_started_has_its_row_at_once(beating, beat_once):
     heartbeat = beating()
-    heartbeat.workers.append(uuid4())
-    assert heartbeat.beat_once() == set(heartbeat.workers)
+    heartbeat.workers.ids.append(uuid4())
+    assert beat_once(heartbeat) == set(heartbeat.workers.ids)
     assert Worker.objects.count() == 2
 
 
-def test_functions_are_sent_only_when_the_row_has_others(beating):
+def test_functions_are_sent_only_when_the_row_has_others(beating, beat_once):
     heartbeat = beating()
-    [worker] = heartbeat.workers
-    assert heartbeat._complete(heartbeat.beat_of(worker)).task_paths is None
+    [worker] = heartbeat.workers.ids
+    assert heartbeat._complete(heartbeat.workers.beat_of(worker)).task_paths is None
     Worker.objects.update(task_paths=["a.b"])
-    heartbeat.beat_once()
-    assert heartbeat._complete(heartbeat.beat_of(worker)).task_paths == ["a.b", "c.d"]
+    beat_once(heartbeat)
+    assert heartbeat._complete(heartbeat.workers.beat_of(worker)).task_paths == ["a.b", "c.d"]
 
 
-def test_a_row_that_was_deleted_is_written_again_soon(beating, monkeypatch, caplog):
+def test_a_row_that_was_deleted_is_written_again_soon(beating, monkeypatch, caplog, beat_once, eventually):
     monkeypatch.setattr(module, "LOCKED_PAUSE", 0.0)
     heartbeat = beating()
     Worker.objects.all().delete()
-    assert heartbeat.beat_once() == set()
-    heartbeat.loop.until(lambda: heartbeat.written[-1])
+    assert beat_once(heartbeat) == set()
+    eventually(lambda: heartbeat.workers.written[-1])
     assert Worker.objects.get().task_paths == ["a.b", "c.d"]
     assert "has locked its row" not in caplog.text
 
 
-def test_a_locked_row_keeps_the_rows_of_others_from_nothing(beating, monkeypatch, caplog):
+def test_a_locked_row_keeps_the_rows_of_others_from_nothing(beating, monkeypatch, caplog, beat_once, eventually):
     monkeypatch.setattr(module, "LOCKED_PAUSE", 0.0)
     first, second = uuid4(), uuid4()
     heartbeat = beating(first, second)
@@ -121,60 +153,61 @@ def test_a_locked_row_keeps_the_rows_of_others_from_nothing(beating, monkeypatch
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM django_pglock_worker WHERE id = %s FOR UPDATE", [first])
-            assert heartbeat.beat_once() == {second}
-            heartbeat.loop.until(lambda: "has locked its row" in caplog.text)
-        heartbeat.loop.until(lambda: heartbeat.written[-1] == {first, second})
+            assert beat_once(heartbeat) == {second}
+            eventually(lambda: "has locked its row" in caplog.text)
+        eventually(lambda: heartbeat.workers.written[-1] == {first, second})
     finally:
         other.close()
     assert caplog.text.count("has locked its row") == 1
-    assert not heartbeat.lost
+    assert not heartbeat.workers.lost
 
 
-def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_warning(beating, caplog):
+def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_warning(beating, caplog, beat_once):
     """The worker itself locks it when it writes that it sleeps."""
     worker = uuid4()
     heartbeat = beating(worker)
     Worker.objects.update(task_paths=["a.b"])
-    heartbeat.beat_once()
+    beat_once(heartbeat)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM django_pglock_worker WHERE id = %s FOR UPDATE", [worker])
-        assert heartbeat.beat_once() == set()
-    assert heartbeat.beat_once() == {worker}
+        assert beat_once(heartbeat) == set()
+    assert beat_once(heartbeat) == {worker}
     assert "has locked its row" not in caplog.text
 
 
-def test_a_heartbeat_is_as_old_as_its_statement(beating, monkeypatch):
+def test_a_heartbeat_is_as_old_as_its_statement(beating, monkeypatch, beat_once):
     """A parent that was stopped while it waited for the answer must not regard its heartbeat as recent."""
     heartbeat = beating()
     monkeypatch.setattr(module, "BEAT", f"SELECT pg_sleep(0.2); {module.BEAT}")
-    heartbeat.session.ask = _skip_first_rows(heartbeat.session.ask)
+    monkeypatch.setattr(heartbeat, "_ask", _skip_first_rows(heartbeat._ask))
     began = time.monotonic()
-    heartbeat.beat_once()
+    beat_once(heartbeat)
     assert heartbeat.beat_at - began < 0.2 <= time.monotonic() - began
 
 
 def _skip_first_rows(ask):
-    def ask_without_sleep(*parts, then=lambda rows: None, **options):
-        return ask(*parts, then=lambda rows: then([rows[0], *rows[2:]]), **options)
+    def ask_without_sleep(*parts):
+        limit, _, *rows = ask(*parts)
+        return [limit, *rows]
 
     return ask_without_sleep
 
 
-def test_a_parent_is_unbroken_only_while_its_beats_come(beating, settings):
+def test_a_parent_is_unbroken_only_while_its_beats_come(beating, settings, beat_once, eventually):
     heartbeat = beating()
     before = heartbeat.unbroken_for()
-    heartbeat.beat_once()
+    beat_once(heartbeat)
     assert heartbeat.unbroken_for() > before
     heartbeat._unbroken_since -= 1000.0
     heartbeat.beat_at -= 10_000.0
     assert heartbeat.unbroken_for() == 0.0, "it was stopped, and does not know it yet"
-    heartbeat.beat_once()
+    beat_once(heartbeat)
     assert heartbeat.unbroken_for() < 1000.0
     heartbeat._unbroken_since -= 1000.0
     terminate("heartbeat")
-    heartbeat.loop.until(lambda: heartbeat.lost)
-    heartbeat.loop.until(lambda: heartbeat.connects == 2)
-    heartbeat.beat_once()
+    eventually(lambda: heartbeat.workers.lost)
+    eventually(lambda: heartbeat._connects == 2)
+    beat_once(heartbeat)
     assert heartbeat.unbroken_for() < 1000.0, "the server may not have been there"
 
 
@@ -186,20 +219,20 @@ def held_locks():
     return len(found)
 
 
-def test_the_lock_is_held_by_each_session_and_its_number_is_in_the_rows(beating):
+def test_the_lock_is_held_by_each_session_and_its_number_is_in_the_rows(beating, eventually):
     heartbeat = beating()
     assert AdvisoryLock.objects.filter(name=f"worker {Worker.objects.get().name}").count() == 1
     first = heartbeat.lock_key
     terminate("heartbeat")
-    heartbeat.loop.until(lambda: heartbeat.lost)
+    eventually(lambda: heartbeat.workers.lost)
     assert (heartbeat.lock_key, heartbeat.is_listening, heartbeat.is_connected) == (None, False, False)
-    heartbeat.loop.until(lambda: len(heartbeat.written) > 1)
+    eventually(lambda: len(heartbeat.workers.written) > 1)
     assert heartbeat.lock_key != first
     assert Worker.objects.get().lock_key == heartbeat.lock_key
     assert held_locks() == 1
-    assert len(heartbeat.missed) == 2, "notifications may have been missed meanwhile"
-    heartbeat.close()
-    heartbeat.loop.until(lambda: held_locks() == 0)
+    assert heartbeat.workers.told.count({"poll": True}) == 2, "notifications may have been missed meanwhile"
+    heartbeat.stop()
+    eventually(lambda: held_locks() == 0)
 
 
 def test_a_parent_whose_lock_number_is_taken_draws_another(beating, monkeypatch):
@@ -215,25 +248,26 @@ def test_a_parent_whose_lock_number_is_taken_draws_another(beating, monkeypatch)
         session.close()
 
 
-def test_behind_a_pooler_there_is_neither_lock_nor_notification(pooled, beating):
+def test_behind_a_pooler_there_is_neither_lock_nor_notification(pooled, beating, beat_once):
     heartbeat = beating()
     assert (heartbeat.lock_key, heartbeat.is_listening, held_locks()) == (None, False, 0)
     assert Worker.objects.get().lock_key is None
-    fetch("SELECT pg_notify(%s, %s)", module.channel_of(heartbeat.parent), f"{heartbeat.workers[0]} 0 default")
-    heartbeat.beat_once()
-    assert heartbeat.wakes == []
+    fetch("SELECT pg_notify(%s, %s)", module.channel_of(heartbeat.parent), f"{heartbeat.workers.ids[0]} 0 default")
+    beat_once(heartbeat)
+    assert heartbeat.workers.wakes == []
 
 
-def test_notifications_are_passed_on_and_nonsense_is_not(beating, caplog):
+def test_notifications_are_passed_on_and_nonsense_is_not(beating, caplog, eventually):
     heartbeat = beating()
-    [worker] = heartbeat.workers
+    [worker] = heartbeat.workers.ids
     channel = module.channel_of(heartbeat.parent)
     for payload in (f"{worker} one default", "", "nonsense", f"{worker} 1 a queue with spaces"):
         fetch("SELECT pg_notify(%s, %s)", channel, payload)
+    woken = len(heartbeat.workers.upkeeps)
     fetch(f"SELECT pg_notify('{module.SCHEDULED_CHANNEL}', '')")
-    heartbeat.loop.until(lambda: heartbeat.scheduled)
-    assert heartbeat.wakes == [(str(worker), "a queue with spaces", 1)]
-    assert not heartbeat.lost
+    eventually(lambda: len(heartbeat.workers.upkeeps) > woken)
+    assert heartbeat.workers.wakes == [(str(worker), "a queue with spaces", 1)]
+    assert not heartbeat.workers.lost
 
 
 def run_for(worker, **fields):
@@ -243,90 +277,98 @@ def run_for(worker, **fields):
     return Task.objects.create(status="RUNNING", worker=worker, **{**values, **dates, **fields})
 
 
-def test_requests_come_with_a_notification_and_with_each_beat(beating):
+def test_requests_come_with_a_notification_and_with_each_beat(beating, beat_once, eventually):
     heartbeat = beating()
-    [worker] = heartbeat.workers
+    [worker] = heartbeat.workers.ids
     task = run_for(worker)
     Task.objects.filter(pk=task.pk).cancel()
-    heartbeat.loop.until(lambda: heartbeat.requests)
-    assert heartbeat.requests == [(str(worker), task.pk, 1, True)]
-    heartbeat.requests.clear()
-    heartbeat.beat_once()
-    assert heartbeat.loop.until(lambda: heartbeat.requests) == [(str(worker), task.pk, 1, True)]
+    eventually(lambda: heartbeat.workers.requests)
+    assert heartbeat.workers.requests == [(worker, {"cancel": [[task.pk, 1]]})]
+    heartbeat.workers.requests.clear()
+    beat_once(heartbeat)
+    assert eventually(lambda: heartbeat.workers.requests) == [(worker, {"cancel": [[task.pk, 1]]})]
 
 
-def test_a_stack_is_requested_and_answered(beating):
+def test_a_stack_is_requested_and_answered(beating, eventually):
     heartbeat = beating()
-    [worker] = heartbeat.workers
+    [worker] = heartbeat.workers.ids
     task = run_for(worker)
     assert request_stack("default", task.pk)
-    assert heartbeat.loop.until(lambda: heartbeat.requests) == [(str(worker), task.pk, 1, False)]
+    assert eventually(lambda: heartbeat.workers.requests) == [(worker, {"stack": [task.pk, 1]})]
     heartbeat.answer_stack(worker, task.pk, 1, "line 1\nline 2 % ' \\")
-    answer = heartbeat.loop.until(lambda: Task.objects.values_list("stack__text", flat=True).get())
+    answer = eventually(lambda: Task.objects.values_list("stack__text", flat=True).get())
     assert answer == "line 1\nline 2 % ' \\"
 
 
-def test_beats_are_written_while_the_table_of_tasks_is_locked(beating):
+def test_beats_are_written_while_the_table_of_tasks_is_locked(beating, beat_once, eventually):
     heartbeat = beating()
-    task = run_for(heartbeat.workers[0])
+    task = run_for(heartbeat.workers.ids[0])
     before = Worker.objects.get().heartbeat_at
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
-        assert heartbeat.beat_once() == set(heartbeat.workers)
-        heartbeat.look_for_requests()
-        heartbeat.answer_stack(heartbeat.workers[0], task.pk, 1, "text")
-        assert heartbeat.beat_once() == set(heartbeat.workers)
+        assert beat_once(heartbeat) == set(heartbeat.workers.ids)
+        fetch("SELECT pg_notify(%s, 'a request')", module.channel_of(heartbeat.parent))
+        heartbeat.answer_stack(heartbeat.workers.ids[0], task.pk, 1, "text")
+        assert beat_once(heartbeat) == set(heartbeat.workers.ids)
     assert Worker.objects.get().heartbeat_at > before
-    assert not heartbeat.lost
+    assert not heartbeat.workers.lost
     Task.objects.filter(pk=task.pk).cancel()
-    heartbeat.loop.until(lambda: heartbeat.requests)
+    eventually(lambda: heartbeat.workers.requests)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_without_a_server_it_tries_again_and_says_so_once(beating, loop, settings, monkeypatch, caplog, is_first):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
-    heartbeat = Observed(loop, uuid4()) if is_first else beating()
+def test_without_a_server_it_tries_again_and_says_so_once(started, eventually, monkeypatch, caplog, is_first):
     with monkeypatch.context() as patch:
-        patch.setattr(module, "dedicated_connection", _refuse)
-        heartbeat.start() if is_first else terminate("heartbeat")
-        loop.until(lambda: len(heartbeat.lost) > 2)
-    loop.until(lambda: heartbeat.session.is_open and heartbeat.written and heartbeat.last_error is None)
+        if is_first:
+            patch.setattr(service, "dedicated_connection", _refuse)
+            heartbeat = started()
+        else:
+            heartbeat = started()
+            eventually(lambda: heartbeat.workers.written)
+            patch.setattr(service, "dedicated_connection", _refuse)
+            terminate("heartbeat")
+        eventually(lambda: heartbeat.workers.lost > 2)
+        assert (heartbeat.is_connected, heartbeat.is_listening) == (False, False)
+    eventually(lambda: heartbeat.is_connected and heartbeat.workers.written and heartbeat.last_error is None)
     what = "cannot reach the database" if is_first else "has lost its database connection"
     assert caplog.text.count(f"The heartbeat {what} and tries again: ") == 1
-    assert "The heartbeat works again. Failed attempts: " in caplog.text
-    heartbeat.close()
+    eventually(lambda: "The heartbeat works again. Failed attempts: " in caplog.text)
 
 
 def _refuse(*args, **options):
     raise OperationalError("no server at the moment")
 
 
-def test_nothing_happens_before_pending_migrations_are_applied(loop, settings, monkeypatch, caplog):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0}
+def test_a_server_process_that_does_not_answer_costs_a_session(beating, beat_once, eventually, monkeypatch):
+    """The server cannot end a statement itself while its process is stopped."""
+    heartbeat = beating()
+    monkeypatch.setattr(Heartbeat, "statement_timeout", 0.1)
+    [stopped] = sessions("heartbeat")
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        heartbeat.beat_soon()
+
+        def has_another():
+            heartbeat.end_late()
+            return set(sessions("heartbeat")) - {stopped}
+
+        eventually(has_another, why="it waits for the answer")
+        beat_once(heartbeat)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_nothing_happens_before_pending_migrations_are_applied(started, eventually, monkeypatch, caplog):
     monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(module, "pending_migrations", lambda using: ["0001_initial"])
-        heartbeat = Observed(loop, uuid4())
-        heartbeat.start()
-        loop.until(lambda: heartbeat.pending)
+        heartbeat = started()
+        eventually(lambda: heartbeat.pending)
         assert "migrations of django_pglock are pending (0001_initial). Run: manage.py mig" in heartbeat.why_not_ready()
-        assert not heartbeat.written
-    loop.until(lambda: heartbeat.written)
+        assert not heartbeat.workers.written
+    eventually(lambda: heartbeat.workers.written)
     assert heartbeat.pending == []
     assert caplog.text.count("Waiting for migrations of django_pglock (0001_initial).") == 1
-    heartbeat.close()
-
-
-def test_a_parent_that_ends_while_it_waits_for_migrations_leaves_no_session(loop, monkeypatch):
-    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.01)
-    monkeypatch.setattr(module, "pending_migrations", lambda using: ["0001_initial"])
-    heartbeat = Observed(loop, uuid4())
-    heartbeat.start()
-    loop.until(lambda: heartbeat.pending)
-    thread = heartbeat.session._opening
-    heartbeat.close()
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 # With a child.
@@ -372,7 +414,7 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
 
 def test_a_worker_claims_nothing_while_its_parent_cannot_beat(worker, eventually, monkeypatch):
     running = worker()
-    monkeypatch.setattr(module, "dedicated_connection", _refuse)
+    monkeypatch.setattr(running.crew.heartbeat, "open", _refuse)
     terminate("heartbeat")
     eventually(lambda: not running.child.heartbeat.is_alive())
     eventually(lambda: running.child.unready() is not None)

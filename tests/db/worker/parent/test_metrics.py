@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from django.db import OperationalError
 from django.db.models import F
 
 from django_pglock.models import Number, Queue, Task
-from django_pglock.worker.parent import upkeep
+from django_pglock.worker.parent import metrics as module
 from tests.conftest import NEVER
 from tests.db.worker.parent.asking import ask, metrics
+from tests.db.worker.parent.conftest import sessions
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 from tests.sample.running_tasks import FOREVER
@@ -76,37 +80,46 @@ def test_metrics_count_the_tasks_in_flight(probed, eventually):
     eventually(lambda: (found := metrics(worker))["tasks_in_flight"] == found["tasks_running"] == 0)
 
 
-def test_the_upkeep_counts_queues_while_metrics_are_requested(probed, eventually, monkeypatch):
+def test_the_queues_of_the_database_are_counted(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
-    read = []
-    depths = upkeep.depths
-    monkeypatch.setattr(upkeep, "depths", lambda using: read.append(1) or depths(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
     Queue.objects.pause("mail")
-    worker.upkeep.readings.run_if_due()
-    assert not read, "counted before anybody asked"
+    Number.objects.filter(kind="counted").delete()
 
     odd = 'queue=an \\"odd\\\\one\\" 9%s'
-    eventually(lambda: metrics(worker).get(f"tasks_ready {odd}") == 3, why="it was not counted")
     found = metrics(worker)
+    assert found[f"tasks_ready {odd}"] == 3
     assert 0 < found[f"oldest_ready_task_age_seconds {odd}"] < NEVER
     statuses = ("ready", "blocked", "scheduled", "running", "failed")
     assert [found[f"tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
     assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
-    for _ in range(20):
-        metrics(worker)
-        worker.upkeep.readings.run_if_due()
-    assert len(read) == 1
-    monkeypatch.setattr("django_pglock.worker.parent.upkeep.BETWEEN_READINGS", 0.1)
-    Task.objects.all().delete()
-    Number.objects.filter(kind="counted").update(total=0)
-    eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.parent.upkeep.MAX_AGE", 0.0)
-    assert f"tasks_ready {odd}" not in metrics(worker)
+    eventually(lambda: not sessions("metrics"), why="a session stays")
 
 
-def test_scrapes_send_no_statement(probed, django_assert_num_queries):
+def test_without_a_database_the_metrics_of_the_worker_are_still_there(probed, monkeypatch, caplog):
     worker = probed()
-    with django_assert_num_queries(0):
-        ask(worker, "/metrics")
+    monkeypatch.setattr(module, "depths", refuse)
+    found = metrics(worker)
+    assert found["processes"] == 1
+    assert not [name for name in found if name.startswith("tasks_ready")]
+    assert "The metrics of tasks cannot be read: no server" in caplog.text
+
+
+def refuse(using):
+    raise OperationalError("no server")
+
+
+def test_an_answer_that_waits_for_the_database_keeps_no_other_waiting(probed, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    worker = probed()
+    monkeypatch.setattr(module, "depths", lambda using: begun.set() or (go_on.wait(FOREVER) and []))
+    first = threading.Thread(target=ask, args=(worker, "/metrics"))
+    first.start()
+    try:
+        assert begun.wait(NEVER)
+        assert metrics(worker)["processes"] == 1
+        assert ask(worker, "/livez")[0] == 200
+    finally:
+        go_on.set()
+        first.join(NEVER)

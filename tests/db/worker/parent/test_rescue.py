@@ -11,8 +11,7 @@ from django_pglock import conf
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.liveness import beat
 from django_pglock.worker.parent import upkeep as module
-from django_pglock.worker.parent.upkeep import Upkeep
-from tests.db.worker.conftest import statuses
+from tests.db.worker.conftest import make_upkeep, statuses
 from tests.sample import running_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,14 +22,8 @@ TIMEOUT = "django_pglock.errors.TaskTimeout"
 @pytest.fixture
 def upkeep():
     """An upkeep that is its own witness for no time, so it rescues nothing from workers that have rows."""
-    promoted = []
-    made = Upkeep(
-        "default",
-        promoted=lambda: promoted.append(1),
-        unbroken_for=lambda: 0.0,
-        is_quiet=lambda: False,
-        on_rest=lambda seconds: None,
-    )
+    made = make_upkeep()
+    made.start()
     yield made
     made.stop()
     assert made.wait(60)
@@ -151,7 +144,7 @@ def test_a_claim_that_the_server_commits_after_the_death_of_its_child_is_taken_b
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 0.1}
     monkeypatch.setattr(conf, "BEATS_TO_THE_LIMIT", 40_000)
     monkeypatch.setattr(module, "STANDBY_FACTOR", 40_000)
-    upkeep.is_quiet = lambda: True
+    upkeep.heartbeat.is_quiet = True
     upkeep.end_worker(dead, [])
     eventually(lambda: upkeep._rescued_at > 0.0, why="its tasks are not rescued")
     tasks.nothing.enqueue()

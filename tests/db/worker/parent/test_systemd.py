@@ -10,9 +10,10 @@ from queue import SimpleQueue
 from uuid import uuid4
 
 import pytest
+from django.db import OperationalError
 
-from django_pglock.worker.parent import heartbeat
-from django_pglock.worker.parent.probes import watchdog_limit
+from django_pglock.worker import service
+from django_pglock.worker.parent.health import watchdog_limit
 from tests.db.worker.parent.conftest import terminate
 
 pytestmark = [
@@ -76,10 +77,14 @@ def test_systemd_is_notified_of_start_heartbeats_and_end(messages, worker, event
 
 
 @pytest.mark.parametrize("messages", ["abstract"], indirect=True)
+def refuse(*args, **options):
+    raise OperationalError("no server at the moment")
+
+
 def test_a_worker_without_database_still_lives_for_systemd(messages, worker, eventually, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     worker()
-    monkeypatch.setattr(heartbeat, "dedicated_connection", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(service, "dedicated_connection", refuse)
     terminate("heartbeat")
     eventually(lambda: "STATUS=The worker has no connection to the database." in messages())
     lines = []

@@ -12,7 +12,7 @@ from django_pglock.store.claim import claim_statement
 from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
 from django_pglock.worker.parent import upkeep as unknown
-from tests.db.worker.conftest import run_to_its_end
+from tests.db.worker.conftest import make_upkeep, run_to_its_end
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -34,7 +34,7 @@ def deploy(monkeypatch):
 
 @pytest.fixture
 def always_look(monkeypatch):
-    monkeypatch.setattr(unknown, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(unknown, "BETWEEN_WARNINGS", 0.0)
 
 
 def enqueue_unknown(count=1, path=PATH, **fields):
@@ -48,13 +48,6 @@ def beat_of(*paths):
     known = {"task_paths": list(paths)}
     beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)
     return worker
-
-
-def upkeep_of(using):
-    """Return an upkeep whose thread the test is."""
-    return unknown.Upkeep(
-        using, promoted=lambda: None, unbroken_for=lambda: 0.0, is_quiet=lambda: False, on_rest=lambda seconds: None
-    )
 
 
 def warnings(caplog):
@@ -88,27 +81,25 @@ def test_an_unknown_task_is_reported_once_and_run_by_a_worker_that_knows_it(
 
 def test_an_unknown_function_is_reported_again_when_its_tasks_return(always_look, caplog):
     beat_of("shop.known")
-    report = unknown.UnknownReport("default")
+    upkeep = make_upkeep()
     rows = enqueue_unknown()
     enqueue_unknown(2, "shop.other", queue="mail")
     enqueue_unknown(1, "shop.other", queue="post")
     for _ in range(2):
-        report.run_if_due()
+        upkeep._warn()
     assert len(warnings(caplog)) == 2, "one for each function"
     assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH!r}, which")
     Task.objects.filter(pk=rows[0].pk).cancel()
-    report.run_if_due()
+    upkeep._warn()
     enqueue_unknown()
-    report.run_if_due()
+    upkeep._warn()
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
 @pytest.mark.parametrize(("older_parents", "count"), [(0, 1), (1, 0)])
 def test_only_the_oldest_parent_reports_unknown_functions(always_look, caplog, older_parents, count):
     enqueue_unknown()
-    service = upkeep_of("default")
-    service.set_older_parents(older_parents)
-    service._round()
+    make_upkeep(older_parents=older_parents)._warn()
     assert len(warnings(caplog)) == count
 
 

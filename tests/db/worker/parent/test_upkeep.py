@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from uuid import uuid4
@@ -20,7 +19,6 @@ from django_pglock.store.liveness import UPKEEP_PARENTS
 from django_pglock.store.numbers import KEPT, Counts, add_numbers
 from django_pglock.store.schedules import ScheduleKeeper
 from django_pglock.worker.parent import upkeep
-from tests.conftest import NEVER
 from tests.db.store.schedules import HOUR, decorate
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
@@ -42,7 +40,7 @@ def test_a_younger_parent_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     monkeypatch.setattr(upkeep, "STANDBY_FACTOR", 1_000_000)
     running = worker()
     eventually(lambda: running.upkeep._older_parents == UPKEEP_PARENTS)
-    eventually(lambda: running.upkeep._is_resting, why="it does not rest")
+    eventually(lambda: (running.upkeep._sleep or 0) > upkeep.LINGER, why="it does not rest")
     orphan = Task.objects.create(
         queue="default",
         backend="default",
@@ -55,21 +53,6 @@ def test_a_younger_parent_takes_over_upkeep_when_an_older_one_is_gone(worker, ev
     )
     Worker.objects.filter(pk=older_parents[0]).delete()
     eventually(lambda: Task.objects.filter(pk=orphan.pk, status="SUCCESSFUL").exists(), why="nobody has rescued it")
-
-
-def test_the_upkeep_begins_when_a_thread_can_start_again(monkeypatch, eventually):
-    rests = []
-    tried = upkeep.Upkeep(
-        "default", promoted=lambda: None, unbroken_for=lambda: 0.0, is_quiet=lambda: False, on_rest=rests.append
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads")))
-        tried.wake()
-    assert rests == [upkeep.LINGER]
-    tried.wake()
-    eventually(lambda: tried.is_running, why="it did not begin")
-    tried.stop()
-    assert tried.wait(NEVER)
 
 
 @pytest.mark.parametrize(("step", "restarts"), [(-300.0, 1), (300.0, 0), (0.0, 0)])

@@ -10,11 +10,9 @@ import pytest
 
 from django_pglock.worker.channel import Channel
 from django_pglock.worker.loop import Loop
-from django_pglock.worker.parent import children as module
-from django_pglock.worker.parent.children import Child, Children
+from django_pglock.worker.parent import crew as module
+from django_pglock.worker.parent.crew import Crew
 from tests.conftest import NEVER
-
-PARENT = "00000000-0000-0000-0000-000000000001"
 
 
 class FakeStarter:
@@ -38,11 +36,11 @@ class FakeStarter:
         self.signals.append((pid, number))
 
 
-class Observed(Children):
-    """Children, whose loop runs until something is true."""
+class Observed(Crew):
+    """Children without heartbeat and upkeep, whose loop runs until something is true."""
 
     fake: FakeStarter
-    ended: list[tuple[Child, int]]
+    services = ()
 
     def until(self, is_true: Any) -> Any:
         deadline = time.monotonic() + NEVER
@@ -72,25 +70,16 @@ def make(monkeypatch):
     made: list[Observed] = []
 
     def make(count: int = 1, **options: Any) -> Observed:
-        fake, ends = FakeStarter(), []
-        given = {"grace": 0.0, "drain": False, "threads": 1, "queues_given": [], "parent": PARENT, **options}
-        children = Observed(
-            Loop(),
-            lambda: fake,
-            count,
-            first=1,
-            options=given,
-            on_start=lambda child: None,
-            on_message=lambda *_: None,
-            on_end=lambda child, code: ends.append((child, code)),
-        )
-        children.fake, children.ends = fake, ends
+        given = {"using": "default", "grace": 0.0, "drain": False, "threads": 1, "queues_given": [], **options}
+        children = Observed(Loop(), fake := FakeStarter(), given, first=1, count=count)
+        children.fake = fake
         made.append(children)
         children.start()
         return children
 
     yield make
     for children in made:
-        for each in (*children.fake.ends, *(child.channel for child in children.all)):
+        for each in (*children.fake.ends, *(child.channel for child in children.all), children.heartbeat._ours):
             each.close()
+        children.heartbeat._wakeup.close()
         children.loop.close()

@@ -8,13 +8,12 @@ import socket
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
 from django_pglock.models import Worker
-from django_pglock.worker.parent import children as module
-from django_pglock.worker.parent.children import Child, in_words, is_running, pause_after
+from django_pglock.worker.parent import crew as module
+from django_pglock.worker.parent.crew import Child, in_words, is_running, pause_after
 from django_pglock.worker.parent.health import Health
 
 
@@ -37,7 +36,7 @@ def test_a_child_that_ends_is_started_again_after_growing_pauses(make, pauses):
     children.note_end(children.all[0].pid, -9)
     children.until(lambda: children.all)
     assert pauses == [1, 2, 3, 1], "it had lived for long enough"
-    assert [code for _, code in children.ends] == [-11, 1, 0, -9]
+    assert children.upkeep._ended.qsize() == 4, "the tasks of each are rescued"
 
 
 def test_pauses_have_jitter_and_a_bound():
@@ -90,7 +89,7 @@ def test_a_child_that_asks_for_it_is_replaced_without_a_pause_and_before_it_has_
     children.tell(replace="it uses 300 MiB of memory")
     first, second = children.all
     assert (first.number, second.number) == (1, 1)
-    assert first.kill_at is None, "its last task may take long"
+    assert not first.is_ending, "its last task may take long"
     children.tell(ending=True)
     assert (first.is_ending, second.is_ending) == (True, False)
     children.note_end(first.pid, 1)
@@ -217,14 +216,19 @@ def test_a_child_that_ends_has_its_wake_ups_passed_to_another(make):
     """Its row says that it sleeps until the next heartbeat."""
     children = make(3)
     first, second, third = children.all
-    assert children.serving(str(second.id)) is second
+
+    def woken_by(worker):
+        children.wake(str(worker), "mail", 0)
+        return [number for number in range(3) if {"wake": ["mail", 0]} in children.heard_by(number)]
+
+    assert woken_by(second.id) == [1]
     children.tell(1, ending=True)
-    assert children.serving(str(second.id)) is first
+    assert woken_by(second.id) == [0]
     children.kill(first, "is frozen")
-    assert children.serving(str(first.id)) is third
-    assert children.serving("one that has ended") is third
+    assert woken_by(first.id) == [2]
+    assert woken_by("one that has ended") == [2]
     children.drain()
-    assert children.serving(str(third.id)) is None
+    assert woken_by(third.id) == []
 
 
 def test_nothing_that_was_counted_is_lost_when_a_child_ends(make):
@@ -238,10 +242,7 @@ def test_nothing_that_was_counted_is_lost_when_a_child_ends(make):
 def test_no_count_falls_at_the_moment_when_a_child_ends(make):
     """A scrape that comes between two statements would see a counter that begins anew."""
     children, seen = make(), []
-    crew = SimpleNamespace(
-        children=children, heartbeat=SimpleNamespace(connects=1), upkeep=SimpleNamespace(reconnects=0)
-    )
-    scrape = threading.Thread(target=lambda: seen.append(Health([crew]).counted["claimed"]))
+    scrape = threading.Thread(target=lambda: seen.append(Health([children]).counted["claimed"]))
 
     class Slow(Counter):
         def update(self, *counts):

@@ -9,8 +9,7 @@ from django_pglock.worker.parent.health import Health
 
 
 def crew_of(**heartbeat):
-    children = SimpleNamespace(all=[])
-    return SimpleNamespace(children=children, heartbeat=SimpleNamespace(**heartbeat))
+    return SimpleNamespace(all=[], heartbeat=SimpleNamespace(**heartbeat))
 
 
 def child_of(**report):
@@ -20,7 +19,6 @@ def child_of(**report):
 def test_of_several_problems_the_one_that_explains_the_others_is_named():
     """A worker that stops has no connection any more, and one without a connection writes no heartbeat."""
     crew = crew_of(pending=["0002_later"], is_connected=False, beat_at=None)
-    children = crew.children
     health = Health([crew])
     health.is_stopping = True
     health._turned_at -= 1e6
@@ -29,10 +27,10 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
         ("Migrations of django_pglock are pending.", crew.heartbeat, "pending", []),
         ("The worker has no connection to the database.", crew.heartbeat, "is_connected", True),
         ("The first heartbeat is not written yet.", crew.heartbeat, "beat_at", time.monotonic() - 1e6),
-        ("No process of the worker runs at the moment.", children, "all", [child_of()]),
         ("The last heartbeat was written 1000000 s ago.", crew.heartbeat, "beat_at", time.monotonic()),
-        ("A process of the worker starts.", children, "all", [child_of(unready="It polls."), child_of()]),
-        ("It polls.", children, "all", [child_of(unready="It polls."), child_of(unready=None)]),
+        ("No process of the worker runs at the moment.", crew, "all", [child_of()]),
+        ("A process of the worker starts.", crew, "all", [child_of(unready="It polls."), child_of()]),
+        ("It polls.", crew, "all", [child_of(unready="It polls."), child_of(unready=None)]),
         ("The worker has not responded for 1000000 s.", health, "_turned_at", time.monotonic()),
     ]
     for problem, part, name, value in cures:
@@ -44,7 +42,7 @@ def test_of_several_problems_the_one_that_explains_the_others_is_named():
 def test_a_worker_of_two_databases_is_ready_if_it_works_in_both():
     crews = [crew_of(pending=[], is_connected=True, beat_at=time.monotonic() - number) for number in (0, 1)]
     for crew in crews:
-        crew.children.all = [child_of(unready=None)]
+        crew.all = [child_of(unready=None)]
     health = Health(crews)
     assert health.unready() is None
     assert health.beat_age() >= 1
