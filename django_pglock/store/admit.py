@@ -10,13 +10,13 @@ what the earlier one has committed. If a process crashes between its commit and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from django.db import connections
 
 from django_pglock.keys.reserved import ADMISSION
-from django_pglock.store.statements import array_of_texts, bound_by_plan, run, run_together
+from django_pglock.store.statements import Part, array_of_texts, run
 from django_pglock.store.wake import after_commit, wake
 from django_pglock.tasks.call_keys import GROUPED, RATED
 
@@ -240,14 +240,13 @@ def _admit(using: str, keys: list[str]) -> list[str]:
 
 
 def _admit_to(using: str, statement: str, keys: list[str]) -> list[tuple[Any, ...]]:
-    return admit_by(using, keys, bound_by_plan(using, statement, array_of_texts(keys)))
+    return run(using, statement, array_of_texts(keys), prepared=True, first=locking(using, keys))
 
 
-def admit_by(using: str, keys: list[str], statement: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
-    """Execute a statement in a transaction in which no other one admits to these keys. Return its rows."""
-    # Two statements, so that the snapshot of the second is younger than the lock.
-    lock = (LOCK_KEYS, [keys]) if len(keys) > 1 else (LOCK_KEY, keys)
-    return run_together(using, *unsynced(using), lock, statement)
+def locking(using: str, keys: list[str]) -> list[Part]:
+    """Return the first statements of a message, so that no other transaction admits to these keys meanwhile."""
+    # The statement that follows has a snapshot that is younger than the lock.
+    return [*unsynced(using), (LOCK_KEYS, [keys]) if len(keys) > 1 else (LOCK_KEY, keys)]
 
 
 def unsynced(using: str) -> list[str]:

@@ -21,7 +21,7 @@ from django_pglock.postgres.message import literals
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.ready import ready
-from django_pglock.store.statements import MOST_ATTEMPTS, claim_columns, execute_of, rows_of, run, run_by_index
+from django_pglock.store.statements import IN_INDEX_ORDER, MOST_ATTEMPTS, claim_columns, execute_of, rows_of, run
 from django_pglock.tasks.backends import our_backends
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
@@ -268,7 +268,7 @@ def claim_group(using: str, first: Claim, *, limit: int, gather: float) -> list[
     key, has_order = (first.lock_key, first.lock_key), not (first.lock_key or "").startswith(GROUPED)
     waiting, gathering = (*key, has_order, limit), (*key, gather, limit)
     values = (first.id, first.attempt, *waiting, *gathering, has_order, limit, first.worker)
-    rows = run_by_index(using, CLAIM_GROUP, *values)
+    rows = run(using, CLAIM_GROUP, *values, first=IN_INDEX_ORDER)
     return sorted(
         (Claim(id_, attempt, first.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
     )

@@ -35,7 +35,7 @@ from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP, WORKER
-from django_pglock.store.statements import BY_INDEX, rows_of, run, run_by_index
+from django_pglock.store.statements import BY_INDEX, IN_INDEX_ORDER, rows_of, run
 
 #: The number of missing heartbeats after which a worker without a session is dead. A little more than two, because a
 #: heartbeat may be in transit.
@@ -221,7 +221,7 @@ def delete_dead(using: str, *, unbroken: float) -> int:
     ``unbroken``: for how many seconds the heartbeats of the caller have come without interruption.
     """
     limit = get_settings().HEARTBEAT_LIMIT
-    return len(run_by_index(using, DELETE_DEAD, limit)) if unbroken >= limit else 0
+    return len(run(using, DELETE_DEAD, limit, first=IN_INDEX_ORDER)) if unbroken >= limit else 0
 
 
 # The advisory locks of workers: one that the session of each parent holds, and one of a round of upkeep.

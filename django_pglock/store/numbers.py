@@ -32,7 +32,7 @@ from django.utils.timezone import now
 
 from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
 from django_pglock.store.pause import paused_queues
-from django_pglock.store.statements import LIMIT_WAITS, WINDOW, rows_of, run, run_together
+from django_pglock.store.statements import LIMIT_WAITS, WINDOW, rows_of, run
 from django_pglock.tasks.claim import date_of
 
 # What is counted of attempts: how many ended with which outcome, and histograms of how long they waited and ran. Pure.
@@ -303,7 +303,7 @@ def add_numbers(using: str, counted: Counted) -> float:
     rows = sorted(_rows(counted), reverse=True)
     columns = list(map(list, zip(*rows, strict=True)))
     # A statement takes the lock of the table before it can set a limit. So a statement before it sets the limit.
-    [(seconds,)] = run_together(using, (LIMIT_WAITS, [LONGEST_WAIT]), (ADD_NUMBERS, columns), (CLOCK, []))
+    [(seconds,)] = run(using, CLOCK, first=[(LIMIT_WAITS, [LONGEST_WAIT]), (ADD_NUMBERS, columns)])
     return float(seconds)
 
 

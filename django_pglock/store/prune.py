@@ -33,7 +33,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.id_range import DAY, first_id_since
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.statements import MOST_COUNTED, WINDOW, in_status, rows_of, run, run_together
+from django_pglock.store.statements import MOST_COUNTED, WINDOW, in_status, rows_of, run
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = get_logger(WORKER)
@@ -218,7 +218,7 @@ def delete_free(tasks: Any, limit: int | None = None) -> int:
     except EmptyResultSet:
         # Django knows without a query that nothing can match.
         return 0
-    [(count,)] = run_together(tasks.db, lock, (PRUNE, ()))
+    [(count,)] = run(tasks.db, PRUNE, first=[lock])
     return int(count)
 
 

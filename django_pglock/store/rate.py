@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from django_pglock.store.admit import admit_by
-from django_pglock.store.statements import run, run_by_index
+from django_pglock.store.admit import locking
+from django_pglock.store.statements import IN_INDEX_ORDER, run
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -86,7 +86,8 @@ def note_starts(using: str, claims: Iterable[Claim]) -> None:
     for start in range(0, len(started), KEYS_AT_ONCE):
         some = started[start : start + KEYS_AT_ONCE]
         keys, intervals, bursts = map(list, zip(*(each for each, _ in some), strict=True))
-        admit_by(using, keys, (START_AT_RATE, (keys, intervals, bursts, [count for _, count in some])))
+        counts = [count for _, count in some]
+        run(using, START_AT_RATE, keys, intervals, bursts, counts, first=locking(using, keys))
 
 
 def open_rates(using: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
@@ -99,5 +100,5 @@ def delete_unused_rates(using: str, after: str) -> tuple[int, str]:
 
     Returns how many were deleted, and the key behind which to continue: empty at the end of the table.
     """
-    [(deleted, read, last)] = run_by_index(using, DELETE_UNUSED_RATES, after, READ_AT_ONCE)
+    [(deleted, read, last)] = run(using, DELETE_UNUSED_RATES, after, READ_AT_ONCE, first=IN_INDEX_ORDER)
     return deleted, last if read == READ_AT_ONCE else ""

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
-from django_pglock.store.statements import array_of_numbers, run, run_together
+from django_pglock.store.statements import array_of_numbers, run
 from django_pglock.store.wake import after_commit, wake, wake_parents
 from django_pglock.tasks.states import TaskStatus
 
@@ -86,7 +86,6 @@ WITH done AS MATERIALIZED (
         SELECT task.id, task.status, task.finished_at FROM {task} AS task WHERE task.id = waiter.awaited LIMIT 1
     ) AS task ON true
     WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
-      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
     ORDER BY waiter.awaited, waiter.task_id + 0 LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
@@ -129,6 +128,7 @@ WITH done AS MATERIALIZED (
 SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
 FROM notified LEFT JOIN moved ON true
 """
+LIMIT_RELEASE = ("SET LOCAL lock_timeout = '100ms'",)
 RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
 # The next waiters in the order of their ids, each with the task that it waits for if that task has ended or no longer
@@ -201,12 +201,12 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
     # As a message, which is READ COMMITTED. At REPEATABLE READ, a wait for a row that changes ends with an error.
     try:
-        rows = run_together(using, (RELEASE, values))
+        rows = run(using, RELEASE, *values, first=LIMIT_RELEASE)
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
         # Another open transaction has locked one of the waiting tasks. It must not delay the others.
-        rows = run_together(using, (RELEASE_UNLOCKED, values))
+        rows = run(using, RELEASE_UNLOCKED, *values, first=LIMIT_RELEASE)
     [released] = {row[-1] for row in rows}
     moved = [row[:-1] for row in rows if row[0] is not None]
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.READY))

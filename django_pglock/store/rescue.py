@@ -20,7 +20,7 @@ from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import HELD_LOCKS, is_recent, missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.statements import run, run_by_index
+from django_pglock.store.statements import IN_INDEX_ORDER, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import FINISHED, TaskStatus
@@ -210,7 +210,7 @@ def rescue(using: str, *, unbroken: float, limit: int = RESCUED_AT_ONCE) -> list
         silent_after() if unbroken >= silent_after() else math.inf,
     )
     values = (*silences, limit, limit, settings.MAX_RESCUES, *(LOST_WITH_WORKER, LOST_WITH_WORKER, text))
-    rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
+    rescued = [Rescued(*row) for row in run(using, RESCUE, *values, first=IN_INDEX_ORDER)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})
     release_on_commit(using, [each.id for each in rescued if each.status in FINISHED])
@@ -222,4 +222,4 @@ def possibly_lost(using: str, *, backend: str | None = None) -> list[tuple[str, 
 
     Such a task is rescued soon, or its worker sends heartbeats again. ``backend``: only tasks of this alias in TASKS.
     """
-    return run_by_index(using, POSSIBLY_LOST, missing(), missing(), backend)
+    return run(using, POSSIBLY_LOST, missing(), missing(), backend, first=IN_INDEX_ORDER)

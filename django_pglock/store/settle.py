@@ -25,7 +25,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.requests_to_worker import write_progress
-from django_pglock.store.statements import array_of_numbers, filled, run, run_by_index
+from django_pglock.store.statements import IN_INDEX_ORDER, array_of_numbers, filled, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
@@ -341,7 +341,7 @@ def give_back(
     of ``server_time()`` (None: any), and whose lock key is not in ``except_keys``. Returns the number of tasks.
     """
     values = (worker, worker, worker, list(in_flight), older_than, before, before, list(except_keys))
-    given_back = run_by_index(using, GIVE_BACK, *values)
+    given_back = run(using, GIVE_BACK, *values, first=IN_INDEX_ORDER)
     # The worker may have no free thread, and other workers may sleep.
     wake(using, (queue for _, status, queue, _ in given_back if status == TaskStatus.READY))
     admit(using, (key for *_, key in given_back))

@@ -90,6 +90,9 @@ IN_ORDER_OF_KEYS = 'length(unique_key), unique_key COLLATE "C"'
 #: Limits how long the following statements of a transaction wait for a lock. Returns the limit that there was before.
 LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
 
+#: The begin of a message that is a transaction of its own.
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
 #: The number of rows that one statement changes or reads, so that other transactions wait for them only briefly.
 WINDOW = 5000
 #: The largest number of tasks of one status, or of rows of a list, that are counted: ten million would take seconds.
@@ -105,43 +108,39 @@ def rows_of(model: str, using: str) -> Any:
     return model_of(model).objects.using(using)
 
 
-def run(using: str, statement: str, *values: Any, prepared: bool = False) -> list[tuple[Any, ...]]:
-    """Execute one statement on this thread's connection. Return its rows.
+#: A statement of a message: with its values, or a text that has them already.
+Part = tuple[str, Sequence[Any]] | str
+#: Sent first, these make the planner read the next statement's indexes in their order, whatever the statistics say.
+IN_INDEX_ORDER = (f"SELECT {BY_INDEX}",)
 
-    ``prepared``: by its kept plan if this session keeps plans. Then the values are texts, ints and None.
+
+def run(
+    using: str, statement: str, *values: Any, prepared: bool = False, first: Sequence[Part] = ()
+) -> list[tuple[Any, ...]]:
+    """Execute a statement on this thread's connection. Return its rows.
+
+    - ``prepared``: by its kept plan if this session keeps plans. Then the values are texts, ints and None.
+    - ``first``: statements that are sent before it in the same message. Together they are one transaction, or a part of
+      the open one.
+
+    Between two messages the process may freeze. Then the rows that the first statement has locked would stay locked
+    until the server ends the idle session. PostgreSQL executes a message as one transaction, with a new snapshot for
+    each of its statements: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
     """
     with connections[using].cursor() as cursor:
-        if prepared and (text := execute_of(cursor, _preparable(statement), *values)):
+        text = execute_of(cursor, _preparable(statement), *values) if prepared else None
+        if first:
+            cursor.execute(message(using, *first, text or (statement, values)))
+            while cursor.nextset():
+                pass
+        elif text:
             cursor.execute(text)
         else:
             cursor.execute(filled(statement), values or None)
         return cursor.fetchall() if cursor.description else []
 
 
-def run_together(using: str, *parts: tuple[str, Sequence[Any]] | str) -> list[tuple[Any, ...]]:
-    """Execute statements as one transaction, or within the open one. Return the rows of the last statement.
-
-    A part is a statement and its values, or the text of a statement that has its values already.
-
-    They are sent in one message. Between two messages the process may freeze. Then the rows that the first statement
-    has locked would stay locked until the server ends the idle session. PostgreSQL executes a message as one
-    transaction, with a new snapshot for each of its statements:
-    https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
-    """
-    with connections[using].cursor() as cursor:
-        cursor.execute(message(using, *parts))
-        while cursor.nextset():
-            pass
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
-
-
-def run_by_index(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Execute one statement with ``BY_INDEX``, whatever the statistics say. Return its rows."""
-    return run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
-
-
-def message(using: str, *parts: tuple[str, Sequence[Any]] | str) -> str:
+def message(using: str, *parts: Part) -> str:
     """Return statements with their values as one message. The connection must be open.
 
     If the message is its own transaction, it is READ COMMITTED, whatever the role's default is. Only then each
@@ -149,7 +148,7 @@ def message(using: str, *parts: tuple[str, Sequence[Any]] | str) -> str:
     """
     connection: Any = connections[using]
     is_own = not connection.in_atomic_block and not in_transaction(connection)
-    begin = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"] if is_own else []
+    begin = [READ_COMMITTED] if is_own else []
     return ";".join(begin + [part if isinstance(part, str) else bound(using, *part) for part in parts])
 
 
@@ -229,12 +228,6 @@ def keep_plans(connection: DatabaseWrapper) -> None:
 def keeps_plans(using: str) -> bool:
     """Return whether this thread's session keeps plans, so that it belongs to one worker and not to a pooler."""
     return connections[using].connection in _prepared
-
-
-def bound_by_plan(using: str, statement: str, *values: str | int | None) -> str:
-    """Return a statement with its values, for a message: the EXECUTE of its kept plan if this session keeps plans."""
-    with connections[using].cursor() as cursor:
-        return execute_of(cursor, _preparable(statement), *values) or bound(using, statement, values)
 
 
 @lru_cache(maxsize=64)

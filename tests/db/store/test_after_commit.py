@@ -46,7 +46,7 @@ def ask_to_end():
     [
         (wake, "_notify", tasks.nothing.enqueue),
         (admit_one, "send", enqueue_at_a_key),
-        (admit, "admit_by", lambda: enqueue_many(keyed.step, ["a", "b"])),
+        (admit, "locking", lambda: enqueue_many(keyed.step, ["a", "b"])),
         (release, "ended", enqueue_after_another),
         (wake, "run", ask_to_end),
     ],
@@ -67,7 +67,7 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
 
 def test_a_failure_after_a_call_without_a_transaction_is_logged_and_not_raised(monkeypatch, caplog):
     """The call is committed. If the caller tried again, there would be two tasks."""
-    monkeypatch.setattr(admit, "admit_by", raise_error)
+    monkeypatch.setattr(admit, "locking", raise_error)
     for _ in range(2):
         keyed.call.enqueue("b")
     assert statuses() == ["READY", "BLOCKED"]

@@ -17,8 +17,17 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store import release as release_module
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Succeeded
-from django_pglock.store.release import ended, orphaned_waiters, release, release_on_commit, write_waiters
+from django_pglock.store.release import (
+    RELEASE,
+    RELEASE_UNLOCKED,
+    ended,
+    orphaned_waiters,
+    release,
+    release_on_commit,
+    write_waiters,
+)
 from django_pglock.store.settle import settle
+from django_pglock.store.statements import run
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.db.store.waiting import results_of
 from tests.sample import keyed_tasks as keyed
@@ -177,11 +186,13 @@ def test_only_a_locked_row_is_released_by_a_second_statement(claim, monkeypatch)
     tasks.nothing.using(after=[first]).enqueue()
     attempts = []
 
-    def refuse(using, *statements):
-        attempts.append(statements)
+    def refuse(using, statement, *values, **options):
+        if statement not in (RELEASE, RELEASE_UNLOCKED):
+            return run(using, statement, *values, **options)
+        attempts.append(statement)
         raise OperationalError("the server is shutting down")
 
-    monkeypatch.setattr(release_module, "run_together", refuse)
+    monkeypatch.setattr(release_module, "run", refuse)
     with pytest.raises(OperationalError, match="shutting down"):
         release("default", [int(first.id)])
     assert len(attempts) == 1

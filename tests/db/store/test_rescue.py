@@ -31,7 +31,7 @@ from django_pglock.store.rescue import (
     rescue,
     server_times,
 )
-from django_pglock.store.statements import run_by_index
+from django_pglock.store.statements import IN_INDEX_ORDER, run
 from django_pglock.worker.parent import upkeep as upkeep_module
 from tests.db.store.workers import NUMBER, register
 from tests.db.worker.conftest import make_upkeep
@@ -103,7 +103,7 @@ def test_a_worker_is_dead_by_the_hard_limit_if_the_session_with_its_lock_is_idle
     assert not rescue("default", unbroken=UNBROKEN), "its session has just worked"
     # As if that were long ago: a session works for as long as beats may be missing, and here this is a microsecond.
     values = (1e-6, 110.0, silent_after(), 10, 10, 3, "x", "x", "y")
-    assert run_by_index("default", RESCUE, *values)
+    assert run("default", RESCUE, *values, first=IN_INDEX_ORDER)
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.liveness import try_upkeep_lock
 from django_pglock.store.ready import promote
 from django_pglock.store.rescue import rescue
-from django_pglock.store.statements import (
-    OFF,
-    array_of_texts,
-    bound,
-    filled,
-    message,
-    rows_of,
-    run,
-    run_by_index,
-    run_together,
-)
+from django_pglock.store.statements import IN_INDEX_ORDER, OFF, array_of_texts, bound, filled, message, rows_of, run
 from tests.db.store.schedules import enqueue_due
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -48,15 +38,12 @@ def test_names_of_tables_are_filled_in_and_values_are_sent_apart():
 
 def test_statements_are_one_message_and_one_transaction():
     with CaptureQueriesContext(connection) as queries:
-        rows = run_together(
-            "default",
-            (ADD, ["mail"]),
-            ("SELECT key, pg_current_xact_id() = xmin::text::xid8 FROM {rate_limit}", []),
-        )
+        select = "SELECT key, pg_current_xact_id() = xmin::text::xid8 FROM {rate_limit}"
+        rows = run("default", select, first=[(ADD, ["mail"])])
     assert rows == [("mail", True)]
     assert len(queries) == 1
     with pytest.raises(Exception, match="division by zero"):
-        run_together("default", ("DELETE FROM {rate_limit}", []), ("SELECT 1 / %s", [0]))
+        run("default", "SELECT 1 / %s", 0, first=[("DELETE FROM {rate_limit}", [])])
     assert run("default", "SELECT key FROM {rate_limit}") == [("mail",)], "all or none"
 
 
@@ -65,23 +52,23 @@ def test_a_message_is_read_committed_whatever_the_default_is():
     with connection.cursor() as cursor:
         cursor.execute("SET default_transaction_isolation = 'repeatable read'")
         try:
-            assert run_together("default", (SHOW, ()))[0][0] == "read committed"
+            assert run("default", SHOW, first=["SELECT 1"])[0][0] == "read committed"
         finally:
             cursor.execute("RESET default_transaction_isolation")
 
 
 def test_inside_of_a_transaction_a_message_is_a_part_of_it():
     with transaction.atomic():
-        run_together("default", (ADD, ["mail"]), ("SELECT 1", ()))
+        run("default", "SELECT 1", first=[(ADD, ["mail"])])
         transaction.set_rollback(True)
     assert run("default", "SELECT key FROM {rate_limit}") == []
 
 
 def test_indexes_are_walked_in_their_order_for_one_message_only():
-    assert run_by_index("default", SHOW)[0][1] == "off"
+    assert run("default", SHOW, first=IN_INDEX_ORDER)[0][1] == "off"
     assert run("default", SHOW)[0][1] == "on"
     shown = ", ".join(f"current_setting('{name}')" for name in OFF)
-    assert set(run_by_index("default", f"SELECT {shown}")[0]) == {"off"}
+    assert set(run("default", f"SELECT {shown}", first=IN_INDEX_ORDER)[0]) == {"off"}
 
 
 def test_values_are_bound_as_the_server_quotes_them():
