@@ -9,6 +9,5 @@
 - ``standby``: whether a session leads to a standby, or may only read.
 - ``notifications``: a loop that PostgreSQL wakes by LISTEN and NOTIFY.
 - ``stopping``: ends the code of a cancelled attempt, in its own thread, at its next statement.
-- ``selftest``: tests whether a server, with any pooler in front of it, really excludes other clients.
 - ``forking``: makes forked child processes not use the sessions of their parent.
 """

@@ -13,10 +13,10 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
+from django_pglock.management import selftest
 from django_pglock.models import AdvisoryLock, Attempt, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.postgres import selftest
 from django_pglock.postgres.connections import has_session_ended
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
@@ -140,7 +140,7 @@ def test_the_self_test_finds_that_session_locks_do_not_exclude(pgbouncer, alias,
     monkeypatch.delitem(selftest.QUESTIONS, "notifications")
     alias("pooled", NAME="two", **pgbouncer)
     findings = {each.question for each in selftest.selftest("pooled") if not each.is_ok}
-    assert findings == {"sessions", "session_locks", "prepared_statements"}
+    assert findings == {"sessions", "session_locks"}
 
 
 def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias):

@@ -11,10 +11,10 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import get_settings
 from django_pglock.management import tables
 from django_pglock.management.arguments import plain_refusals, wrong_arguments
+from django_pglock.management.selftest import selftest
 from django_pglock.management.terminal import TerminalCommand, ignore_broken_pipe, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
-from django_pglock.postgres.selftest import selftest
 
 
 class Command(TerminalCommand):

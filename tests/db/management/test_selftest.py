@@ -9,8 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 
-from django_pglock.postgres import selftest as module
-from django_pglock.postgres.selftest import QUESTIONS, selftest
+from django_pglock.management import selftest as module
+from django_pglock.management.selftest import QUESTIONS, selftest
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -89,7 +89,6 @@ def test_session_locks_are_not_needed_with_the_scope_transaction(replace_lock_fu
 @pytest.mark.parametrize(
     ("option", "question"),
     [
-        ("default_transaction_isolation=serializable", "isolation"),
         ("idle_session_timeout=1h", "limits"),
         ("default_transaction_read_only=on", "writes"),
     ],

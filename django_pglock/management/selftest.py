@@ -8,9 +8,7 @@ check uses two new sessions, so that earlier checks have no effect on it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -22,13 +20,11 @@ from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import sha256_key
-from django_pglock.postgres.connections import shut
+from django_pglock.postgres.connections import shut_down_socket
 from django_pglock.postgres.sessions import dedicated_connection
 
 #: Seconds for the answers in one check. Only a server that does not answer at all takes this long.
 TIMEOUT = 5.0
-#: If the two clocks differ by more than this number of seconds, it is reported.
-CLOCKS_DIFFER = 5.0
 #: Limits by which the server ends a session, or the transaction of a lock, while the program works.
 LIMITS = "idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout", "statement_timeout"
 
@@ -64,38 +60,28 @@ def _needed() -> set[str]:
 
 
 def _checked(using: str, check: Callable[[Any, Any], Answer]) -> Answer:
-    try:
-        with _two_sessions(using) as (first, second, is_over):
-            try:
-                return check(first, second)
-            except psycopg.Error:
-                if is_over.is_set():
-                    return False, _("There was no answer within %d seconds.") % TIMEOUT
-                raise
-    except InsufficientPrivilege as error:
-        return None, str(error).strip()
-    except psycopg.Error as error:
-        return False, str(error).strip()
-
-
-@contextmanager
-def _two_sessions(using: str) -> Iterator[tuple[Any, Any, threading.Event]]:
-    """Open two sessions. If the block takes too long, they are ended and the event is set."""
+    """Do a check in two new sessions. If it takes too long, they are ended."""
     connections = [dedicated_connection(using, application_name="django_pglock selftest") for _ in range(2)]
     is_over = threading.Event()
 
     def end() -> None:
         is_over.set()
-        for raw in raws:
-            shut(raw)
+        for connection in connections:
+            shut_down_socket(connection)
 
     guard = threading.Timer(TIMEOUT, end)
     try:
         for connection in connections:
             connection.ensure_connection()
-        raws: list[Any] = [connection.connection for connection in connections]
         guard.start()
-        yield raws[0], raws[1], is_over
+        return check(*(connection.connection for connection in connections))
+    except InsufficientPrivilege as error:
+        return None, str(error).strip()
+    except psycopg.Error as error:
+        has_taken_too_long = guard.finished.is_set()
+        return False, _("There was no answer within %d seconds.") % TIMEOUT if has_taken_too_long else str(
+            error
+        ).strip()
     finally:
         guard.cancel()
         for connection in connections:
@@ -189,38 +175,12 @@ def _notifications(first: Any, second: Any) -> Answer:
     return False, _("A notification does not arrive. Workers poll.")
 
 
-def _prepared_statements(first: Any, second: Any) -> Answer:
-    name = sql.Identifier(f"django_pglock_selftest_{uuid4().hex[:12]}")
-    first.execute(sql.SQL("PREPARE {} AS SELECT 1").format(name))
-    with second.transaction():
-        second.execute("SELECT 1")
-        try:
-            first.execute(sql.SQL("EXECUTE {}").format(name))
-        except psycopg.errors.InvalidSqlStatementName:
-            return False, _("A prepared statement is lost with the transaction. Workers prepare none.")
-    return True, _("A prepared statement can be executed as long as the client is connected.")
-
-
 def _limits(first: Any, second: Any) -> Answer:
     rows = first.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s)", [list(LIMITS)]).fetchall()
     limits = ", ".join(f"{name} = {setting} ms" for name, setting in sorted(rows) if setting != "0")
     if limits:
         return False, _("The server limits sessions: %s. A lock ends with its session.") % limits
     return True, _("The server does not limit how long a session is idle or a statement takes.")
-
-
-def _isolation(first: Any, second: Any) -> Answer:
-    level = _value(first, "SHOW default_transaction_isolation")
-    if level.startswith("read "):
-        return True, _("Transactions are READ COMMITTED by default.")
-    return False, _("Transactions are %s by default. A lock inside atomic() is refused.") % level.upper()
-
-
-def _clock(first: Any, second: Any) -> Answer:
-    before, answer, after = time.time(), _value(first, "SELECT date_part('epoch', clock_timestamp())"), time.time()
-    difference = max(before - answer, answer - after, 0.0)
-    text = _("The clocks of the server and of this machine differ by %.1f seconds. Only the server's clock is used.")
-    return difference < CLOCKS_DIFFER, text % difference
 
 
 #: The checks in their order. The names are those in the JSON output.
@@ -232,8 +192,5 @@ QUESTIONS: dict[str, Callable[[Any, Any], Answer]] = {
     "rows": _rows,
     "lock_timeout": _lock_timeout,
     "notifications": _notifications,
-    "prepared_statements": _prepared_statements,
     "limits": _limits,
-    "isolation": _isolation,
-    "clock": _clock,
 }
