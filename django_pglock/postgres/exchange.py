@@ -34,7 +34,7 @@ CANCEL_WITHIN = 5.0
 SIGNAL_CHECK_INTERVAL = 0.1
 #: Seconds after which a coroutine tries again to use a connection that another thread uses for a moment.
 RETRY_AFTER = 0.001
-BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
+_BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 Row = list[Any]
 T = TypeVar("T")
@@ -102,7 +102,7 @@ def _cancel(raw: Connection[Any]) -> None:
 
 def _wait_for_end(pgconn: PGconn) -> None:
     """Wait for the end of an answer. psycopg's own function for this has a time limit only from 3.3 on."""
-    deadline, answer = time.monotonic() + CANCEL_WITHIN, results_of(pgconn)
+    deadline, answer = time.monotonic() + CANCEL_WITHIN, _results_of(pgconn)
     with suppress(StopIteration), DefaultSelector() as selector:
         selector.register(pgconn.socket, next(answer))
         while ready := selector.select(max(0.0, deadline - time.monotonic())):
@@ -140,7 +140,7 @@ async def _cancelled(cancelling: asyncio.Future[None]) -> None:
 async def _cancel_async(raw: Connection[Any]) -> None:
     try:
         await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
-        await asyncio.wait_for(_wait_async(raw, results_of(raw.pgconn)), CANCEL_WITHIN)
+        await asyncio.wait_for(_wait_async(raw, _results_of(raw.pgconn)), CANCEL_WITHIN)
     except (PsycopgError, RuntimeError, asyncio.CancelledError, asyncio.TimeoutError):
         # RuntimeError: the loop ends, and starts no more threads. TimeoutError: the connection may be half open.
         raw.pgconn.finish()
@@ -167,17 +167,17 @@ def receive(pgconn: PGconn) -> None:
 def _answer(pgconn: PGconn, begin: str, statements: str) -> PQGen[Row | None]:
     """Send a message, and return the row of its answer."""
     pgconn.send_query((begin + statements).encode())
-    results = yield from results_of(pgconn)
+    results = yield from _results_of(pgconn)
     if not results:
         raise OperationalError("the connection was closed before the server answered")
-    if results[-1].status in BAD:
+    if results[-1].status in _BAD:
         error: Any = error_from_result(results[-1])
         error.accepted = len(results) - 1 - bool(begin)
         raise error from _reported_error(results[:-1])
     return _first_row(results)
 
 
-def results_of(pgconn: PGconn) -> PQGen[list[PGresult]]:
+def _results_of(pgconn: PGconn) -> PQGen[list[PGresult]]:
     """Return the results of all statements of a message.
 
     If the session has ended, the server's last error is the cause of our error.
@@ -194,7 +194,7 @@ def results_of(pgconn: PGconn) -> PQGen[list[PGresult]]:
 
 def _reported_error(results: list[PGresult]) -> Exception | None:
     """Return the server's error among some results; errors that libpq itself makes are ignored."""
-    errors = (each for each in results if each.status in BAD and each.error_field(DiagnosticField.SQLSTATE))
+    errors = (each for each in results if each.status in _BAD and each.error_field(DiagnosticField.SQLSTATE))
     return next(map(error_from_result, errors), None)
 
 

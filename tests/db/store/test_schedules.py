@@ -341,7 +341,7 @@ def test_many_due_ticks_leave_time_for_other_work(many, monkeypatch):
 
 
 def test_a_tick_that_fails_again_and_again_stops_no_other(many, receiver, caplog, monkeypatch):
-    """Each look has time for one tick, and the tick that fails has been due for the longest time."""
+    """Each call has time for one tick, and the tick that fails has been due for the longest time."""
     monkeypatch.setattr(schedules, "TIME_FOR_TICKS", -1.0)
     many(5)
     first = f"{scheduled.__name__}.each_000"
