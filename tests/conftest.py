@@ -268,7 +268,9 @@ def worker(transactional_db: None) -> Iterator[Callable[..., InProcessWorker]]:
     for worker in started:
         worker.shutdown()
         # The process continues, and so do functions that exceed the grace period, with their sessions.
-        worker.executor.wait(3)
+        deadline = time.monotonic() + 3
+        while not worker.executor.is_idle and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def database_url(name: str = "") -> str:

@@ -44,7 +44,6 @@ from django_pglock.tasks.compat import TaskResult, task_backends
 from django_pglock.tasks.retry import FlowWord
 from django_pglock.tasks.states import WAITING, TaskStatus
 from django_pglock.worker.child.attempt import Attempt
-from django_pglock.worker.child.event_loop import call_async
 from django_pglock.worker.child.executor import execute
 from django_pglock.worker.child.fetcher import Discovery
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight, Progress
@@ -52,9 +51,8 @@ from django_pglock.worker.child.logs import observers
 from django_pglock.worker.child.queue_cursor import QueueCursors
 from django_pglock.worker.child.run import run as run_attempt
 from django_pglock.worker.child.run import run_async
+from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog
 from django_pglock.worker.child.settler import Settler
-from django_pglock.worker.child.task_thread import TaskThread
-from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.options import database_to_serve
 from django_pglock.worker.queues import Queues
 
@@ -310,8 +308,8 @@ class Here:
             for each in _test_cases():
                 savepoints.enter_context(_savepoint(each))
             if registry.is_async(attempt.claim.task_path):
-                return async_to_sync(run_async)(attempt, partial(call_async, call=_call_in_time))
-            return run_attempt(attempt, self.thread.call)
+                return async_to_sync(run_async)(attempt, Runner(CancelInTime()))
+            return run_attempt(attempt, self.thread)
 
     def _settle(self) -> None:
         while self.in_flight.claims:
@@ -327,8 +325,12 @@ class Here:
             run(self.using, WRITE_SETTINGS, *map(list, zip(*self._settings, strict=True)))
 
 
-async def _call_in_time(attempt: Attempt) -> Any:
-    return await asyncio.wait_for(attempt.call(), attempt.timeout)
+class CancelInTime(Watchdog):
+    """Cancels the current coroutine at the deadline of its attempt."""
+
+    def watch(self, attempt: Attempt) -> None:
+        me: Any = asyncio.current_task()
+        asyncio.get_running_loop().call_at(attempt.deadline, me.cancel)
 
 
 def _test_cases() -> list[Any]:

@@ -7,7 +7,7 @@ from django.db import connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import has_statement_in_progress
-from django_pglock.worker.child import task_thread
+from django_pglock.worker.child import runners
 from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks
@@ -49,9 +49,9 @@ def begin(proxy, worker, eventually):
 
 
 def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(begin, proxy, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(task_thread, "CANCEL_GRACE_PERIOD", 1.0)
+    monkeypatch.setattr(runners, "CANCEL_GRACE_PERIOD", 1.0)
     # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
-    monkeypatch.setattr(task_thread, "cancel_statement", has_statement_in_progress)
+    monkeypatch.setattr(runners, "cancel_statement", has_statement_in_progress)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
     eventually(is_done, why="the thread hangs")

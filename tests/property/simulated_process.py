@@ -185,15 +185,13 @@ class SettlerHere(Settler):
 
 
 class TaskThread:
-    call = None
-
     def clean_up(self, claim: Any) -> None:
         pass
 
 
 class ExecutorHere(Executor):
     def __init__(self, process: SimulatedProcess) -> None:
-        watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread, task_threads=[])
+        watchdog: Any = SimpleNamespace(watch_this_thread=TaskThread)
         super().__init__(process.in_flight, "default", watchdog)
         self.process = process
         self._stopping = Event(process.schedule, "pauses")

@@ -501,7 +501,7 @@ def echo(value):
     return value
 
 
-@task(timeout=0.2)
+@task
 def stop_in_debugger(number):
     breakpoint()  # noqa: T100 - a person debugs it
     return 2 * number

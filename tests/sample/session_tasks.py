@@ -27,13 +27,10 @@ def select(statement="SELECT 1", using="default"):
         cursor.execute(statement)
 
 
-def lose_session(how):
+def lose_session():
     """End the session of this thread behind Django's back."""
     select()
     raw = connection.connection
-    if how == "descriptor":
-        os.close(raw.fileno())
-        return
     with closing(dedicated_connection("default")) as other, other.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [raw.info.backend_pid])
     while not has_ended(raw):
@@ -41,8 +38,8 @@ def lose_session(how):
 
 
 @task
-def lose_session_at_the_end(how):
-    lose_session(how)
+def lose_session_at_the_end():
+    lose_session()
 
 
 @task
@@ -56,8 +53,8 @@ async def read_in_coroutine():
 
 
 @task
-async def lose_session_of_coroutines_at_the_end(how):
-    await sync_to_async(lose_session)(how)
+async def lose_session_of_coroutines_at_the_end():
+    await sync_to_async(lose_session)()
 
 
 def pause():
@@ -189,14 +186,6 @@ def hide_end_on_cursor():
     idle_for_too_long()
     with suppress(DatabaseError):
         select()
-
-
-def hide_end_from_django():
-    """Catch the error of psycopg's own cursor, which Django does not see, and close what is left."""
-    idle_for_too_long()
-    with suppress(psycopg.Error):
-        connection.connection.execute("SELECT 1")
-    connection.close()
 
 
 def close_after_idle():

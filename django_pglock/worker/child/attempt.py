@@ -1,23 +1,45 @@
-"""One attempt of one claim: the function with its arguments, and the outcome for the way in which the call ended."""
+"""One attempt: the function with its arguments, whether it must stop, and the outcome for the way in which it ended."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
+import os
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from django_pglock.error_reading import storable
-from django_pglock.errors import TaskArgumentsError, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
+from django_pglock.error_reading import following, storable, traceback_of
+from django_pglock.errors import (
+    TaskArgumentsError,
+    TaskCancelled,
+    TaskOptionError,
+    TaskResultError,
+    TaskStopped,
+    TaskTimeout,
+    TooManySnoozes,
+)
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.attempts import attempts_before
-from django_pglock.store.outcome import SUCCEEDED, Cancelled, Failed, Failure, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import (
+    SUCCEEDED,
+    Cancelled,
+    Failed,
+    Failure,
+    GivenBack,
+    Outcome,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.store.rescue import LONGEST_PAUSE, interrupted
 from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
@@ -27,10 +49,12 @@ from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, Retry, Snooze, delay_after
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, FlowWord, Retry, Snooze, delay_after
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import has_observers
-from django_pglock.worker.child.stoppable import StoppableAttempt
+
+if TYPE_CHECKING:
+    from django_pglock.worker.child.runners import Runner
 
 logger = get_logger(WORKER)
 
@@ -42,17 +66,41 @@ NOTHING: dict[str, Any] = {}
 LEAST_SNOOZE = 0.1
 
 
-class Attempt(StoppableAttempt):
-    """One attempt of one claim: the function, its decoded arguments, and its result object."""
+class Attempt:
+    """One attempt of one claim: the function, its decoded arguments, and its result object.
 
+    It is also a context: that of the call of its function, by its ``runner``. An exception that leaves the context is
+    the error to record. If the function has a group, the claims of ``others`` are part of the same call. Its return
+    value is the result of each claim. If it raises, each claim fails or is retried by its own retries.
+    """
+
+    #: The thread or the coroutine that runs it.
+    runner: Runner
+    #: The attempts of the other claims of a group call.
+    others: Sequence[Attempt] = ()
+    #: The number of seconds that the function may take; None: any.
+    timeout: float | None = None
+    #: When the function was called, by time.monotonic().
+    began: float | None = None
+    #: When the time of the attempt is over, and when the watchdog checks it next, by time.monotonic().
+    deadline = math.inf
+    check_at = math.inf
+    #: The function was called. An error before is no failure of it.
+    was_called = False
+    #: The function has ended.
+    is_over = False
+    #: The function still runs ``grace_period`` seconds of the watchdog after its timeout. Its process ends.
+    is_long_overdue = False
+    #: psycopg's connections whose sockets were shut down, because a cancel did not end their statements.
+    shut_down: tuple[Any, ...] = ()
+    #: The call failed because its session to the tasks' database led to a standby.
+    has_met_standby = False
+    #: The error for which the outcome was made.
+    error: BaseException | None = None
     #: The observers of the call, once it has begun.
     observed = UNOBSERVED
     #: The log records of the call, if its function has ``capture_logs``.
     logs: CapturedLogs | None = None
-    #: The function was called. An error before is no failure of it.
-    was_called = False
-    #: The call failed because its session to the tasks' database led to a standby.
-    has_met_standby = False
 
     def __init__(self, claim: Claim, using: str) -> None:
         definition = registry.find(claim.task_path)
@@ -106,8 +154,36 @@ class Attempt(StoppableAttempt):
         if self.definition.capture_logs is not None:
             self.logs = capture(int(self.definition.capture_logs))
 
+    # The call, and its end
+
+    def __enter__(self) -> None:
+        current_attempt.set(self)
+        # First note the attempt, then call() checks whether it is cancelled. A cancel does both in the other order.
+        self.runner.attempt = self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.runner.is_forked:
+            end_process(error)
+        try:
+            if error is not None:
+                if (reason := self.reason_of(error)) is not error:
+                    raise reason
+            elif self.is_overdue:
+                # It is no success, whatever it returned.
+                raise self.timed_out()
+        finally:
+            if not self.is_overdue:
+                # It has ended in time, so the deadline means nothing more.
+                self.deadline = math.inf
+            self.is_over = True
+            self.runner.release()
+            if self.timeout is not None:
+                self.runner.watchdog.forget(self)
+            current_attempt.set(None)
+
     def call(self) -> Any:
         """Call the function. For an async function this returns the coroutine."""
+        self.begin()
         self.was_called = True
         running_claim.set(self.claim)
         function = self.definition.func
@@ -118,6 +194,62 @@ class Attempt(StoppableAttempt):
             return function(context, *self.args, **self.kwargs)
         return function(*self.args, **self.kwargs)
 
+    def begin(self) -> None:
+        """Start the clock of the attempt. Raises ``TaskCancelled`` if the function must not be called."""
+        if self.is_cancelled:
+            raise TaskCancelled
+        self.began = time.monotonic()
+        if self.timeout is not None:
+            self.deadline = self.check_at = self.began + self.timeout
+            self.runner.watchdog.watch(self)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """The claims of this attempt."""
+        return [self.claim, *(other.claim for other in self.others)]
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its task is cancelled. The cancel of one task of a group does not end the common call."""
+        return self.claim.is_cancelled and all(other.claim.is_cancelled for other in self.others)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time of the attempt is over."""
+        # Most attempts have no deadline, and do not read the clock.
+        return self.deadline < math.inf and time.monotonic() >= self.deadline
+
+    def timed_out(self) -> TaskTimeout:
+        """Return the error of an attempt whose time is over."""
+        return TaskTimeout(f"The attempt took longer than its timeout of {self.timeout:g} s.")
+
+    def check(self) -> None:
+        """Raise ``TaskStopped`` if the function must end."""
+        if (reason := self.reason_to_stop()) is not None:
+            raise TaskStopped(reason)
+
+    def reason_to_stop(self) -> TaskTimeout | TaskCancelled | None:
+        """Return the error for a function that checks whether it may continue; None: it may."""
+        if self.is_cancelled:
+            return TaskCancelled()
+        return self.timed_out() if self.is_overdue else None
+
+    def reason_of(self, error: BaseException) -> BaseException:
+        """Return the error to record for an exception of the function.
+
+        If the attempt had to stop, this is the reason for the stop, with the exception as its cause.
+        """
+        if type(error) is TaskStopped:
+            error = reason_in(error)
+        reason = self.reason_to_stop()
+        # A function whose time is over may still decide how its task continues. A cancel is not its decision.
+        if reason is None or isinstance(error, type(reason)):
+            return error
+        if isinstance(reason, TaskTimeout) and isinstance(error, FlowWord):
+            return error
+        reason.__cause__ = error
+        return reason
+
     def _lock_name(self) -> str:
         """Return the name of the advisory lock to hold. A row from before ``lock=`` was added has no key."""
         claim = self.claim
@@ -125,9 +257,10 @@ class Attempt(StoppableAttempt):
             keys_of(self.definition, tuple(from_json(claim.args)), from_json(claim.kwargs)).lock
         )
 
-    def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
-        """Return the outcome of each claim of this attempt."""
-        return [(self.claim, outcome)]
+    def include(self, others: Sequence[Attempt]) -> None:
+        """Make this the attempt of a group. Its function gets the list of the keyword arguments of all calls."""
+        self.others = others
+        self.args, self.kwargs = [[self.kwargs, *(other.kwargs for other in others)]], {}
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if there are observers."""
@@ -137,10 +270,29 @@ class Attempt(StoppableAttempt):
         seconds = None if self.began is None else time.monotonic() - self.began
         if self.logs is not None:
             self.claim.log = self.logs.text() or ""
-        elif isinstance(outcome, Succeeded) and not self.has_observers:
+        elif isinstance(outcome, Succeeded) and not self.has_observers and not self.others:
             # Arguments by position, because arguments by name would take most of the time here.
             return EndedClaim(self.claim, outcome, None, is_settled, seconds)
-        return EndedClaim(self.claim, outcome, self.result, is_settled, seconds)
+        return EndedClaim(
+            self.claim,
+            outcome,
+            self.result,
+            is_settled,
+            seconds,
+            same_call=[self._ended_with(other, outcome, is_settled=is_settled) for other in self.others],
+        )
+
+    def _ended_with(self, other: Attempt, outcome: Outcome | None, *, is_settled: bool) -> EndedClaim:
+        """Return the claim of another task of the group as ended."""
+        other.began, other.logs = self.began, self.logs
+        other.timeout, other.deadline = self.timeout, self.deadline
+        if outcome is None:
+            # A claim was lost, so the common transaction was rolled back. The first claim is reported as lost, and the
+            # other tasks run again.
+            outcome = GivenBack()
+        elif self.error is not None and isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
+            outcome = other.failure(self.error)
+        return other.ended(outcome, is_settled=is_settled)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``: a failure if the value cannot be stored as JSON."""
@@ -158,6 +310,7 @@ class Attempt(StoppableAttempt):
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        self.error = error
         self.observed.raised(error)
         if isinstance(error, TaskResultError):
             # The function has returned, so neither its retry policy nor its timeout applies.
@@ -230,6 +383,32 @@ class Attempt(StoppableAttempt):
         )
 
 
+def reason_in(stopped: TaskStopped) -> BaseException:
+    """Return the reason for a stop, with the traceback of the stop, and as its cause what the stop has replaced."""
+    reason = stopped.reason.with_traceback(stopped.__traceback__)
+    reason.__cause__ = following(stopped)
+    return reason
+
+
+def end_process(error: BaseException | None) -> NoReturn:
+    """End this process, which a task has forked, with the exit code that Python would use.
+
+    If it continued as a thread of the worker, it would settle the claim of its parent, and run the claims in the
+    parent's inbox.
+    """
+    code = 0 if error is None else 1
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            sys.stderr.write(traceback_of(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Also if the streams of the project raise.
+        os._exit(code & 0xFF)
+
+
 def under_lock(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function or coroutine function that holds an advisory lock while it runs.
 
@@ -256,9 +435,9 @@ def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:
 
 # The log records of one attempt, for functions with ``capture_logs``.
 #
-# One handler at the root logger gets the records. A context variable has the attempt to which a record belongs. So
-# records of the function's thread or coroutine are captured, and those of calls that copy the context, such as
-# ``sync_to_async``. The handler is added when the first such function runs, so other workers have no cost.
+# The factory that makes all records of the process knows the attempt by a context variable. So records of the
+# function's thread or coroutine are captured, and those of calls that copy the context, such as ``sync_to_async``. It
+# is installed when the first such function runs, so other workers have no cost.
 
 
 #: The number of last records that are kept, and the largest number of characters of each record and of all together.
@@ -273,7 +452,6 @@ class CapturedLogs:
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.count = 0
         self._texts: deque[str] = deque(maxlen=MOST_RECORDS)
 
     def add(self, record: logging.LogRecord) -> None:
@@ -284,62 +462,30 @@ class CapturedLogs:
         except Exception as error:  # noqa: BLE001 - see below
             # The arguments of a record are the project's objects.
             text = f"{record.levelname} {record.name}: the record cannot be formatted ({type(error).__qualname__})"
-        self.count += 1
         self._texts.append(text if len(text) <= LONGEST_RECORD else f"{text[:LONGEST_RECORD]}…")
 
     def text(self) -> str | None:
-        """Return the records as text, the newest last, and how many are missing; None if there are none."""
-        kept: list[str] = []
-        left = MOST_CHARACTERS
-        for text in reversed(self._texts):
-            left -= len(text) + 1
-            if left < 0:
-                break
-            kept.append(text)
-        if self.count > len(kept):
-            kept.append(f"… {self.count - len(kept)} earlier records")
-        return storable("\n".join(reversed(kept))) or None
-
-
-_captured: ContextVar[CapturedLogs | None] = ContextVar("django_pglock_captured_logs", default=None)
-
-
-class _Handler(logging.NullHandler):
-    """Keeps the records of attempts. It needs no lock: a record is text in the deque of its attempt.
-
-    It is a NullHandler, so that code that searches for handlers does not count it as one.
-    """
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Keep a record of an attempt. Print other records if Python would print them without this handler."""
-        captured = _captured.get()
-        if captured is not None and record.levelno >= captured.level:
-            captured.add(record)
-        last = logging.lastResort
-        if last is not None and record.levelno >= last.level and _is_alone(self, record.name):
-            last.handle(record)
-        return True
-
-
-_handler = _Handler()
+        """Return the records as text, the newest last; None if there are none."""
+        text = "\n".join(self._texts)
+        return storable(text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}") or None
 
 
 def capture(level: int) -> CapturedLogs:
-    """Keep the records that are made in the current context from now on."""
-    root = logging.getLogger()
-    if _handler not in root.handlers:
-        # At the first time, or after the project has configured its logging again.
-        root.addHandler(_handler)
-    captured = CapturedLogs(level)
-    _captured.set(captured)
-    return captured
+    """Return what keeps the records of an attempt. From now on, the factory of records looks for it."""
+    global make_record
+    if make_record is None:
+        make_record = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(_make_and_capture)
+    return CapturedLogs(level)
 
 
-def _is_alone(handler: logging.Handler, name: str) -> bool:
-    """Return whether a record of a logger reaches no other handler. Python prints warnings that reach none."""
-    logger: logging.Logger | None = logging.getLogger(name)
-    while logger is not None:
-        if any(each is not handler for each in logger.handlers):
-            return False
-        logger = logger.parent if logger.propagate else None
-    return True
+#: The factory of records that was there before ours.
+make_record: Callable[..., logging.LogRecord] | None = None
+
+
+def _make_and_capture(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    record = make_record(*args, **kwargs)  # type: ignore[misc]
+    logs = getattr(current_attempt.get(), "logs", None)
+    if logs is not None and record.levelno >= logs.level:
+        logs.add(record)
+    return record

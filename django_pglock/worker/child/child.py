@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -24,15 +25,14 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
+from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.drain import Drain
 from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.fetcher import Fetcher, ParentsHeartbeat
 from django_pglock.worker.child.in_flight import InFlight, Limits, Progress
+from django_pglock.worker.child.runners import TaskThread, Watchdog, close_sessions_of_ended_threads
 from django_pglock.worker.child.settler import Settler
 from django_pglock.worker.child.sleep import Sleep
-from django_pglock.worker.child.stoppable import StoppableAttempt
-from django_pglock.worker.child.task_thread import close_sessions_of_ended_threads
-from django_pglock.worker.child.watchdog import Watchdog
 from django_pglock.worker.loop import READ, Loop, Timer
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
@@ -43,8 +43,8 @@ logger = get_logger(WORKER)
 LAST_WRITES = 10.0
 #: The least seconds that a function gets to end after its timeout. If the grace period is longer, it is used.
 LEAST_GRACE_PERIOD = 1.0
-#: Seconds between two checks of the limits and of the parts, and between two while running tasks get time to finish.
-CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.05
+#: Seconds between two checks of the limits and of the parts, and between two while the process ends.
+CHECK_INTERVAL, ENDING_INTERVAL = 1.0, 0.005
 #: Seconds for which the main thread waits after it has woken the fetcher. Python runs one thread at a time. Without the
 #: wait, the fetcher would claim only after the main thread has prepared its next wait.
 PAUSE_AFTER_WAKEUP = 0.00005
@@ -55,6 +55,9 @@ MARGIN = 1.0
 #: A part counts as hung after this multiple of HEARTBEAT_LIMIT without progress. A multiple of one would be too strict:
 #: the part may wait for a lock on a table that is being changed.
 HUNG_AFTER = 2
+#: Seconds for which a thread may wait for the server before or after a function, in its BEGIN or COMMIT for example. No
+#: timeout of the task applies to it, and a half-open connection never answers.
+LONGEST_PHASE = 600
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
 #: The exit code of a child with ``drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
@@ -86,11 +89,9 @@ class Child:
         self.heartbeat = ParentsHeartbeat()
         self.watchdog = Watchdog(
             grace_period=max(self.grace, LEAST_GRACE_PERIOD),
-            long_overdue=self._end_for_overrun,
+            send=channel.send,
             changed=lambda: self.loop.call_soon(self._watch),
-            began=self._tell_begin,
-            ended=self._tell_end,
-            debugged=lambda: self.channel.send(debugger=True),
+            long_overdue=self._end_for_overrun,
         )
         self.executor = Executor(self.in_flight, using, self.watchdog)
         self.drain_state = None
@@ -116,8 +117,8 @@ class Child:
             drain=self.drain_state,
             on_task_limit=lambda: self.channel.send(replace="it has run its maximum number of tasks"),
         )
-        #: How often each part was found silent in a row, and until when it was to report.
-        self._silent: dict[Service, tuple[float, int]] = {}
+        #: What each part was doing at the last check, and for how many checks in a row.
+        self._stages: dict[Any, tuple[Any, int]] = {}
         self._next_watch: Timer | None = None
         self._functions = registry.known_versions()
         self._is_started = self.is_stopping = False
@@ -195,14 +196,6 @@ class Child:
 
     # Checks
 
-    def _tell_begin(self, attempt: StoppableAttempt) -> None:
-        for claim in attempt.claims:
-            self.channel.send(began=[claim.id, claim.attempt, attempt.deadline])
-
-    def _tell_end(self, attempt: StoppableAttempt) -> None:
-        for claim in attempt.claims:
-            self.channel.send(ended=[claim.id, claim.attempt])
-
     def _watch(self) -> None:
         """Stop functions whose time is over, and look again when the next time is over."""
         if self._next_watch is not None:
@@ -214,15 +207,13 @@ class Child:
         if not self.channel.is_own():
             self.leave()
         # An idle child reports rarely, but so often that it does not look frozen.
-        is_silent = any(calls for _, calls in self._silent.values())
+        is_silent = any(checks for _, checks in self._stages.values())
         is_idle = not (self.in_flight.claims or self.is_stopping or is_silent)
         self.loop.call_later(get_settings().HEARTBEAT_INTERVAL if is_idle else CHECK_INTERVAL, self._check)
         self.loop.call_soon(self._watch)
         self.settler.write_progress_soon()
         for service in self.services:
             service.end_late()
-        for thread in self.watchdog.task_threads:
-            thread.end_if_silent()
         self._tell_new_functions()
         close_sessions_of_ended_threads()
         self.channel.send(report=self.report())
@@ -250,22 +241,34 @@ class Child:
         }
 
     def hung(self) -> str | None:
-        """Return which part has ended or hangs, in a sentence. It is called once a second.
-
-        It counts calls instead of seconds, because time also passes while the process is stopped.
-        """
+        """Return which part has ended or hangs, in a sentence. It is called once a second."""
         for service in self.services:
             if service.is_missing:
                 return f"The {service.name} has ended."
-            due, calls = self._silent.get(service, (0.0, 0))
-            is_silent = due == service.next_report_by < time.monotonic() and not service.waits_for_answer
-            calls = calls + 1 if is_silent and service.is_running else 0
-            self._silent[service] = service.next_report_by, calls
-            if calls > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
-                return f"The {service.name} has not responded for {calls} s."
+            is_silent = (
+                service.next_report_by < time.monotonic() and not service.waits_for_answer and service.is_running
+            )
+            checks = self._checks_in_stage(service, service.next_report_by if is_silent else None)
+            if checks > HUNG_AFTER * get_settings().HEARTBEAT_LIMIT:
+                return f"The {service.name} has not responded for {checks} s."
+        for runner in list(self.watchdog.runners):
+            if isinstance(runner, TaskThread):
+                claim = runner.claim if runner.attempt is None else None
+                if self._checks_in_stage(runner, claim) > LONGEST_PHASE:
+                    return f"{claim} has waited for {LONGEST_PHASE} s before or after its function."
         if self.executor.is_missing:
             return "A thread of the executor has ended."
         return CANNOT_BEGIN if self.executor.is_unable else None
+
+    def _checks_in_stage(self, part: Any, stage: Any) -> int:
+        """Return at how many checks in a row a part was at this stage; None is no stage.
+
+        It counts checks instead of seconds, because time also passes while the process is stopped.
+        """
+        before, checks = self._stages.get(part, (None, 0))
+        checks = checks + 1 if stage is not None and stage is before else 0
+        self._stages[part] = stage, checks
+        return checks
 
     def unready(self) -> str | None:
         """Return why the child claims no tasks, in a sentence."""
@@ -287,68 +290,50 @@ class Child:
         self.stop()
 
     def _begin_to_end(self) -> None:
-        if self.is_stopping:
+        if not self.is_stopping:
+            self.is_stopping = True
+            self._ends_at = time.monotonic() + self.grace
+            self.channel.send(ending=True)
+            self._continue(self._steps_to_end())
+
+    def _continue(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            self.loop.call_later(ENDING_INTERVAL, lambda: self._continue(steps))
             return
-        self.is_stopping = True
-        self.channel.send(ending=True)
-        self.fetcher.stop()
-        self._ends_at = time.monotonic() + self.grace
-        self._told_at = time.monotonic() + 1.0
-        self._wait_for_fetcher(until=time.monotonic() + LAST_WRITES)
-
-    def _wait_for_fetcher(self, *, until: float) -> None:
-        if not self.fetcher.wait(0.0) and time.monotonic() < until:
-            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_fetcher(until=until))
-            return
-        self.in_flight.give_back_waiting()
-        self.executor.stop()
-        self._wait_for_tasks()
-
-    def _wait_for_tasks(self) -> None:
-        """Wait for the running tasks, up to the grace period. After a second, the log names them."""
-        if self.executor.wait(0.0) or time.monotonic() >= self._ends_at:
-            self._wait_for_outcomes(until=time.monotonic() + LAST_WRITES)
-            return
-        if time.monotonic() > self._told_at:
-            self._told_at = math.inf
-            running = ", ".join(map(str, self.in_flight.claims.values()))
-            logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-        self.loop.call_later(ENDING_INTERVAL, self._wait_for_tasks)
-
-    def _wait_for_outcomes(self, *, until: float) -> None:
-        """Wait until what has ended is written. Tasks that still run are given up as late as possible."""
-        if self.in_flight.unsettled and time.monotonic() < until:
-            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_outcomes(until=until))
-        else:
-            self._end_tasks(have_ended=self.executor.wait(0.0))
-
-    def _end_tasks(self, *, have_ended: bool) -> None:
-        """Give up what still runs. From here on the process has HANDOVER_DELAY seconds to end."""
-        overdue = self.executor.end_overdue(HANDOVER_DELAY)
-        if not have_ended:
-            self.executor.abandon_running(HANDOVER_DELAY, except_for=overdue)
-        self.have_all_finished = have_ended and not overdue
-        self.executor.loop.stop()
-        last_writes = LAST_WRITES if self.have_all_finished else HANDOVER_DELAY - MARGIN
-        self._wait_for_settler(until=time.monotonic() + last_writes)
-
-    def _wait_for_settler(self, *, until: float) -> None:
-        if self.in_flight.claims and time.monotonic() < until:
-            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_settler(until=until))
-            return
-        self.settler.stop()
-        self._wait_for_end(until=until)
-
-    def _wait_for_end(self, *, until: float) -> None:
-        # If all tasks have finished, the sessions of the event loop are closed in order.
-        has_ended = self.settler.wait(0.0) and (self.executor.loop.has_ended or not self.have_all_finished)
-        if not has_ended and time.monotonic() < until:
-            self.loop.call_later(ENDING_INTERVAL / 10, lambda: self._wait_for_end(until=until))
-            return
-        self.channel.send(report=self.report())
         self.loop.stop()
 
-    def _end_for_overrun(self, attempt: StoppableAttempt) -> None:
+    def _steps_to_end(self) -> Iterator[None]:
+        """End one part after the other. Each ``yield`` is a short pause, in which the loop hears the parent."""
+        self.fetcher.stop()
+        yield from self._until(lambda: self.fetcher.wait(0.0), LAST_WRITES)
+        self.in_flight.give_back_waiting()
+        self.executor.stop()
+        yield from self._until(lambda: self.executor.is_idle or time.monotonic() >= self._ends_at, 1.0)
+        if not self.executor.is_idle:
+            running = ", ".join(map(str, self.in_flight.claims.values()))
+            logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
+        yield from self._until(lambda: self.executor.is_idle or time.monotonic() >= self._ends_at)
+        # First what has ended is written, because tasks that still run are given up as late as possible: from then on,
+        # the process has HANDOVER_DELAY seconds to end.
+        yield from self._until(lambda: not self.in_flight.unsettled, LAST_WRITES)
+        self.have_all_finished = self.executor.give_up(HANDOVER_DELAY)
+        self.executor.loop.stop()
+        ends_at = time.monotonic() + (LAST_WRITES if self.have_all_finished else HANDOVER_DELAY - MARGIN)
+        yield from self._until(lambda: not self.in_flight.claims, ends_at - time.monotonic())
+        self.settler.stop()
+        yield from self._until(lambda: self.settler.wait(0.0), ends_at - time.monotonic())
+        if self.have_all_finished:
+            # The sessions of the event loop are closed in order.
+            yield from self._until(lambda: self.executor.loop.has_ended, ends_at - time.monotonic())
+        self.channel.send(report=self.report())
+
+    def _until(self, is_so: Callable[[], bool], seconds: float = math.inf) -> Iterator[None]:
+        """Pause until something is so, for some seconds at most."""
+        until = time.monotonic() + seconds
+        while not is_so() and time.monotonic() < until:
+            yield
+
+    def _end_for_overrun(self, attempt: Attempt) -> None:
         """End the process in order, because a function does not end: nothing else can end it."""
         if self.is_stopping:
             return

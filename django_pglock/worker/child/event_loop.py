@@ -1,31 +1,43 @@
-"""The event loop that runs the async tasks of a worker."""
+"""The event loop that runs the async tasks of a worker, and the thread in which Django's ORM runs for them.
+
+Django's connections belong to a thread, and asgiref runs the functions that coroutines pass to ``sync_to_async`` in one
+thread of their loop. All coroutines share this thread and its connections. So the thread records for which attempt it
+works. This is needed to cancel only the SQL of a task whose time is over, and to close a connection that a task has
+left in a transaction.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from functools import partial
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from asgiref.sync import AsyncToSync, sync_to_async
+from asgiref.sync import AsyncToSync
+from django.db import connections
 
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.stopping import current_attempt
 from django_pglock.store.outcome import GivenBack
-from django_pglock.tasks.claim import Claim
-from django_pglock.worker.child import task_connections, task_thread
 from django_pglock.worker.child.attempt import Attempt
 from django_pglock.worker.child.in_flight import EndedClaim, InFlight
-from django_pglock.worker.child.orm_thread import OrmThread
 from django_pglock.worker.child.run import end_by_error, run_async
-from django_pglock.worker.child.stoppable import StoppableAttempt, coroutine_text, stack_text
-from django_pglock.worker.child.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
-from django_pglock.worker.child.watchdog import Watchdog
+from django_pglock.worker.child.runners import Runner, TaskThread, Watchdog, close
+from django_pglock.worker.child.stacks import coroutine_text, stack_text
+from django_pglock.worker.child.task_connections import (
+    CHECK_INTERVAL,
+    expect_next_task,
+    is_reusable,
+    prepare_connections,
+    renew_connections,
+    wait_for_call,
+)
 
 logger = get_logger(WORKER)
 
@@ -35,163 +47,40 @@ class EventLoop:
 
     def __init__(self, in_flight: InFlight, using: str, watchdog: Watchdog) -> None:
         self.in_flight = in_flight
-        self.watchdog = watchdog
         self.using = using
-        self.generation = task_thread.generation
+        self.watchdog = watchdog
+        self.orm = OrmThread(using, watchdog)
+        self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._running: dict[asyncio.Task[Any], Attempt] = {}
-        #: Attempts whose coroutines have not taken their first step.
-        self._not_begun: set[Attempt] = set()
-        self._renewed_at = 0.0
-        self._renewal: asyncio.Future[None] | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self.orm = OrmThread(prepare_connections)
+        self._running = 0
 
     @property
     def is_missing(self) -> bool:
         """Whether the loop's thread has ended although the loop was not stopped."""
-        return self._loop is not None and self._thread is not None and not self._thread.is_alive()
+        return self._loop is not None and self.thread is not None and not self.thread.is_alive()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether, after ``stop()``, the loop has ended and its sessions are closed."""
+        return self.thread is None or not (self.thread.is_alive() or self.orm.thread.is_alive())
 
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
         with self._starting:
             loop = self._loop = self._loop or self._new_loop()
-        loop.call_soon_threadsafe(self._start, loop, attempt)
+        loop.call_soon_threadsafe(self._start, attempt)
 
-    def _start(self, loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
-        self._not_begun.add(attempt)
-        loop.create_task(self._run(attempt)).add_done_callback(lambda task: self._end_if_not_begun(attempt))
-
-    def _end_if_not_begun(self, attempt: Attempt) -> None:
-        """End an attempt whose coroutine was cancelled before its first step, so that no line of ``_run()`` has run.
-
-        A function may cancel all coroutines of its loop.
-        """
-        if attempt in self._not_begun:
-            self._not_begun.remove(attempt)
-            self._end(attempt, attempt.ended(GivenBack()))
-
-    async def _run(self, attempt: Attempt) -> None:
-        self._not_begun.remove(attempt)
-        current_attempt.set(attempt)
-        try:
-            await self._renew_connections()
-            ended = await run_async(attempt, self._call)
-        except BaseException as error:  # noqa: BLE001 - see the top of run.py
-            if attempt.began is None and isinstance(error, asyncio.CancelledError):
-                self._end(attempt, attempt.ended(GivenBack()))
-                return
-            ended = end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
-        await self._pause_if_unable(ended)
-        self._end(attempt, ended)
-
-    async def _pause_if_unable(self, ended: EndedClaim) -> None:
-        """Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity."""
-        if isinstance(ended.outcome, GivenBack):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(self.in_flight.note_unable())
-        else:
-            self.in_flight.note_able()
-
-    def _end(self, attempt: Attempt, ended: EndedClaim) -> None:
-        self.orm.end(attempt)
-        self.in_flight.end(ended)
-        self.in_flight.coroutines.free()
-        if not self._running:
-            self._schedule_close()
-
-    def _schedule_close(self) -> None:
-        """Have the connections of the ORM's thread closed if no coroutine begins for a while."""
-        if self._idle is not None:
-            self._idle.cancel()
-        loop = asyncio.get_running_loop()
-        close = partial(self._close_if_idle, time.monotonic())
-        self._idle = loop.call_later(task_connections.IDLE_TIMEOUT, loop.run_in_executor, self.orm, close)
-
-    def _close_if_idle(self, since: float) -> None:
-        """Close the connections of the ORM's thread, unless a coroutine runs. Its end schedules the next call.
-
-        Called in the ORM's thread.
-        """
-        if not self._running:
-            task_connections.close_idle_connections(since)
-
-    async def _renew_connections(self) -> None:
-        """Have broken connections closed in the thread in which Django's ORM runs for coroutines.
-
-        Does not wait for that, because another call may keep the thread busy. The thread takes calls in their order, so
-        this one comes before those of the coroutine that starts now.
-        """
-        now = time.perf_counter()
-        if now - self._renewed_at > CHECK_INTERVAL:
-            self._renewed_at = now
-            self._renewal = asyncio.ensure_future(sync_to_async(renew_connections)(self.using))
-            await asyncio.sleep(0)
-
-    async def _call(self, attempt: Attempt) -> Any:
-        """Call the function of an attempt. It can be stopped where it awaits something, and at its statements."""
-        loop, me = asyncio.get_running_loop(), asyncio.current_task()
-        assert me is not None  # noqa: S101 - for the type checker
-        self._running[me] = attempt
-        try:
-            return await call_async(attempt, partial(self._call_watched, loop, me))
-        finally:
-            self.watchdog.forget(attempt)
-            del self._running[me]
-
-    async def _call_watched(self, loop: asyncio.AbstractEventLoop, me: asyncio.Task[Any], attempt: Attempt) -> Any:
-        if attempt.timeout is not None:
-            self.watchdog.watch(attempt, partial(self._stop, loop, me))
-        try:
-            return await attempt.call()
-        finally:
-            if task_thread.generation != self.generation:
-                task_thread.end_process(sys.exc_info()[1])
-
-    def stack_of(self, claim: Claim, innermost: Mapping[int, FrameType]) -> str:
-        """Return the stack of the coroutine that runs for a claim; empty if there is none. For other threads.
-
-        ``innermost``: the innermost frame of each thread. A coroutine that runs Python code now is on the stack of the
-        loop's thread. Where it waits for Django's ORM, the stack of the ORM's thread follows.
-        """
-        loop, thread = self._loop, self._thread
-        running = (task for task, attempt in list(self._running.items()) if claim in attempt.claims)
-        if loop is None or thread is None or (task := next(running, None)) is None:
-            return ""
-        if asyncio.current_task(loop) is task:
-            return stack_text(innermost.get(thread.ident or 0))
-        text = coroutine_text(task.get_coro())
-        in_orm = self.orm.attempt
-        if in_orm is not None and claim in in_orm.claims:
-            text += stack_text(innermost.get(self.orm.ident or 0))
-        return text
-
-    def cancel(self, claim: Claim) -> None:
-        """Stop the coroutine that runs for a cancelled claim, if there is one."""
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has just been closed
-                loop.call_soon_threadsafe(self._cancel, claim)
-
-    def _cancel(self, claim: Claim) -> None:
-        for task, attempt in self._running.items():
-            if claim in attempt.claims and attempt.is_cancelled and not attempt.is_cancel_sent:
-                attempt.is_cancel_sent = True
-                self._stop_coroutine(task)
-
-    def _stop(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], attempt: StoppableAttempt) -> None:
-        """Stop a coroutine whose time is over. For the watchdog, which calls it again until the coroutine has ended."""
-        with contextlib.suppress(RuntimeError):  # the loop has just been closed
-            loop.call_soon_threadsafe(self._stop_coroutine, task)
-
-    def _stop_coroutine(self, task: asyncio.Task[Any]) -> None:
-        if (attempt := self._running.get(task)) is not None:
-            # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
-            with contextlib.suppress(RuntimeError):  # a function has shut down the executor of the loop
-                asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
-            task.cancel()
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        # Here sync_to_async() looks up the thread of a loop. The type annotation of asgiref allows only its own
+        # executor class, but asgiref works with any executor.
+        executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
+        executors[loop] = self.orm
+        self.orm.thread.start()
+        self.thread = threading.Thread(target=self._serve, args=[loop], name="lockworker-loop", daemon=True)
+        self.thread.start()
+        return loop
 
     def stop(self) -> None:
         """End the loop. Coroutines that still run are cancelled."""
@@ -200,21 +89,6 @@ class EventLoop:
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # its thread has ended
                 loop.call_soon_threadsafe(loop.stop)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether, after ``stop()``, the loop has ended and its sessions are closed."""
-        return self._thread is None or (not self._thread.is_alive() and self.orm.is_closed)
-
-    def _new_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.new_event_loop()
-        # Here sync_to_async() looks up the thread of a loop. The type annotation of asgiref allows only its own
-        # executor class, but asgiref works with any executor.
-        executors: dict[Any, Any] = AsyncToSync.loop_thread_executors
-        executors[loop] = self.orm
-        self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
-        self._thread.start()
-        return loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -225,7 +99,7 @@ class EventLoop:
                 loop.run_until_complete(asyncio.wait(left))
         finally:
             AsyncToSync.loop_thread_executors.pop(loop, None)
-            self.orm.close()
+            self.orm.calls.put(None)
             loop.close()
 
     def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -233,33 +107,169 @@ class EventLoop:
         while True:
             try:
                 loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):
-                # If a coroutine that a task has started raises one of these, asyncio raises it out of the loop. A
-                # coroutine that awaits the started one gets the exception as well, so the loop can continue.
-                logger.warning(
-                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
-                )
             except BaseException:
-                # The log of asyncio has raised, for example while it reported that a callback has failed.
+                # If a coroutine that a task has started raises SystemExit, asyncio raises it out of the loop. A
+                # coroutine that awaits the started one gets the exception as well, so the loop can continue. Or the log
+                # of asyncio has raised, for example while it reported that a callback has failed.
                 if loop.is_closed():
                     raise
-                logger.exception("The event loop of the worker has raised an error, and continues.")
+                logger.warning(
+                    "A coroutine that a task has started tried to end the process, or its error could not be logged. "
+                    "The worker continues.",
+                    exc_info=True,
+                )
             if self._loop is not loop:
                 return
 
+    # In the thread of the loop
 
-async def call_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> Any:
-    """Call the function of an attempt by ``call``. What is raised is the error to record."""
-    current_attempt.set(attempt)
-    try:
-        attempt.begin()
-        value = await call(attempt)
-        attempt.refuse_late_success()
-    except BaseException as error:
-        if (reason := attempt.reason_of(error)) is error:
-            raise
-        raise reason  # noqa: B904 - its cause is set
-    finally:
-        attempt.end()
-        current_attempt.set(None)
-    return value
+    def _start(self, attempt: Attempt) -> None:
+        coroutine = Coroutine(self, attempt)
+        self._running += 1
+        self.watchdog.runners.add(coroutine)
+        coroutine.task.add_done_callback(lambda task: self._end(coroutine, attempt))
+
+    def _end(self, coroutine: Coroutine, attempt: Attempt) -> None:
+        """End an attempt when its coroutine is done.
+
+        The coroutine may have been cancelled before its first step, so that no line of it has run: a function may
+        cancel all coroutines of its loop.
+        """
+        self._running -= 1
+        self.watchdog.runners.discard(coroutine)
+        task, ended = coroutine.task, coroutine.ended
+        if ended is None and task.cancelled() and not attempt.was_called:
+            ended = attempt.ended(GivenBack())
+        elif ended is None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            ended = end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
+        if isinstance(ended.outcome, GivenBack):
+            # Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity.
+            asyncio.get_running_loop().call_later(self.in_flight.note_unable(), self._free, ended)
+        else:
+            self.in_flight.note_able()
+            self._free(ended)
+        self.orm.note_end(is_last=not self._running)
+
+    def _free(self, ended: EndedClaim) -> None:
+        self.in_flight.end(ended)
+        self.in_flight.coroutines.free()
+
+
+class Coroutine(Runner):
+    """Runs one attempt on the event loop. It can be stopped where it awaits something, and at its statements."""
+
+    def __init__(self, events: EventLoop, attempt: Attempt) -> None:
+        super().__init__(events.watchdog)
+        self.events = events
+        self.ended: EndedClaim | None = None
+        self._is_cancel_sent = False
+        self.loop = asyncio.get_running_loop()
+        self.task = self.loop.create_task(self._run(attempt))
+
+    async def _run(self, attempt: Attempt) -> None:
+        # Not returned: asyncio counts a coroutine that has cancelled itself at its end as cancelled.
+        self.ended = await run_async(attempt, self)
+
+    def stop(self, attempt: Attempt) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            self.loop.call_soon_threadsafe(self._cancel, attempt)
+        # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
+        self.events.orm.stop(attempt)
+
+    def _cancel(self, attempt: Attempt) -> None:
+        # A cancelled task gets one CancelledError, so that it can clean up.
+        if self.attempt is attempt and (attempt.is_overdue or not self._is_cancel_sent):
+            self._is_cancel_sent = True
+            self.task.cancel()
+
+    def stack(self, innermost: Mapping[int, FrameType]) -> str:
+        """Return the stack of the coroutine. Where it waits for Django's ORM, the stack of the ORM's thread follows.
+
+        A coroutine that runs Python code now is on the stack of the loop's thread.
+        """
+        if asyncio.current_task(self.loop) is self.task:
+            return stack_text(innermost.get(self.events.thread.ident))
+        text, orm = coroutine_text(self.task.get_coro()), self.events.orm.runner
+        return text + (orm.stack(innermost) if orm is not None and orm.attempt is self.attempt else "")
+
+
+class OrmThread(Executor):
+    """An executor of one thread. The calling coroutine's attempt is that of the call."""
+
+    def __init__(self, using: str, watchdog: Watchdog) -> None:
+        self.using = using
+        self.watchdog = watchdog
+        self.calls: SimpleQueue[Any] = SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name="lockworker-orm", daemon=True)
+        #: The thread as a runner, once it has started.
+        self.runner: TaskThread | None = None
+        self._is_idle = False
+        self._renewed_at = 0.0
+        #: The attempt of the last call.
+        self._last: Attempt | None = None
+        # By alias: the attempt that has begun the open transaction.
+        self._open: dict[str, Attempt | None] = {}
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.calls.put((future, current_attempt.get(), partial(function, *args, **kwargs)))
+        return future
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel the statement that runs for an attempt. For other threads."""
+        if self.runner is not None:
+            self.runner.stop(attempt)
+
+    def note_end(self, *, is_last: bool) -> None:
+        """Note that a coroutine has ended, and perhaps left a transaction open. For the thread of the loop."""
+        self._is_idle = is_last
+        if is_last or self._open:
+            self.submit(time.monotonic)
+
+    def _serve(self) -> None:
+        prepare_connections()
+        self.runner = TaskThread(self.watchdog)
+        try:
+            # Connections are closed if there is no call for a while. Not while a coroutine runs, which may need them.
+            while (call := (wait_for_call if self._is_idle else SimpleQueue.get)(self.calls)) is not None:
+                self._run(self.runner, *call)
+                del call
+        finally:
+            connections.close_all()
+
+    def _run(self, runner: TaskThread, future: Future[Any], attempt: Attempt | None, call: Callable[[], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        runner.attempt = attempt
+        try:
+            self._begin(attempt)
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            future.set_exception(error)
+        finally:
+            runner.release()
+            self._close_left_open(attempt)
+            # The frame is part of the traceback of an error that the future has.
+            del future, call
+
+    def _begin(self, attempt: Attempt | None) -> None:
+        self._is_idle = self._is_idle and attempt is None
+        if attempt is None or attempt is self._last:
+            return
+        self._last, now = attempt, time.monotonic()
+        if now - self._renewed_at > CHECK_INTERVAL:
+            self._renewed_at = now
+            renew_connections(self.using)
+        for session in connections.all(initialized_only=True):
+            expect_next_task(session)
+
+    def _close_left_open(self, attempt: Attempt | None) -> None:
+        """Close the connections that ended attempts have left in a transaction."""
+        sessions: Any = connections.all(initialized_only=True)
+        left = {each.alias: each for each in sessions if not is_reusable(each)}
+        self._open = {alias: self._open.get(alias, attempt) for alias in left}
+        for alias, owner in list(self._open.items()):
+            if owner is not None and owner.is_over:
+                del self._open[alias]
+                close(left[alias], owner.claim)

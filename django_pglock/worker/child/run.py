@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
 from psycopg import Error as PsycopgError
-from psycopg.errors import CannotConnectNow, CrashShutdown, IdleInTransactionSessionTimeout
 
 from django_pglock.error_reading import message_of, one_line
 from django_pglock.errors import ClaimLost, TaskCancelled
@@ -35,12 +32,19 @@ from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import log_claim
 from django_pglock.worker.child.task_connections import leave_read_only_sessions
 
+if TYPE_CHECKING:
+    from django_pglock.worker.child.runners import Runner
+
 logger = get_logger(WORKER)
 #: The system's errors if there are too few file descriptors, or too little memory, for the process or the host.
 TOO_FEW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 #: The first letters of SQLSTATEs that tell of the server's state: the connection, its resources, a lock that is held,
 #: an operator's intervention, its files.
 PASSING = ("08", "53", "55", "57", "58")
+HAS_CLOSED = (
+    "This atomic task has closed its database connection, and so its transaction was rolled back. Do not call "
+    "connection.close() or connections.close_all() in an atomic function; the worker renews its connections."
+)
 #: For claims that cannot begin. During an outage each thread tries again and again.
 cannot_begin = RateOfRecords(60.0)
 
@@ -80,41 +84,45 @@ def _outcome_around(claim: Claim, using: str, error: BaseException, *, has_begun
     return interrupted(claim, error, is_suspect=True)
 
 
-def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
-    """Run a sync function to its end. ``call`` calls the function so that it can be stopped."""
+def run(attempt: Attempt, runner: Runner) -> EndedClaim:
+    """Run a sync function to its end."""
+    attempt.runner = runner
     attempt.observe()
     if attempt.is_atomic:
-        return _run_atomic(attempt, call)
+        return _run_atomic(attempt)
     try:
-        outcome = attempt.success(call(attempt))
+        with attempt:
+            value = attempt.call()
+        outcome = attempt.success(value)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
-        outcome = _failure(attempt, error)
+        outcome = _failure_here(attempt, error)
     return attempt.ended(outcome)
 
 
-async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> EndedClaim:
-    """Run an async function to its end. ``call`` calls the function so that it can be stopped."""
+async def run_async(attempt: Attempt, runner: Runner) -> EndedClaim:
+    """Run an async function to its end."""
+    attempt.runner = runner
     attempt.observe()
     try:
-        outcome = attempt.success(await call(attempt))
+        with attempt:
+            value = await attempt.call()
+        outcome = attempt.success(value)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         if is_read_only(error):
             # In the thread in which Django's ORM runs for coroutines: that has their sessions.
             attempt.has_met_standby = await sync_to_async(leave_read_only_sessions)(attempt.using)
-        outcome = _failure_before_call(attempt, error) or attempt.failure(error)
+        outcome = _failure(attempt, error)
     return attempt.ended(outcome)
 
 
-def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
+def _run_atomic(attempt: Attempt) -> EndedClaim:
     """Run a function in a transaction whose last statement settles the claim.
 
     So its database changes and its completion are committed together, or neither is. If the task no longer belongs to
     the claim, everything is rolled back.
     """
     claim = attempt.claim
-    session: Any = None
-    has_begun = has_returned = has_committed = False
-    after_call, notices = SessionAfterCall(), list[str | None]()
+    has_begun = has_returned = has_committed = has_closed = False
 
     def note_commit() -> None:
         nonlocal has_committed
@@ -123,21 +131,23 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     try:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
-        session = connection.connection
-        with CodesOfNotices(session) as notices, transaction.atomic(using=attempt.using, durable=True):
+        session: Any = connection.connection
+        with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
             try:
-                outcome = attempt.success(call(attempt))
+                with attempt:
+                    value = attempt.call()
+                outcome = attempt.success(value)
             finally:
-                after_call = SessionAfterCall.of(connection, session)
+                # A session that the server has ended, or this package, is broken.
+                has_closed = not session.broken and bool(connection.closed_in_transaction or session.closed)
             if not isinstance(outcome, Succeeded):
                 transaction.set_rollback(True, using=attempt.using)
                 return attempt.ended(outcome)
             has_returned = True
-            successes: Any = attempt.outcomes(outcome)
-            settle_and_commit(attempt.using, successes)
+            settle_and_commit(attempt.using, [(each, outcome) for each in attempt.claims])
     except ClaimLost:
         return attempt.ended(None)
     except BaseException as error:
@@ -151,13 +161,17 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         if not has_begun:
             return attempt.ended(_outcome_around(claim, attempt.using, error, has_begun=False))
         if not has_returned and not isinstance(error, DatabaseFailure):
-            return attempt.ended(_failure(attempt, error))
-        if fault := error_if_function_ended_session(error, session, after_call):
+            return attempt.ended(_failure_here(attempt, error))
+        if has_closed:
+            # A repetition would end in the same way each time, so it has to count as an attempt.
+            fault = TransactionManagementError(HAS_CLOSED)
+            fault.__cause__ = error
             return attempt.ended(attempt.failure(fault))
         if session.closed:
-            # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out.
-            return attempt.ended(interrupted(claim, error, is_suspect=may_be_own_end(error, notices)))
-        return attempt.ended(_refused(attempt, error) if has_returned else _failure(attempt, error))
+            # The connection is lost, and perhaps the COMMIT arrived. The guard of the next settle finds out. If it was
+            # no outage, the function may have ended its session, by an idle transaction for example.
+            return attempt.ended(interrupted(claim, error, is_suspect=True))
+        return attempt.ended(_refused(attempt, error) if has_returned else _failure_here(attempt, error))
     return attempt.ended(outcome, is_settled=True)
 
 
@@ -175,7 +189,7 @@ def _refused(attempt: Attempt, error: BaseException) -> Outcome:
     """
     if not (isinstance(error, SettleRefused) or _is_passing(error)):
         # What it has written was refused.
-        return _failure(attempt, error)
+        return _failure_here(attempt, error)
     is_suspect = takes_success(attempt.using, attempt.claim)
     # An earlier task may have changed the settings of the session.
     end_session(connection_for(attempt.using))
@@ -198,135 +212,16 @@ def _given_back(claim: Claim, using: str, error: BaseException) -> Outcome:
     return GivenBack()
 
 
-def _failure_before_call(attempt: Attempt, error: BaseException) -> Outcome | None:
-    """Return the outcome if the process could not even call the function: it could not start the watchdog, say."""
-    if attempt.was_called or not is_of_process(error):
-        return None
-    return _given_back(attempt.claim, attempt.using, error)
+def _failure_here(attempt: Attempt, error: BaseException) -> Outcome:
+    """Return the outcome of a sync call that raised ``error`` in this thread."""
+    if is_read_only(error):
+        attempt.has_met_standby = leave_read_only_sessions(attempt.using)
+    return _failure(attempt, error)
 
 
 def _failure(attempt: Attempt, error: BaseException) -> Outcome:
-    """Return the outcome of a sync call that raised ``error`` in this thread."""
-    if given_back := _failure_before_call(attempt, error):
-        return given_back
-    if is_read_only(error):
-        attempt.has_met_standby = leave_read_only_sessions(attempt.using)
+    """Return the outcome of a call that raised ``error``."""
+    if not attempt.was_called and is_of_process(error):
+        # It could not even be called: there is no memory for it, say.
+        return _given_back(attempt.claim, attempt.using, error)
     return attempt.failure(error)
-
-
-# Why the session of an atomic function has ended: by the function itself or its slowness, or by an outage.
-#
-# Some ends can have both reasons. Then the task is a suspect, and the server says more (``ServerTimes`` in rescue.py).
-
-
-class Limit(NamedTuple):
-    """A limit on a transaction by which the server ends a session: its name, and what the server says in English."""
-
-    name: str
-    says: str
-
-
-#: The limits by SQLSTATE. psycopg 3.2.0 has no class for the second one.
-LIMITS = {
-    IdleInTransactionSessionTimeout.sqlstate: Limit(
-        "idle_in_transaction_session_timeout", "terminating connection due to idle-in-transaction timeout"
-    ),
-    "25P04": Limit("transaction_timeout", "terminating connection due to transaction timeout"),
-}
-
-
-#: The server ends a session with these codes because another session has crashed, or because it stops.
-ENDED_BY_OTHERS = (CrashShutdown.sqlstate, CannotConnectNow.sqlstate)
-
-
-class CodesOfNotices:
-    """A context that returns a list to which the codes of the server's notices on a psycopg connection are added.
-
-    If one session crashes, the server tells all others by a notice. The one that has crashed gets none. This is no
-    generator, because contextlib sets an attribute of the function's exception, which may be frozen.
-    """
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._codes: list[str | None] = []
-
-    def _note(self, diagnostic: Any) -> None:
-        self._codes.append(diagnostic.sqlstate)
-
-    def __enter__(self) -> list[str | None]:
-        # Some pools lend another object, which has no attributes after its return.
-        with suppress(AttributeError):
-            self._session.add_notice_handler(self._note)
-        return self._codes
-
-    def __exit__(self, *_error: object) -> None:
-        # The function may have removed all handlers.
-        with suppress(AttributeError, ValueError):
-            self._session.remove_notice_handler(self._note)
-
-
-def may_be_own_end(error: BaseException, notices: Iterable[str | None]) -> bool:
-    """Return whether the task may have ended its session. Not if the server or a pooler says that others did."""
-    codes = filter(None, [*sqlstates_of(error), *notices])
-    return not any(code in ENDED_BY_OTHERS or code.startswith("08") for code in codes)
-
-
-class SessionAfterCall(NamedTuple):
-    """What is known of the session right after the function, before ``atomic()`` or a statement of ours changes it."""
-
-    #: The function has closed the session, through Django or through psycopg, while it was in order.
-    is_closed: bool = False
-    #: The message of libpq's last exchange on the session, if the session has ended.
-    last_message: str = ""
-
-    @classmethod
-    def of(cls, connection: Any, session: Any) -> SessionAfterCall:
-        """Look at the psycopg connection ``session``, which Django's ``connection`` had before the call.
-
-        ``broken`` of psycopg is true for a session that was lost before it was closed, and for the sessions that this
-        package ends: see ``end_session``. A session of a pool that was closed through Django may be open, and back in
-        the pool.
-        """
-        if session.broken:
-            return cls(False, session.pgconn.error_message.decode(errors="replace"))
-        return cls(bool(connection.closed_in_transaction or session.closed))
-
-
-def error_if_function_ended_session(
-    error: BaseException, session: Any, after_call: SessionAfterCall
-) -> TransactionManagementError | None:
-    """Return the error to record if the function has ended its session; None if it was an outage.
-
-    ``session`` is the psycopg connection of the attempt, None if there was none yet. A repetition would end in the same
-    way each time, so it has to count as an attempt.
-    """
-    # A session to another database may have met its limit, too. Then this one is open.
-    has_ended = session is not None and session.closed
-    limit = _limit_met(error, after_call.last_message) if has_ended else None
-    if limit is not None:
-        text = (
-            f"The server has ended the session of this atomic task by its limit {limit}, and rolled its transaction "
-            f"back. Shorten the transaction, for example by slow calls before it or in another task, or raise {limit} "
-            "for the role of the workers."
-        )
-    elif after_call.is_closed:
-        text = (
-            "This atomic task has closed its database connection, and so its transaction was rolled back. Do not call "
-            "connection.close() or connections.close_all() in an atomic function; the worker renews its connections."
-        )
-    else:
-        return None
-    fault = TransactionManagementError(text)
-    fault.__cause__ = error
-    return fault
-
-
-def _limit_met(error: BaseException, last_message: str) -> str | None:
-    """Return the name of the limit by which the server has ended the session; None if it was no limit.
-
-    If the function has caught the server's error, only libpq's message is left. That has no SQLSTATE, and is in the
-    language of the server.
-    """
-    found = (LIMITS[each] for each in sqlstates_of(error) if each in LIMITS)
-    said = (each for each in LIMITS.values() if each.says in last_message)
-    return next((limit.name for limit in chain(found, said)), None)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from queue import Empty
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.backends.signals import connection_created
-from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
-from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
+from django_pglock.postgres.connections import end_session, has_session_ended
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
 from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
@@ -24,8 +22,7 @@ from django_pglock.postgres.stopping import install_if_in_task, install_wrapper
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-    from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.child.capacity import Inbox
+T = TypeVar("T")
 
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
@@ -37,15 +34,11 @@ IDLE_TIMEOUT, LEAST_IDLE_TIMEOUT = 60.0, 1.0
 LEAST_AGE = 10.0
 #: The attribute of a session that no statement has used since the end of the last task.
 _OF_EARLIER_TASK = "_django_pglock_of_earlier_task"
-#: The attribute of psycopg's connection with the number of its socket, and the connections that have lost theirs.
-_SOCKET = "_django_pglock_socket"
-_without_socket: list[Any] = []
 
 
 def prepare_connections() -> None:
     """Let tasks be stopped at the statements of this thread's connections. Limit and watch the waits for the server."""
     connection_created.connect(install_if_in_task, dispatch_uid="django_pglock.stopping")
-    connection_created.connect(_note_socket, dispatch_uid="django_pglock.socket")
     for alias in connections:
         # If the connection of an alias cannot be made, the error is raised where it is used.
         with contextlib.suppress(Exception):
@@ -57,36 +50,9 @@ def prepare_connections() -> None:
                 connection.close_if_health_check_failed = partial(_close_if_ended, connection)
 
 
-def expect_next_task(sessions: Iterable[Any]) -> None:
-    """Note that the next statement on these Django connections is the first one of another task."""
-    for session in sessions:
-        session.__dict__[_OF_EARLIER_TASK] = True
-
-
-def _note_socket(connection: Any, **kwargs: Any) -> None:
-    """Note which socket a new session has. A receiver of ``connection_created``."""
-    if connection.vendor == "postgresql":
-        # The pool of another package may lend an object without attributes of ours.
-        with contextlib.suppress(AttributeError):
-            setattr(connection.connection, _SOCKET, _socket_of(connection.connection))
-
-
-def _socket_of(raw: Any) -> int | None:
-    with contextlib.suppress(OSError, PsycopgError):
-        return os.fstat(raw.fileno()).st_ino
-    return None
-
-
-def _forget_without_socket(session: Any) -> None:
-    """Forget the connection of a session whose file descriptor a task has closed.
-
-    It is never deleted: libpq would close the descriptor of this number, which may be another's by now.
-    """
-    raw = session.connection
-    noted = getattr(raw, _SOCKET, None)
-    if noted is not None and not raw.closed and noted != _socket_of(raw):
-        _without_socket.append(raw)
-        session.connection = None
+def expect_next_task(session: Any) -> None:
+    """Note that the next statement on this Django connection is the first one of another task."""
+    session.__dict__[_OF_EARLIER_TASK] = True
 
 
 def _close_if_ended(session: Any) -> None:
@@ -95,10 +61,9 @@ def _close_if_ended(session: Any) -> None:
     An earlier task may have ended it, or the server, in the moment since the last ``renew_connections``. That is not
     the failure of the next task, which gets another session. Only the socket is read.
     """
-    if session.__dict__.pop(_OF_EARLIER_TASK, False) and not session.in_atomic_block:
-        _forget_without_socket(session)
-        if session.connection is not None and has_session_ended(session):
-            session.close()
+    is_of_earlier_task = session.__dict__.pop(_OF_EARLIER_TASK, False) and not session.in_atomic_block
+    if is_of_earlier_task and session.connection is not None and has_session_ended(session):
+        session.close()
     type(session).close_if_health_check_failed(session)
 
 
@@ -110,8 +75,6 @@ def renew_connections(using: str) -> None:
     """
     connection: Any
     for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:
-            _forget_without_socket(connection)
         if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
         elif connection.alias == using and is_reusable(connection) and is_on_standby(connection):
@@ -150,8 +113,8 @@ def leave_read_only_sessions(using: str) -> bool:
     return was_on_standby
 
 
-def wait_for_claim(inbox: Inbox) -> Claim | None:
-    """Wait for the next claim and return it. Meanwhile, close connections of this thread that are idle for too long."""
+def wait_for_call(inbox: SimpleQueue[T]) -> T:
+    """Wait for what comes next and return it. Meanwhile, close connections of this thread that are idle too long."""
     try:
         return inbox.get_nowait()
     except Empty:
@@ -171,7 +134,6 @@ def close_idle_connections(since: float) -> float | None:
     now, later = time.monotonic(), []
     connection: Any
     for connection in connections.all(initialized_only=True):
-        _forget_without_socket(connection)
         if connection.connection is None or (connection.vendor == "postgresql" and holds_locks(connection)):
             continue
         due = since + IDLE_TIMEOUT
@@ -189,21 +151,23 @@ def close_idle_connections(since: float) -> float | None:
 def is_kept(settings: Mapping[str, Any]) -> bool:
     """Return whether a thread keeps a connection with these settings from one task to the next.
 
-    It does not keep a connection of a pool, because the pool may have fewer connections than there are threads. It does
-    not keep a connection without AUTOCOMMIT, because the open transaction would continue in the next task.
+    It does not keep a connection of a pool, because the pool may have fewer connections than there are threads.
     """
-    return bool(settings["AUTOCOMMIT"] and not settings["OPTIONS"].get("pool"))
+    return not settings["OPTIONS"].get("pool")
 
 
 def close_unkept_connections() -> None:
-    """Close this thread's connections that the next task must not get. Uncommitted changes are rolled back."""
+    """Return this thread's connections that come from pools."""
     for connection in connections.all(initialized_only=True):
         if not is_kept(connection.settings_dict):
             connection.close()
 
 
 def is_reusable(session: DatabaseWrapper) -> bool:
-    """Return whether the next task may use a session as it is. The session may belong to any kind of database."""
+    """Return whether the next task may use a session as it is. The session may belong to any kind of database.
+
+    Not if a transaction is open. Without AUTOCOMMIT, each statement opens one.
+    """
     raw: Any = session.connection
     if raw is None:
         # Without AUTOCOMMIT, Django stays in the block of a function that has closed the session in atomic(). It would
@@ -212,25 +176,10 @@ def is_reusable(session: DatabaseWrapper) -> bool:
     has_autocommit = session.settings_dict["AUTOCOMMIT"]
     if session.in_atomic_block or session.autocommit is not has_autocommit:
         return False
-    if session.vendor != "postgresql" or not has_autocommit:
-        # Without autocommit a transaction is always open. Such a session is closed in any case.
-        return True
+    if session.vendor != "postgresql":
+        return bool(has_autocommit)
     # A closed session is neither idle nor in a transaction.
     return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
-
-
-def in_manual_transaction(session: DatabaseWrapper) -> bool:
-    """Return whether a session without AUTOCOMMIT is lost or in a transaction.
-
-    Without AUTOCOMMIT, each statement opens a transaction if none is open. A thread of tasks closes such a session
-    after each task. In the thread of the ORM, a coroutine ends it.
-    """
-    return (
-        session.vendor == "postgresql"
-        and session.connection is not None
-        and not session.settings_dict["AUTOCOMMIT"]
-        and transaction_status(session) != TransactionStatus.IDLE
-    )
 
 
 def is_closed(session: DatabaseWrapper) -> bool:

@@ -77,9 +77,9 @@ class Child:
         self.overruns: list[tuple[int, int]] = []
         #: It is killed if it has not ended by then. It ends if this is not infinite.
         self.kill_at = math.inf
-        #: It has said that it can run tasks; its row is written; another one was started in its place; a person debugs
-        #: it; it was killed.
-        self.is_ready = self.is_known = self.is_replaced = self.is_debugged = self.is_killed = False
+        #: It has said that it can run tasks; its row is written; another one was started in its place; it was
+        #: killed.
+        self.is_ready = self.is_known = self.is_replaced = self.is_killed = False
 
     @property
     def name(self) -> str:
@@ -106,8 +106,6 @@ class Child:
                 self.deadlines[value[0], value[1]] = value[2]
             case "ended":
                 self.deadlines.pop((value[0], value[1]), None)
-            case "debugger":
-                self.is_debugged = True
 
     def __repr__(self) -> str:
         return f"worker-{self.number}[{self.pid}]"
@@ -333,7 +331,7 @@ class Crew:
 
     def _judge(self, child: Child) -> None:
         """Replace a child that reports that a part of it hangs, or that it can begin no tasks."""
-        if (trouble := child.report.get("hung")) and not child.is_ending and not child.is_debugged:
+        if (trouble := child.report.get("hung")) and not child.is_ending:
             logger.error("%s %r is replaced.", trouble, child)
             self._replace(child, trouble)
             self._drain(child)
@@ -344,7 +342,7 @@ class Crew:
             child.channel.flush()
             if child.is_killed:
                 self._starter.signal(child.pid, signal.SIGKILL)
-            elif not child.is_debugged:
+            else:
                 self._check_child(child, now)
         self.loop.call_later(CHECK_INTERVAL, self._check)
 

@@ -5,28 +5,32 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from django_pglock.errors import TaskStopped, TaskTimeout
-from django_pglock.worker.child.stoppable import StoppableAttempt
-from django_pglock.worker.child.task_thread import TaskThread
-from django_pglock.worker.child.watchdog import Watchdog
+from django_pglock.worker.child.attempt import Attempt
+from django_pglock.worker.child.runners import TaskThread, Watchdog
 from django_pglock.worker.loop import Loop
 from tests.conftest import NEVER
 
 
-class Call(StoppableAttempt):
+class Call(Attempt):
     """An attempt that checks for a number of seconds whether it must stop."""
 
     def __init__(self, seconds, timeout=None):
-        self.claim = self
+        self.claim = SimpleNamespace(id=1, attempt=1, is_cancelled=False)
         self.seconds = seconds
         self.timeout = timeout
 
-    is_cancelled = False
+    def run(self, thread):
+        self.runner = thread
+        with self:
+            self.begin()
+            return self.function()
 
-    def call(self):
+    def function(self):
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
             self.check()
@@ -70,10 +74,10 @@ def test_no_stop_is_pending_when_the_next_task_begins(watchdog, monkeypatch):
         assert arrived.wait(60)
         returned.set()
 
-    call.call = wait_and_return
+    call.function = wait_and_return
     thread = watchdog.watch_this_thread()
     with pytest.raises(TaskTimeout):
-        thread.call(call)
+        call.run(thread)
     order.append("next task")
     assert order == ["stop", "next task"]
     thread.stop(call)
@@ -86,16 +90,16 @@ def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog,
         time.sleep(number * 0.1)
         stopped = threading.Event()
         thread.stop = lambda attempt: stopped.set()
-        call.call = lambda: stopped.wait(NEVER)
+        call.function = lambda: stopped.wait(NEVER)
         began = time.monotonic()
         with pytest.raises(TaskTimeout):
-            thread.call(call)
+            call.run(thread)
         return time.monotonic() - began
 
     long, short = in_threads(work, 2)
     assert 0.2 <= short < 4.5, "it was met with the other one"
     assert 5.0 <= long < 20
-    assert not watchdog._watched
+    assert not watchdog.running()
 
 
 def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_threads):
@@ -103,10 +107,10 @@ def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_thre
         thread, ends = watchdog.watch_this_thread(), {"returned": 0, "stopped": 0}
         for turn in range(200):
             try:
-                ends[thread.call(Call(0.002 * (turn % 3), timeout=0.002))] += 1
+                ends[Call(0.002 * (turn % 3), timeout=0.002).run(thread)] += 1
             except TaskTimeout:
                 ends["stopped"] += 1
-            assert thread.call(Call(0)) == "returned"
+            assert Call(0).run(thread) == "returned"
         return ends
 
     for ends in in_threads(work, 4):
@@ -114,19 +118,19 @@ def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_thre
 
 
 def test_an_attempt_that_does_not_leave_is_reported_once(watchdog, monkeypatch, eventually):
-    monkeypatch.setattr("django_pglock.worker.child.watchdog.BETWEEN_STOPS", 0.02)
+    monkeypatch.setattr("django_pglock.worker.child.runners.BETWEEN_STOPS", 0.02)
     watchdog.grace_period, reported, stops = 0.1, [], []
     watchdog.long_overdue = reported.append
     call, thread = Call(0, timeout=0.05), watchdog.watch_this_thread()
     thread.stop = stops.append
-    call.call = lambda: eventually(lambda: reported and len(stops) > 20)
+    call.function = lambda: eventually(lambda: reported and len(stops) > 20)
     with pytest.raises(TaskTimeout):
-        thread.call(call)
+        call.run(thread)
     assert reported == [call]
 
 
 def test_what_a_function_has_raised_is_replaced_by_the_reason_to_stop(watchdog):
     call = Call(NEVER, timeout=0.01)
     with pytest.raises(TaskTimeout, match=r"timeout of 0\.01 s") as raised:
-        watchdog.watch_this_thread().call(call)
+        call.run(watchdog.watch_this_thread())
     assert type(raised.value.__context__) is TaskStopped

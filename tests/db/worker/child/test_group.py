@@ -15,7 +15,7 @@ from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.child import attempt as attempts
 from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
-from django_pglock.worker.child.executor import GroupAttempt, with_others
+from django_pglock.worker.child.executor import include_others
 from tests.db.worker.conftest import make_fetcher
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
@@ -43,7 +43,7 @@ def test_the_parent_knows_the_timeouts_of_all_tasks_of_a_call(worker, eventually
     """If it has to kill the process, each of them has exceeded its timeout."""
     child, told = worker(threads=1).child, []
     send = child.channel.send
-    monkeypatch.setattr(child.channel, "send", lambda **message: told.append(message) or send(**message))
+    monkeypatch.setattr(child.watchdog, "send", lambda **message: told.append(message) or send(**message))
     tasks = [keyed.digest.using(timeout=600).enqueue(user=1, text=number) for number in range(3)]
     eventually(lambda: done(3))
     # One of them may have begun before the others were enqueued.
@@ -83,11 +83,11 @@ def test_a_failed_group_call_fails_and_retries_each_member(worker, eventually):
 
 
 def test_an_outage_for_a_moment_leaves_no_member_behind(worker, eventually, monkeypatch):
-    """The failed attempts of the first task cannot be read when it claims the group."""
+    """The failed attempts of another member cannot be read when the first one claims the group."""
     read, seen, lost = attempts._failures_before, set(), []
 
     def lose_second_answer(claim, using):
-        if claim.id in seen and not lost:
+        if seen and claim.id not in seen and not lost:
             lost.append(claim.id)
             raise OperationalError("the connection is lost")
         seen.add(claim.id)
@@ -110,7 +110,7 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     Task.objects.update(status="READY")
     first, second = claim(2)
     first.rescues = second.rescues = 3
-    attempt = GroupAttempt(first, "default")
+    attempt = attempts.Attempt(first, "default")
     attempt.include([attempts.Attempt(second, "default")])
     ended = attempt.ended(interrupted(first, OperationalError("cut off")))
     assert isinstance(ended.outcome, Interrupted)
@@ -170,7 +170,7 @@ def group_in_flight(claim):
     [first] = claim(worker=under_test.worker)
     under_test.in_flight.add([first])
     attempt = AttemptUnderTest(first, "default")
-    return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.in_flight)
+    return under_test, lambda: include_others(attempt, attempt.definition.group, under_test.in_flight)
 
 
 def running():

@@ -7,7 +7,7 @@ from django.db import connection, connections
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.worker.child import capacity, event_loop, orm_thread
+from django_pglock.worker.child import capacity, event_loop
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -122,19 +122,6 @@ def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
     eventually(is_over)
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [status, "SUCCESSFUL"]
     assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
-
-
-def test_the_log_names_the_task_that_occupies_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(orm_thread, "OCCUPIED_FOR", 0.3)
-    worker()
-    tasks.occupy.enqueue()
-    assert tasks.HAS_BEGUN.wait(60)
-    tasks.write_in_coroutine.enqueue()
-    eventually(lambda: "has used the thread that runs the ORM" in caplog.text)
-    tasks.GO_ON.set()
-    eventually(is_over)
-    assert caplog.text.count("has used the thread that runs the ORM for coroutines") == 1
-    assert "session_tasks.occupy) attempt 1 of 1" in caplog.text
 
 
 def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(worker, eventually, monkeypatch):

@@ -52,42 +52,57 @@ def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually,
     assert Task.objects.get(pk=task.id).status == "CANCELLED"
 
 
-CLOSED, IDLE, LONG = "has closed", "idle_in_transaction_session_timeout", "transaction_timeout"
+@pytest.fixture(params=["by default", "from a pool", "without autocommit"])
+def sessions(request, change_settings):
+    """How Django gets its sessions."""
+    if request.param == "from a pool":
+        change_settings(CONN_MAX_AGE=0, OPTIONS={**connection.settings_dict["OPTIONS"], "pool": True})
+    elif request.param == "without autocommit":
+        change_settings(AUTOCOMMIT=False)
 
 
-def test_an_atomic_task_that_ends_its_session_uses_up_its_attempts(worker, finished):
+@pytest.mark.usefixtures("sessions")
+def test_an_atomic_task_that_closes_its_session_uses_up_its_attempts(worker, finished):
     """Before, it counted as cut off by an outage and ran without end, with its effects outside of the database."""
-    worker()
-    for how, says in {
-        "close_as_django_does": CLOSED,
-        "close_psycopgs": CLOSED,
-        "fail_after_close": CLOSED,
-        "idle_for_too_long": IDLE,
-        "ask_after_idle": IDLE,
-        "hide_end_by_idle": IDLE,
-        "hide_end_on_cursor": IDLE,
-        "hide_end_from_django": IDLE,
-        "close_after_idle": IDLE,
-    }.items():
-        expect_failures(finished, how, says)
+    worker(threads=1)
+    for number, how in enumerate(["close_as_django_does", "close_psycopgs", "fail_after_close"], 1):
+        result = finished(session_tasks.end_session_by.enqueue(how))
+        assert result.status == TaskResultStatus.FAILED, how
+        row = Task.objects.get(pk=result.id)
+        assert (row.attempts, row.retries) == (2, 1), how
+        rows = list(AttemptRow.objects.filter(task_id=result.id))
+        assert [each.outcome for each in rows] == ["FAILED", "FAILED"], how
+        assert all("has closed its database connection" in each.traceback for each in rows), how
+        assert finished(session_tasks.write.enqueue()).status == TaskResultStatus.SUCCESSFUL, how
+        assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"] * number, how
 
 
-def test_an_atomic_task_that_exceeds_transaction_timeout_uses_up_its_attempts(worker, finished):
-    if connection.pg_version < 170000:
+@pytest.mark.parametrize(
+    "how", ["ask_after_idle", "hide_end_by_idle", "hide_end_on_cursor", "close_after_idle", "transaction_for_too_long"]
+)
+def test_an_atomic_task_whose_session_the_server_ends_again_and_again_fails(worker, finished, monkeypatch, how):
+    """Its transaction exceeds a limit of the role: that is no outage, so it counts as the death of a worker does."""
+    if how == "transaction_for_too_long" and connection.pg_version < 170000:
         pytest.skip("the server has no transaction_timeout")
-    worker()
-    expect_failures(finished, "transaction_for_too_long", LONG)
-
-
-def expect_failures(finished, how, says):
+    monkeypatch.setattr(rescue, "FIRST_PAUSE", 0.02)
+    worker(threads=1)
     result = finished(session_tasks.end_session_by.enqueue(how))
-    assert result.status == TaskResultStatus.FAILED, how
+    assert result.status == TaskResultStatus.FAILED
     row = Task.objects.get(pk=result.id)
-    assert (row.attempts, row.retries) == (2, 1), how
-    rows = list(AttemptRow.objects.filter(task_id=result.id))
-    assert [each.outcome for each in rows] == ["FAILED", "FAILED"], how
-    assert all(says in each.traceback for each in rows), how
-    assert not Effect.objects.exists(), how
+    assert (row.retries, row.rescues) == (0, 3)
+    *lost, failed = AttemptRow.objects.filter(task_id=result.id).order_by("number")
+    assert ({each.outcome for each in lost}, failed.outcome) == ({"LOST"}, "FAILED")
+    assert "MAX_RESCUES" in failed.traceback
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.usefixtures("sessions")
+def test_a_function_that_closes_a_lost_session_has_not_failed(worker, finished):
+    result = session_tasks.close_after_cut.enqueue()
+    worker(threads=1)
+    assert finished(result).status == TaskResultStatus.SUCCESSFUL
+    assert list(AttemptRow.objects.values_list("outcome", flat=True)) == ["LOST"]
+    assert Effect.objects.count() == 1
 
 
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])

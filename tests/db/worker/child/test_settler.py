@@ -11,6 +11,7 @@ from django_pglock.models import Task
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.wake import channel_of
 from django_pglock.worker.child import settler
+from django_pglock.worker.child.executor import Executor
 from django_pglock.worker.child.in_flight import EndedClaim
 from tests.sample import tasks
 
@@ -156,7 +157,7 @@ def test_a_task_is_given_up_only_when_the_outcomes_of_others_are_written(
     child = running.child
     child.grace = 0.1
     # As if a thread ran the second task.
-    monkeypatch.setattr(child.executor, "wait", lambda timeout: False)
+    monkeypatch.setattr(Executor, "is_idle", False)
 
     def stop(_):
         with locked(mine.id):

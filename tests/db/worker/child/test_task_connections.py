@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import enqueue_many, lock
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.worker.child import event_loop, executor, task_connections
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
@@ -40,7 +40,6 @@ def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventuall
     assert ("has left a transaction open" in caplog.text) == (what != "a closed connection")
 
 
-@pytest.mark.parametrize("how", ["descriptor", "server"])
 @pytest.mark.parametrize(
     ("lose", "use"),
     [
@@ -51,15 +50,14 @@ def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventuall
     ids=["plain", "atomic", "coroutine"],
 )
 def test_a_session_that_an_earlier_task_has_lost_is_not_the_next_ones_failure(
-    worker, eventually, monkeypatch, how, lose, use
+    worker, eventually, monkeypatch, lose, use
 ):
     """Its first statement has another session, although the last check was before the loss."""
     monkeypatch.setattr(event_loop, "CHECK_INTERVAL", 1e9)
     worker(threads=1)
     use.enqueue()
-    # No other thread opens a session now, which would get the number of the descriptor.
-    eventually(lambda: is_over() and Worker.objects.filter(is_sleeping=True).exists())
-    enqueue_many(lose, [(how,)])
+    eventually(is_over)
+    enqueue_many(lose, [()])
     eventually(is_over)
     use.enqueue()
     eventually(is_over)

@@ -9,7 +9,7 @@ import pytest
 from django_pglock import enqueue_many, lock
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
-from django_pglock.worker.child import task_thread
+from django_pglock.worker.child import child
 from tests.conftest import NEVER
 from tests.db.worker.conftest import wait_for_end
 from tests.sample import running_tasks as running
@@ -52,14 +52,14 @@ def test_no_loop_of_statements_swallows_its_timeout(worker, eventually, kind):
     with lock("held by a task", timeout=0):
         pass
     # Its thread runs the next task, in a session without a trace of it.
-    for _ in process.executor.watchdog.task_threads:
+    for _ in process.executor._threads:
         assert wait_for_end(tasks.connection_pid.enqueue(), eventually).status == "SUCCESSFUL"
     assert not process.is_stopping
 
 
 def test_a_copy_ends_at_its_timeout(worker, eventually, monkeypatch):
     """The server does not tell a client that copies that the statement is cancelled, so the connection is closed."""
-    monkeypatch.setattr("django_pglock.worker.child.task_thread.CANCEL_GRACE_PERIOD", 1.0)
+    monkeypatch.setattr("django_pglock.worker.child.runners.CANCEL_GRACE_PERIOD", 1.0)
     worker()
     row = wait_for_end(running.copy_in.enqueue(), eventually)
     assert (row.status, Attempt.objects.get().exception_path) == ("FAILED", TIMEOUT)
@@ -156,7 +156,7 @@ def test_the_end_of_the_grace_is_a_timeout_for_functions_whose_time_is_over(work
     """The others run again, without having lost an attempt."""
     process = worker(grace=0.5)
     late, busy = running.block_in_c.enqueue(), running.wait_for_note.enqueue("never")
-    eventually(lambda: process.executor.watchdog.overdue and Effect.objects.exists())
+    eventually(lambda: any(attempt.is_overdue for _, attempt in process.watchdog.running()) and Effect.objects.exists())
     assert process.shutdown() is False
     assert [*Task.objects.filter(pk=late.id).values_list("status", "retries")] == [("SCHEDULED", 1)]
     assert [*Task.objects.filter(pk=busy.id).values_list("status", "retries")] == [("SCHEDULED", 0)]
@@ -192,20 +192,23 @@ def test_tasks_that_end_at_their_timeout_get_one_outcome_each(worker, eventually
     assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(count))
 
 
-def test_a_thread_that_waits_for_very_long_after_its_function_closes_its_connection(
-    worker, eventually, somebody, monkeypatch, caplog
+def test_a_child_whose_thread_waits_for_very_long_after_its_function_is_replaced(
+    worker, eventually, somebody, monkeypatch
 ):
     """Here another session has locked the row of an atomic task. Its effects exist once, whatever the server does."""
-    monkeypatch.setattr(task_thread, "LONGEST_PHASE", 1)
+    monkeypatch.setattr(child, "LONGEST_PHASE", 1)
     session_tasks.HAS_BEGUN.clear()
     session_tasks.GO_ON.clear()
     somebody.connection.set_autocommit(False)
-    worker()
+    process = worker(grace=0.1)
+    first = process.child
     result = session_tasks.write_and_pause.enqueue()
     assert session_tasks.HAS_BEGUN.wait(NEVER)
     somebody.ask("SELECT id FROM django_pglock_task FOR UPDATE")
     session_tasks.GO_ON.set()
-    eventually(lambda: "has waited 1 s for database 'default' before or after its function" in caplog.text)
+    eventually(lambda: process.child is not first)
+    assert f"Task {result.id} (tests.sample.session_tasks.write_and_pause)" in first.hung()
+    assert "has waited for 1 s before or after its function" in first.hung()
     somebody.connection.rollback()
     row = wait_for_end(result, eventually)
     assert row.status == "SUCCESSFUL"

@@ -176,19 +176,6 @@ def test_also_a_child_that_ends_and_is_killed_has_overrun_attempts(make, monkeyp
     assert children.all[0].overruns == [(1, 1)]
 
 
-def test_a_child_that_somebody_debugs_is_left_alone(make, monkeypatch):
-    monkeypatch.setattr(module, "MARGIN", 0.0)
-    monkeypatch.setattr(module, "is_running", lambda pid: False)
-    children = make()
-    children.tell(debugger=True)
-    children.all[0].heard_at -= 10_000.0
-    children.tell(began=[1, 1, time.monotonic() - 100.0], report={"hung": "The settler has ended."})
-    children.drain()
-    children.turn()
-    assert children.fake.signals == []
-    assert len(children.all) == 1
-
-
 def test_a_stop_starts_nothing_any_more(make, monkeypatch):
     monkeypatch.setattr(module, "pause_after", lambda number: 0.02)
     children = make(2)

@@ -10,11 +10,11 @@ import pytest
 
 from django_pglock import Cancel, Retry, Snooze
 from django_pglock.errors import TaskCancelled, TaskStopped, TaskTimeout
-from django_pglock.worker.child.stoppable import StoppableAttempt
+from django_pglock.worker.child.attempt import Attempt
 
 
 def attempt(*, is_cancelled=False, is_overdue=False, timeout=5.0):
-    made = StoppableAttempt()
+    made = Attempt.__new__(Attempt)
     made.claim, made.timeout = SimpleNamespace(is_cancelled=is_cancelled), timeout
     made.deadline = time.monotonic() - 1 if is_overdue else math.inf
     return made
