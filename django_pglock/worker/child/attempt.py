@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from django_pglock.error_reading import following, storable, traceback_of
 from django_pglock.errors import (
@@ -53,9 +53,6 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, Cancel, FlowWo
 from django_pglock.worker.child.in_flight import EndedClaim
 from django_pglock.worker.child.logs import has_observers
 
-if TYPE_CHECKING:
-    from django_pglock.worker.child.runners import Runner
-
 logger = get_logger(WORKER)
 
 #: The options of a task without options. It must not be changed.
@@ -74,8 +71,8 @@ class Attempt:
     value is the result of each claim. If it raises, each claim fails or is retried by its own retries.
     """
 
-    #: The thread or the coroutine that runs it.
-    runner: Runner
+    #: The thread or the coroutine that runs it: see ``runners.py``.
+    runner: Any
     #: The attempts of the other claims of a group call.
     others: Sequence[Attempt] = ()
     #: The number of seconds that the function may take; None: any.

@@ -47,7 +47,6 @@ class EventLoop:
 
     def __init__(self, in_flight: InFlight, using: str, watchdog: Watchdog) -> None:
         self.in_flight = in_flight
-        self.using = using
         self.watchdog = watchdog
         self.orm = OrmThread(using, watchdog)
         self.thread: threading.Thread | None = None
@@ -137,12 +136,7 @@ class EventLoop:
         """
         self._running -= 1
         self.watchdog.runners.discard(coroutine)
-        task, ended = coroutine.task, coroutine.ended
-        if ended is None and task.cancelled() and not attempt.was_called:
-            ended = attempt.ended(GivenBack())
-        elif ended is None:
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            ended = end_by_error(attempt.claims, self.using, error, has_begun=attempt.was_called)
+        ended = coroutine.ended or attempt.ended(GivenBack())
         if isinstance(ended.outcome, GivenBack):
             # Pause as a thread does that cannot begin a task. Meanwhile the claim takes up capacity.
             asyncio.get_running_loop().call_later(self.in_flight.note_unable(), self._free, ended)
@@ -164,12 +158,16 @@ class Coroutine(Runner):
         self.events = events
         self.ended: EndedClaim | None = None
         self._is_cancel_sent = False
+        self._ident = threading.get_ident()
         self.loop = asyncio.get_running_loop()
         self.task = self.loop.create_task(self._run(attempt))
 
     async def _run(self, attempt: Attempt) -> None:
         # Not returned: asyncio counts a coroutine that has cancelled itself at its end as cancelled.
-        self.ended = await run_async(attempt, self)
+        try:
+            self.ended = await run_async(attempt, self)
+        except BaseException as error:  # noqa: BLE001 - see the top of run.py
+            self.ended = end_by_error(attempt.claims, attempt.using, error, has_begun=attempt.was_called)
 
     def stop(self, attempt: Attempt) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
@@ -189,7 +187,7 @@ class Coroutine(Runner):
         A coroutine that runs Python code now is on the stack of the loop's thread.
         """
         if asyncio.current_task(self.loop) is self.task:
-            return stack_text(innermost.get(self.events.thread.ident))
+            return stack_text(innermost.get(self._ident))
         text, orm = coroutine_text(self.task.get_coro()), self.events.orm.runner
         return text + (orm.stack(innermost) if orm is not None and orm.attempt is self.attempt else "")
 

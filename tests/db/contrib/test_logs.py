@@ -12,6 +12,7 @@ from django_pglock.contrib.logs import TaskFilter
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.claim import LOG_FIELDS
 from django_pglock.worker.child.run import prepare, run, run_async
+from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,6 +22,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def task_filter():
     yield TaskFilter()
     instrumentation.remove("logs")
+
+
+def attempt_of(claim, call):
+    """Return an attempt that calls this instead of its function."""
+    attempt = prepare(claim, "default")
+    attempt.call = call
+    return attempt
 
 
 def fields_of(task_filter, **extra):
@@ -34,7 +42,7 @@ def test_a_record_of_a_running_function_has_its_task(task_filter, claim):
     result = tasks.nothing.using(queue_name="default").enqueue()
     [claimed] = claim()
     inside = []
-    run(prepare(claimed, "default"), lambda attempt: inside.append(fields_of(task_filter)))
+    run(attempt_of(claimed, lambda: inside.append(fields_of(task_filter))), Runner(Watchdog()))
     assert inside == [claimed.log_fields()]
     assert inside[0] == {
         "task_id": int(result.id),
@@ -52,14 +60,14 @@ def test_coroutines_that_run_at_once_have_their_own_tasks(task_filter, claim):
     claims = claim(2)
     begun = []
 
-    async def call(attempt):
-        begun.append(attempt)
+    async def call():
+        begun.append(1)
         while len(begun) < 2:
             await asyncio.sleep(0)
         return fields_of(task_filter)["task_id"]
 
     async def run_all():
-        return await asyncio.gather(*(run_async(prepare(each, "default"), call) for each in claims))
+        return await asyncio.gather(*(run_async(attempt_of(each, call), Runner(Watchdog())) for each in claims))
 
     ended = asyncio.run(run_all())
     assert [each.outcome.result for each in ended] == [str(each.id) for each in claims]
@@ -68,7 +76,7 @@ def test_coroutines_that_run_at_once_have_their_own_tasks(task_filter, claim):
 def test_a_record_about_a_task_keeps_its_fields(task_filter, claim):
     tasks.nothing.enqueue()
     seen = []
-    run(prepare(claim()[0], "default"), lambda attempt: seen.append(fields_of(task_filter, task_id=7)))
+    run(attempt_of(claim()[0], lambda: seen.append(fields_of(task_filter, task_id=7))), Runner(Watchdog()))
     assert seen[0]["task_id"] == 7
 
 

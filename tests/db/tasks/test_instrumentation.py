@@ -15,6 +15,7 @@ from django_pglock.tasks import instrumentation
 from django_pglock.tasks.instrumentation import UNOBSERVED, EnqueueObserver, RunObserver, headers_of
 from django_pglock.tasks.redaction import REDACTED, shown
 from django_pglock.worker.child.run import prepare, run, run_async
+from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.sample import keyed_tasks, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -83,7 +84,7 @@ def recorder():
 @pytest.fixture
 def execute(claim):
     def take_and_run() -> Any:
-        return run(prepare(claim()[0], "default"), lambda attempt: attempt.call())
+        return run(prepare(claim()[0], "default"), Runner(Watchdog()))
 
     return take_and_run
 
@@ -99,7 +100,7 @@ def test_an_instrument_is_called_at_the_enqueue_and_at_the_run(task, recorder, e
 def test_an_async_function_is_observed(recorder, claim):
     tasks.sleep_async.enqueue(0)
     attempt = prepare(claim()[0], "default")
-    asyncio.run(run_async(attempt, lambda each: each.call()))
+    asyncio.run(run_async(attempt, Runner(Watchdog())))
     assert recorder.told[1:] == [[tasks.sleep_async.module_path], Succeeded]
 
 
