@@ -159,23 +159,24 @@ class Attempt:
         self.runner.attempt = self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.runner.is_forked:
+        runner = self.runner
+        if runner.is_forked:
             end_process(error)
         try:
             if error is not None:
                 if (reason := self.reason_of(error)) is not error:
                     raise reason
-            elif self.is_overdue:
+            elif self.timeout is not None and self.is_overdue:
                 # It is no success, whatever it returned.
                 raise self.timed_out()
         finally:
-            if not self.is_overdue:
-                # It has ended in time, so the deadline means nothing more.
-                self.deadline = math.inf
             self.is_over = True
-            self.runner.release()
+            runner.release()
             if self.timeout is not None:
-                self.runner.watchdog.forget(self)
+                if not self.is_overdue:
+                    # It has ended in time, so the deadline means nothing more.
+                    self.deadline = math.inf
+                runner.watchdog.forget(self)
             current_attempt.set(None)
 
     def call(self) -> Any:

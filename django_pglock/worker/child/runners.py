@@ -132,12 +132,9 @@ class Runner:
         self.watchdog = watchdog
         #: The attempt whose function runs now.
         self.attempt: Attempt | None = None
-        self.forks = forks
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is the copy of a runner in a process that a task has forked."""
-        return self.forks != forks
+        #: This is the copy of a runner in a process that a task has forked.
+        self.is_forked = False
+        _all.add(self)
 
     def release(self) -> None:
         """Note that the function of the attempt has ended."""
@@ -287,14 +284,12 @@ def close_sessions_of_ended_threads() -> None:
                 session.connection.close()  # type: ignore[union-attr]
 
 
-#: The number of forks from the process that has imported this module to this process. It is compared before and after
-#: each task, because that is several times faster than to compare process ids.
-forks = 0
+_all: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    global forks
-    forks += 1
+    for runner in _all:
+        runner.is_forked = True
 
 
 if hasattr(os, "register_at_fork"):
