@@ -11,18 +11,20 @@ import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_pglock import task
-from django_pglock.models import Schedule, Task
+from django_pglock.models import RateLimit, Schedule, Task
 from django_pglock.store import schedules
 from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.schedules import ScheduleKeeper, known, last_runs, set_last_status
 from django_pglock.store.settle import settle
-from django_pglock.tasks import registry
+from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
-from django_pglock.tasks.options import Unique
+from django_pglock.tasks.options import Group, Unique
+from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE
 from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, decorate, enqueue_due, register, schedule, ticks
 from tests.db.store.test_prune import make
@@ -330,26 +332,85 @@ def many():
     return make
 
 
-def test_many_due_ticks_leave_time_for_other_work(many, monkeypatch):
-    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", -1.0)
-    many(5)
+ALL_KINDS = [
+    {},
+    {"lock": "each:{number}"},
+    {"unique": True},
+    {"rate": "1000/s"},
+    {"fair": "each:{number}", "keep_result": 5},
+    {"every": None, "cron": "0 * * * *"},
+]
+
+
+@pytest.mark.parametrize("options", ALL_KINDS, ids=str)
+def test_many_due_ticks_cost_a_few_statements(many, options, django_assert_max_num_queries):
+    many(100, **options)
     keeper = ScheduleKeeper("default")
-    looks = [keeper.keep() for _ in range(5)]
-    assert [(len(look.tasks), look.next_in == 0) for look in looks] == [(1, True)] * 4 + [(1, False)]
-    assert len(set(ticks())) == 5
+    with django_assert_max_num_queries(10):
+        enqueued = keeper.keep()
+    assert len(set(enqueued.tasks)) == 100
+    assert len(set(ticks())) == 100
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+    assert set(Schedule.objects.values_list("last_task", flat=True)) == set(enqueued.tasks)
     assert keeper.keep().tasks == []
 
 
-def test_a_tick_that_fails_again_and_again_stops_no_other(many, receiver, caplog, monkeypatch):
-    """Each call has time for one tick, and the tick that fails has been due for the longest time."""
-    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", -1.0)
-    many(5)
-    first = f"{scheduled.__name__}.each_000"
-    Schedule.objects.filter(pk=first).update(next_at=Now() - timedelta(minutes=2))
-    receiver(first, OperationalError("the disk is full"))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lock": "a:{number}", "concurrency": 2, "priority": 3, "queue_name": "night", "max_attempts": 4},
+        {"unique": Unique(period=HOUR), "keep_result": 7, "meta": {"who": "me"}},
+        {"rate": "10/s"},
+        {"fair": "f:{number}", "redact": ("return",)},
+        {"group": Group("all", gather=60.0)},
+    ],
+    ids=str,
+)
+def test_a_tick_among_many_writes_the_same_row_as_a_call(options):
+    """Except for the date of the tick. PRUNE_AFTER says how long the runs of a rare schedule are kept."""
+
+    def function(number=7): ...
+
+    function.__module__, function.__qualname__ = scheduled.__name__, "each"
+    send = decorate(function, every=24 * HOUR, **options)
+    register()
+    columns = [each.name for each in Task._meta.fields if each.name not in ("id", "enqueued_at")]
+    send.using(meta={**send.meta, "schedule": None}).enqueue()
+    one = Task.objects.values(*columns).get()
+    Task.objects.all().delete()
+    RateLimit.objects.all().delete()
+    Schedule.objects.update(next_at=Now() - timedelta(minutes=1))
+    assert len(enqueue_due().tasks) == 1
+    other = Task.objects.values(*columns).get()
+    other["meta"]["schedule"] = None
+    for name in ("run_after", "unique_until"):
+        dates = one.pop(name), other.pop(name)
+        assert dates == (None, None) or abs(dates[0] - dates[1]) < HOUR / 2
+    assert other == one
+
+
+def test_a_tick_that_fails_among_many_stops_no_other_however_often(many, receiver, caplog, monkeypatch):
+    monkeypatch.setattr(schedules, "TIME_FOR_TICKS", NEVER)
+    many(20)
+    receiver(f"{scheduled.__name__}.each_007", OperationalError("the disk is full"))
     keeper = ScheduleKeeper("default")
-    assert [len(keeper.keep().tasks) for _ in range(6)] == [0, 1, 1, 1, 1, 0]
+    assert len(keeper.keep().tasks) == 19
+    Schedule.objects.update(next_at=Now() - timedelta(seconds=1))
+    with CaptureQueriesContext(connection) as queries:
+        assert len(keeper.keep().tasks) == 19
+    assert len(queries) < 40, "the others are together again"
     assert caplog.text.count("The worker tries again: the disk is full") == 2
+
+
+def test_in_a_process_with_instruments_each_tick_is_observed(many, monkeypatch):
+    many(3)
+    ids = []
+    observer = SimpleNamespace(headers={}, ended=lambda some, error: ids.extend(some))
+    monkeypatch.setattr(
+        instrumentation, "instruments", (SimpleNamespace(name="test", enqueuing=lambda task: observer),)
+    )
+    assert ScheduleKeeper("default").keep().tasks == [int(each) for each in ids] != []
 
 
 # Enable and disable
@@ -486,10 +547,14 @@ def test_the_last_status_of_a_schedule_is_that_of_its_task_or_none(django_assert
         ({"every": 2, "keep_result": 60}, 60),
     ],
 )
-def test_successful_runs_of_a_schedule_are_kept_for_a_hundred_ticks(claim, options, kept):
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_successful_runs_of_a_schedule_are_kept_for_a_hundred_ticks(claim, options, kept, is_alone):
     """Otherwise every=2 would keep 43,200 rows of a day, and the rows of a week."""
     schedule(due=timedelta(seconds=1), **options)
-    enqueue_due()
+    keeper, tasks = ScheduleKeeper("default"), known("default")
+    if is_alone:
+        keeper._alone = dict.fromkeys(tasks)
+    keeper.enqueue_due(tasks, schedules._read_rows("default", tasks))
     [run] = claim()
     settle("default", [(run, Succeeded())], run.worker)
     row = Task.objects.get()
