@@ -5,11 +5,13 @@ handlers that do not call ``handleError()``. Such an error would end a thread of
 task. So it is printed instead, and the code that logs continues.
 
 A handler may also wait, for a network or for a terminal that does not scroll. The parent of a worker must not wait with
-it, because it would beat no more. So it logs in a thread of its own.
+it, because it would beat no more, and neither must the main thread of a child, by which the parent knows whether the
+others hang. So their records are written by a thread of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -57,14 +59,18 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _Writer:
-    """Writes the records of all threads of this process in a thread, which lives while there are some."""
+    """Writes records in a thread, which lives while there are some: those of one thread, or of all of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: int | None) -> None:
+        self._only = only
         self._records: deque[tuple[logging.Logger, logging.LogRecord]] = deque(maxlen=MOST_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, logger: logging.Logger, record: logging.LogRecord) -> None:
+        if self._only not in (None, threading.get_ident()):
+            _handle_now(logger, record)
+            return
         with self._lock:
             self._records.append((logger, record))
             # If no thread can be started, the next record tries again.
@@ -74,9 +80,12 @@ class _Writer:
                     thread.start()
                     self._thread = thread
 
-    def wait(self, seconds: float) -> None:
+    def end(self) -> None:
         if thread := self._thread:
-            thread.join(seconds)
+            thread.join(LAST_RECORDS)
+            if thread.is_alive():
+                # Python would wait for the lock of the handler, without end.
+                atexit.unregister(logging.shutdown)
 
     def _write(self) -> None:
         while True:
@@ -93,15 +102,15 @@ _writer: _Writer | None = None
 
 
 @contextmanager
-def written_by_thread() -> Iterator[None]:
-    """Have a thread write the records of this process, so that no other thread waits for a handler."""
+def written_by_thread(*, only_mine: bool = False) -> Iterator[None]:
+    """Have a thread write the records of this process, or only those of this thread: it waits for no handler."""
     global _writer
-    _writer = writer = _Writer()
+    _writer = writer = _Writer(threading.get_ident() if only_mine else None)
     try:
         yield
     finally:
         _writer = None
-        writer.wait(LAST_RECORDS)
+        writer.end()
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:

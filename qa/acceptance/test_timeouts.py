@@ -96,4 +96,4 @@ def test_a_parent_whose_log_does_not_work_beats_for_its_children(worker_process,
     eventually(lambda: Worker.objects.count() == 2, why="the child is not replaced")
     process.send(signal.SIGTERM)
     eventually(lambda: Worker.objects.count() == 1, why="its child does not end")
-    process.process.kill()
+    assert process.wait() == 0, "it does not wait for the log without end"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import pkgutil
+import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import django_pglock
 from django_pglock import loggers
+from tests.conftest import NEVER
 
 PACKAGE = Path(django_pglock.__file__).parent
 #: Modules that need packages that are not installed here, or that run when they are imported.
@@ -93,6 +95,25 @@ def test_no_exception_of_the_log_leaves_a_call_in_a_thread(logger, in_threads, c
     assert "--- Logging error ---" in printed
     assert "in fail\n    raise self.error" in printed
     assert "Message: 'line %d'\nArguments: (0,)" in printed
+
+
+def test_a_thread_whose_records_another_one_writes_waits_for_no_handler(logger, monkeypatch):
+    """All others write their own. At the end, Python must not wait for the handler either."""
+    monkeypatch.setattr(loggers, "LAST_RECORDS", 0.01)
+    kept = []
+    monkeypatch.setattr(loggers.atexit, "unregister", kept.append)
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: written.append(record.getMessage())
+    written, go_on = [], threading.Event()
+    with handler.lock:
+        holder = threading.Thread(target=lambda: logger.error("of another thread") or go_on.set())
+        with loggers.written_by_thread(only_mine=True):
+            logger.error("mine")
+            holder.start()
+            assert not go_on.wait(0.05)
+    assert kept == [logging.shutdown]
+    assert go_on.wait(NEVER)
+    assert "of another thread" in written
 
 
 @pytest.mark.parametrize("stream", ["closed", None])

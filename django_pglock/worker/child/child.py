@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from django_pglock.conf import get_settings
-from django_pglock.loggers import WORKER, get_logger
+from django_pglock.loggers import WORKER, get_logger, written_by_thread
 from django_pglock.store.liveness import silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
@@ -359,7 +359,8 @@ def run_child(end: socket.socket) -> int:
     options = _options_from(channel)
     prepare_process(options["number"])
     child = Child(channel, options)
-    code = child.run()
+    with written_by_thread(only_mine=True):
+        code = child.run()
     channel.flush()
     if child.have_all_finished:
         # Otherwise others will soon run the tasks that still run here.
