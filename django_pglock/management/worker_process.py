@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import select
 import sys
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,8 +33,6 @@ logger = get_logger(WORKER)
 
 #: Functions and schedules that are named at most.
 FEW = 8
-#: Seconds beyond the grace period within which a worker must end, also if a thread hangs in the log of the project.
-LAST_RESORT = 60.0
 
 
 def banner(queues: Queues, databases: Sequence[str], *, processes: int, threads: int) -> str:
@@ -99,20 +95,6 @@ def own_command_line() -> list[str]:
             )
         )
     return list(map(str, autoreload.get_child_arguments()))
-
-
-def end_within(seconds: float) -> None:
-    """End the process after this number of seconds, whatever its other threads do."""
-
-    def end() -> None:
-        # Perhaps it hangs because nobody reads its output.
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, b"The worker has not ended in time, because one of its threads hangs. Its process ends.\n")
-        os._exit(1)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
 
 
 def show_log(verbosity: int, *, is_one_of_several: bool) -> None:

@@ -1,8 +1,7 @@
 """Runs enqueued tasks in the calling thread, on the way that they take in a child: claim, attempt, settle.
 
 In a ``TestCase`` all of this is part of the test's transaction. Each task runs in a savepoint, which is rolled back if
-the task has broken the transaction. After each task, the hooks of the commit run: those that admit to keys, too. A few
-settings that our statements limit to their transaction are restored, because there the transaction continues.
+the task has broken the transaction. After each task, the hooks of the commit run: those that admit to keys, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from operator import itemgetter
 from typing import Any, Literal
 from uuid import UUID
 
@@ -36,7 +34,7 @@ from django_pglock.store.outcome import Failed, Retried
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.rate import note_starts, open_rates
 from django_pglock.store.ready import promote, ready_queues
-from django_pglock.store.statements import OFF, rows_of, run
+from django_pglock.store.statements import rows_of
 from django_pglock.tasks import registry
 from django_pglock.tasks.backends import require_tasks
 from django_pglock.tasks.claim import Claim
@@ -60,10 +58,6 @@ logger = get_logger(WORKER)
 
 #: The worker of these claims. It has no row. The context of ``task.call()`` has the same one.
 NO_WORKER = UUID(int=0)
-#: The settings that statements of ours change to the end of their transaction.
-CHANGED = ["lock_timeout", "statement_timeout", "transaction_timeout", "synchronous_commit", *OFF]
-READ_SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%s)"
-WRITE_SETTINGS = "SELECT set_config(name, value, true) FROM unnest(%s::text[], %s::text[]) AS before (name, value)"
 #: The attribute of a connection with the test that was the last one to run hooks.
 _LAST_TEST = "_django_pglock_last_test"
 #: Exceptions with which the function of a task may fail. All others, such as Ctrl-C, are for the test or its runner.
@@ -204,7 +198,6 @@ class Here:
         self.thread = TaskThread(Watchdog())
         self._discovery = Discovery(using, queues)
         self._known = -1
-        self._settings: list[tuple[str, str]] = []
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -215,8 +208,6 @@ class Here:
                 wrappers.enter_context(each.execute_wrapper(stopping_wrapper))
                 if each.connection is not None and not each.in_atomic_block:
                     self.thread.add(each)
-            if in_test_case(connection_for(self.using)):
-                self._settings = run(self.using, READ_SETTINGS, CHANGED)
             try:
                 self.settler.connected()
                 self._run_hooks()
@@ -225,7 +216,6 @@ class Here:
                 self.thread.leave()
                 if transaction_status(connection_for(self.using)) != TransactionStatus.INERROR:
                     self.settler.flush()
-                    self._restore_settings()
 
     def promote(self) -> None:
         """Make all tasks ready that are due, also those that another program has written by a plain INSERT."""
@@ -256,26 +246,19 @@ class Here:
         return self.claim() if ready and self._discovery.check(is_urgent=True) else None
 
     def advance(self) -> bool:
-        """Make due what has the earliest date: a scheduled task, or a token of a rate. Return whether there was any."""
+        """Make the next scheduled task due. Without one, the next token of a rate. Return whether there was any."""
         tasks = rows_of("Task", self.using)
         waiting = tasks.filter(status__in=WAITING, task_path__in=registry.known_paths())
         queues = set(filter(self.queues.serves, waiting.order_by().values_list("queue", flat=True).distinct()))
         waiting = waiting.filter(queue__in=queues - paused_queues(self.using).keys())
-        scheduled = waiting.filter(status=TaskStatus.SCHEDULED).order_by("run_after", "pk")[:1]
-        dates = [(each.run_after, partial(self._run_now, tasks.filter(pk=each.pk))) for each in scheduled]
-        blocked = waiting.filter(status=TaskStatus.BLOCKED)
-        buckets = rows_of("RateLimit", self.using).filter(opens_at__isnull=False)
-        dates += [
-            (bucket.opens_at, partial(self._open_rate, bucket.key))
-            for bucket in buckets
-            if blocked.filter(lock_key=bucket.key).exists()
-        ]
-        return any(make_due() for _, make_due in sorted(dates, key=itemgetter(0)))
-
-    def _run_now(self, task: Any) -> bool:
-        is_due = bool(task.run_now())
-        self._run_hooks()
-        return is_due
+        scheduled = waiting.filter(status=TaskStatus.SCHEDULED).order_by("run_after", "pk").first()
+        if scheduled is not None:
+            is_due = bool(tasks.filter(pk=scheduled.pk).run_now())
+            self._run_hooks()
+            return is_due
+        blocked = waiting.filter(status=TaskStatus.BLOCKED).values("lock_key")
+        bucket = rows_of("RateLimit", self.using).filter(opens_at__isnull=False, pk__in=blocked).order_by("opens_at")
+        return any(self._open_rate(each.key) for each in bucket[:1])
 
     def _open_rate(self, key: str) -> bool:
         """Let the bucket of a key be as full as it will be when its next token is due. Return whether a task got it."""
@@ -286,7 +269,6 @@ class Here:
     def run(self, claim: Claim) -> EndedClaim:
         """Run one claim, and settle it."""
         observers.forget()
-        self._restore_settings()
         ended = copy_context().run(execute, claim, self.using, self.in_flight, self._begin)
         assert ended is not None  # noqa: S101 - for the type checker
         self.thread.clean_up(claim)
@@ -319,10 +301,6 @@ class Here:
     def _run_hooks(self) -> None:
         for each in _test_cases():
             _run_hooks(each)
-
-    def _restore_settings(self) -> None:
-        if self._settings:
-            run(self.using, WRITE_SETTINGS, *map(list, zip(*self._settings, strict=True)))
 
 
 class CancelInTime(Watchdog):

@@ -119,18 +119,18 @@ class Worker:
         """The tasks, in words, that a worker with ``drain`` should have run but has not; empty before the end."""
         return [each for crew in self.crews for each in crew.left_behind]
 
-    def run(self, *, ending: Callable[[], None] = lambda: None) -> bool:
+    def run(self) -> bool:
         """Run until the end. Return whether each process has ended in order.
 
-        SIGTERM, SIGINT and SIGHUP end the worker, if this is the main thread. Calls ``ending`` when the end begins.
-        Raises ``ConfigurationError`` in a ``TestCase``, which commits no task, and if the port of the probes is taken.
+        SIGTERM, SIGINT and SIGHUP end the worker, if this is the main thread. Raises ``ConfigurationError`` in a
+        ``TestCase``, which commits no task, and if the port of the probes is taken.
         """
         for each in self.databases:
             _refuse_in_test_case(each)
         refuse_platform()
         check_clock()
         is_main = threading.current_thread() is threading.main_thread()
-        self.ending, self.loop, self._began_at = ending, Loop(), time.monotonic()
+        self.loop, self._began_at = Loop(), time.monotonic()
         handlers = self._handle_signals() if is_main else {}
         starter = None
         try:
@@ -204,7 +204,6 @@ class Worker:
 
     def _drain(self) -> None:
         if not self.health.is_stopping:
-            self.ending()
             self.health.is_stopping = True
             self.systemd.tell_stopping()
         for crew in self.crews:

@@ -598,32 +598,6 @@ def test_locks_are_those_of_a_worker():
     assert_no_locks()
 
 
-@pytest.mark.django_db
-def test_settings_of_the_test_are_left_as_they_were():
-    """Some statements limit themselves to the end of the transaction, which here is that of the test."""
-    names = ["lock_timeout", "statement_timeout", "synchronous_commit", "enable_sort", "enable_bitmapscan", "jit"]
-
-    def read():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s) ORDER BY name", [names])
-            return cursor.fetchall()
-
-    seen = []
-
-    @local(lock="a")
-    def reads():
-        seen.append(read())
-
-    for is_atomic in (False, True, False):
-        reads.using(atomic=is_atomic).enqueue()
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL lock_timeout = '7s'; SET LOCAL enable_sort = on; SET LOCAL jit = on")
-    before = read()
-    run_tasks()
-    assert seen == [before] * 3
-    assert read() == before
-
-
 @both
 def test_no_worker_is_needed_and_none_is_left():
     threads = set(threading.enumerate())

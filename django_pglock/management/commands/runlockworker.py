@@ -16,7 +16,7 @@ from django_pglock.loggers import WORKER, get_logger
 from django_pglock.management.arguments import WrongArguments
 from django_pglock.management.terminal import TerminalCommand
 from django_pglock.management.worker_arguments import add_worker_arguments
-from django_pglock.management.worker_process import LAST_RESORT, banner, end_within, own_command_line, show_log
+from django_pglock.management.worker_process import banner, own_command_line, show_log
 from django_pglock.tasks.backends import our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.child.child import LEFT_BEHIND, run_child
@@ -71,7 +71,7 @@ class Command(TerminalCommand):
             run_to_end(partial(run_child, channel))
         logger.info("%s", banner(worker.queues, databases, processes=processes, threads=options["threads"]))
         try:
-            has_ended_in_order = worker.run(ending=partial(end_within, options["grace"] + LAST_RESORT))
+            has_ended_in_order = worker.run()
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         if worker.code_has_changed:

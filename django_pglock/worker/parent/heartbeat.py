@@ -20,18 +20,16 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 from uuid import UUID
 
-from django.apps import apps
-from django.db import DatabaseError, ProgrammingError, connections, router
+from django.db import DatabaseError, ProgrammingError, connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg import Notify
-from psycopg.errors import InsufficientPrivilege
 
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.keys.reserved import draw_number
 from django_pglock.loggers import WORKER, get_logger
-from django_pglock.postgres.connections import connection_for, has_session_ended, is_pooled
+from django_pglock.postgres.connections import connection_for, has_session_ended, is_forbidden, is_pooled
 from django_pglock.postgres.exchange import receive
 from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS, Beat, HeartbeatReply, beat_values
 from django_pglock.store.ready import READY_QUEUES
@@ -349,50 +347,19 @@ def _how_to_migrate(using: str, pending: list[str]) -> str:
     return f"({', '.join(pending)}). Run: manage.py migrate {APP} --database {using}"
 
 
-# Those of the names of tables that exist. Django's introspection would describe all tables and views of the project.
-EXISTING_TABLES = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(quote_ident(name)) IS NOT NULL"
-
-
 def pending_migrations(using: str) -> list[str]:
     """Return the names of the migrations of this package that are not applied to the database, in order.
 
-    The list is empty if the project does not use these migrations: ``MIGRATION_MODULES`` disables them, or all tables
-    of the package exist and no migration is recorded. It is also empty if the role may not read the table of
-    migrations.
+    The list is empty if ``MIGRATION_MODULES`` disables them, and if the role may not read which are applied.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:
         return []
-    package = import_module(module)
-    names = {each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"}
-    connection = connections[using]
-    # All tables are checked, and before the recorded migrations are read, because "migrate" may run at the same time.
-    # It may have created only some tables, or may create them between the two queries.
-    tables, records = _tables(using), MigrationRecorder.Migration._meta.db_table
-    existing = _existing(connection, [*tables, records])
+    names = {each.name for each in pkgutil.iter_modules(import_module(module).__path__) if each.name[0] not in "_~"}
     try:
-        applied = _applied(connection) if records in existing else set()
+        applied = MigrationRecorder(connections[using]).applied_migrations()
     except ProgrammingError as error:
-        if isinstance(error.__cause__, InsufficientPrivilege):
+        if is_forbidden(error):
             return []
         raise
-    if not applied and tables <= existing:
-        return []
-    return sorted(names - applied)
-
-
-def _existing(connection: Any, names: list[str]) -> set[str]:
-    with connection.cursor() as cursor:
-        cursor.execute(EXISTING_TABLES, [names])
-        return {name for (name,) in cursor.fetchall()}
-
-
-def _applied(connection: Any) -> set[str]:
-    """Return the names of the migrations of this package that are recorded in the database."""
-    return set(MigrationRecorder(connection).migration_qs.filter(app=APP).values_list("name", flat=True))
-
-
-def _tables(using: str) -> set[str]:
-    """Return the names of the tables that the package has in this database."""
-    models = [model for model in apps.get_app_config(APP).get_models() if model._meta.managed]
-    return {model._meta.db_table for model in models if router.allow_migrate_model(using, model)}
+    return sorted(name for name in names if (APP, name) not in applied)

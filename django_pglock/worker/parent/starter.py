@@ -17,7 +17,6 @@ import gc
 import json
 import multiprocessing
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -122,7 +121,7 @@ class ForkStarter:
 
     def signal(self, pid: int, number: int) -> None:
         with suppress(OSError):
-            self._control.send(json.dumps({"signal": [pid, number]}).encode())
+            self._control.send(json.dumps([pid, number]).encode())
 
     def close(self) -> None:
         self.loop.unwatch(self._control)
@@ -157,17 +156,16 @@ class ForkStarter:
 
 
 class ForkServer:
-    """The starter itself: forks children, signals them, and tells their ends. One thread, no session, no log."""
+    """The starter itself: forks children, signals them, and tells their ends. One thread and no session."""
 
     def __init__(self, control: socket.socket, run_child: RunChild) -> None:
         self._control = control
         self._run_child = run_child
         self._children: set[int] = set()
         self._untold: deque[bytes] = deque()
+        self._loop = Loop()
+        self._is_over = False
         control.setblocking(False)
-        self._ours, self._wakeup = socket.socketpair()
-        for end in (self._ours, self._wakeup):
-            end.setblocking(False)
 
     def serve(self, parent: int) -> int:
         """Serve until the parent has ended or has closed its end."""
@@ -176,37 +174,32 @@ class ForkServer:
         # that a fork of a child or the child itself registers are called at its end (child.py), as by multiprocessing.
         atexit._clear()  # noqa: SLF001
         # The parent ends the children: signals that reach all processes of a group are for the parent.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        selector = selectors.DefaultSelector()
-        selector.register(self._control, READ)
-        selector.register(self._ours, READ)
-        while True:
-            selector.select(1.0)
-            with suppress(BlockingIOError):
-                self._ours.recv(4096)
+        signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
+        self._loop.watch(self._control, READ, self._serve_requests)
+        while not self._is_over:
+            self._loop.run_once()
             self._reap()
             self._tell_all()
-            if not self._serve_requests():
-                self._end_children()
-                return 0
+        for pid in self._children:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        return 0
 
-    def _serve_requests(self) -> bool:
-        """Serve what the parent has asked for. Return whether the parent still has its end open."""
+    def _serve_requests(self) -> None:
+        """Serve what the parent has asked for. End if it has closed its end."""
         with suppress(BlockingIOError):
             while True:
                 data, descriptors, *_ = socket.recv_fds(self._control, _LONGEST_MESSAGE, 1)
-                if not data:
-                    return False
-                request = json.loads(data)
                 if descriptors:
                     os.set_inheritable(descriptors[0], False)
                     self._start(socket.socket(fileno=descriptors[0]))
+                elif data:
+                    self._signal(*json.loads(data))
                 else:
-                    self._signal(*request["signal"])
-        return True
+                    self._is_over = True
+                    return
 
     def _start(self, channel: socket.socket) -> None:
         starter = os.getpid()
@@ -217,18 +210,15 @@ class ForkServer:
             channel.close()
             return
         if pid == 0:
-            self._become_child(starter)
+            die_with_parent(starter)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._loop.close()
+            self._control.close()
             run_to_end(lambda: self._run_child(channel))
         channel.close()
         self._children.add(pid)
         self._tell(pid=pid, error="")
-
-    def _become_child(self, starter: int) -> None:
-        die_with_parent(starter)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for end in (self._control, self._ours, self._wakeup):
-            end.close()
 
     def _signal(self, pid: int, number: int) -> None:
         # A process that has ended keeps its number until it is reaped, which only this thread does.
@@ -237,6 +227,7 @@ class ForkServer:
                 os.kill(pid, number)
 
     def _reap(self) -> None:
+        # SIGCHLD has woken the loop for this.
         for pid in list(self._children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -253,11 +244,6 @@ class ForkServer:
             while self._untold:
                 self._control.send(self._untold[0])
                 self._untold.popleft()
-
-    def _end_children(self) -> None:
-        for pid in self._children:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
 
 
 class SpawnStarter:

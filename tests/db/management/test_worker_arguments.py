@@ -28,7 +28,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
             built.append(options)
             self.queues = Queues(options["queues"], exclude=options["exclude"])
 
-        def run(self, *, ending):
+        def run(self):
             return True
 
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)

@@ -49,7 +49,7 @@ def test_a_worker_that_would_idle_for_ever_is_refused_with_what_there_is(argumen
 @pytest.mark.parametrize("arguments", [["mail*=2"], ["*"], ["--exclude", "mail*"], ["mail-a", "mail-b", "default"]])
 def test_prefixes_are_known_by_the_queues_that_they_match(arguments, monkeypatch):
     served = []
-    monkeypatch.setattr(Worker, "run", lambda self, *, ending: served.append(self.queues.given) or True)
+    monkeypatch.setattr(Worker, "run", lambda self: served.append(self.queues.given) or True)
     call_command("runlockworker", *arguments, "--no-reload")
     assert len(served) == 1
 
@@ -60,7 +60,7 @@ def test_prefixes_are_known_by_the_queues_that_they_match(arguments, monkeypatch
     [(False, [], SystemExit, 1), (False, ["a task"], CommandError, 75)],
 )
 def test_the_exit_code_tells_a_service_manager_how_the_worker_has_ended(monkeypatch, is_ok, left_behind, end, code):
-    def run(worker, *, ending):
+    def run(worker):
         worker.crews.append(SimpleNamespace(left_behind=left_behind))
         return is_ok
 
@@ -72,7 +72,7 @@ def test_the_exit_code_tells_a_service_manager_how_the_worker_has_ended(monkeypa
 
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})
 def test_a_worker_whose_code_has_changed_starts_again_with_its_command_line(monkeypatch):
-    def run(worker, *, ending):
+    def run(worker):
         worker.code_has_changed = worker.reloads
         return True
 
