@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from random import Random
 from typing import Any
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from django_pglock.store import wake
 from qa.interleavings.judge import Judge
 from qa.interleavings.sessions import (
     COMMIT,
+    EACH,
     READ_COMMITTED,
     REPEATABLE_READ,
     ROLL_BACK,
@@ -22,19 +24,10 @@ from qa.interleavings.sessions import (
     VerbRun,
     interleave,
     swallowed_errors,
+    walk,
 )
 from qa.interleavings.verbs import EVERYWHERE, IN_A_TRANSACTION, VERBS, Results, Verb
 from qa.interleavings.worlds import SLEEPING, World
-
-#: Verbs for triples: those that change the holder of a key, a tick or a row.
-BY_THREE = {
-    *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
-    *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
-    *("cancel_in_a_transaction", "rescue_claims", "sweep", "claim_ready", "give_back_lost_answers", "promote_due"),
-    *("tick", "register_again", "enable", "remove", "run_schedules_now"),
-}
-#: The short form runs one of so many triples.
-ONE_TRIPLE_IN = 360
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,34 @@ class Case:
     def __str__(self) -> str:
         stop = f"{self.first} ({self.ending} at statement {self.stop_at})"
         return f"{self.world}: {', '.join([stop, *self.others])}; {self.level}"
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """The names of all its verbs."""
+        return (self.first, *self.others)
+
+    def interleave(self, sessions: list[SessionThread], runs: list[VerbRun]) -> bool:
+        """Run the verbs; return whether one of them had to wait."""
+        runs[0].stop_at = self.stop_at
+        return interleave(sessions, runs, self.ending)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Three verbs in a world, whose statements come in an order that the seed draws."""
+
+    world: str
+    verbs: tuple[str, ...]
+    seed: int
+    level: str
+
+    def interleave(self, sessions: list[SessionThread], runs: list[VerbRun]) -> bool:
+        """Run the verbs; return whether one of them had to wait."""
+        for run in runs:
+            run.stop_at = EACH
+            # Its transactions stay open, and what others find locked then they leave to upkeep.
+            run.gave_up = True
+        return walk(sessions, runs, Random(self.seed))
 
 
 def new_sessions() -> list[SessionThread]:
@@ -103,17 +124,16 @@ class CaseRunner:
         runs = {verb.name: self.record(verb) for verb in VERBS.values() if self.world.name in verb.worlds}
         return {name: run for name, run in runs.items() if any(run.writes)}
 
-    def run(self, case: Case) -> None:
+    def run(self, case: Case | Walk) -> None:
         """Run one case and judge it."""
         wake._no_worker_slept_at.clear()
         self.world.reset()
         self.told.clear()
         results = Results()
-        verbs = [VERBS[name] for name in (case.first, *case.others)]
+        verbs = [VERBS[name] for name in case.verbs]
         runs = [VerbRun(self._bound(verb, results), level=self._level(case, verb)) for verb in verbs]
-        runs[0].stop_at = case.stop_at
         with swallowed_errors() as swallowed:
-            self.blocked += interleave(self.sessions, runs, case.ending)
+            self.blocked += case.interleave(self.sessions, runs)
         Judge(self.world, results, verbs, self.told).judge(runs, swallowed.errors)
 
     def _on_notification(self, news: Notify) -> None:
@@ -123,7 +143,7 @@ class CaseRunner:
         return lambda: verb.call(self.world, results)
 
     @staticmethod
-    def _level(case: Case, verb: Verb) -> str:
+    def _level(case: Case | Walk, verb: Verb) -> str:
         return READ_COMMITTED if verb.is_workers else case.level
 
 
@@ -165,11 +185,17 @@ def _is_order(world: str, first: str, second: str) -> bool:
     return first == second or _draw(world, *sorted((first, second))) % 2 != (first < second)
 
 
-def triples(world: str, recorded: dict[str, VerbRun], *, is_short: bool) -> Iterator[Case]:
-    """Yield triples of verbs. ``is_short``: some of them."""
-    for first, *others in product(filter(BY_THREE.__contains__, recorded), repeat=3):
-        if not is_short or _draw(world, first, *others) % ONE_TRIPLE_IN == 0:
-            yield from _cases(world, first, tuple(others), recorded[first], is_short=is_short)
+def walks(world: str, names: list[str], count: int) -> Iterator[Walk]:
+    """Yield a walk of each verb that does something in a world beside itself, and some of any three.
+
+    The same ones each time.
+    """
+    random = Random(f"walks in {world}")
+    for name in names:
+        yield Walk(world, (name,) * 3, random.randrange(2**32), READ_COMMITTED)
+    for _ in range(count):
+        level = random.choice([READ_COMMITTED, REPEATABLE_READ])
+        yield Walk(world, tuple(random.choices(names, k=3)), random.randrange(2**32), level)
 
 
 def _cases(world: str, first: str, others: tuple[str, ...], run: VerbRun, *, is_short: bool) -> Iterator[Case]:

@@ -37,6 +37,7 @@ CALLS: dict[str, tuple[str, Callable[[World], object]]] = {
     "enqueue_while_unfinished": ("unique", lambda world: keyed.rebuild.enqueue(1)),
     "enqueue_several_unique": ("unique", lambda world: enqueue_many(keyed.rebuild, [3, 2, 1])),
     "enqueue_several_unique_backwards": ("unique", lambda world: enqueue_many(keyed.rebuild, [1, 2, 3])),
+    "take_a_free_unique_key": ("unique", lambda world: keyed.save.enqueue(9, text="y")),
     "take_the_place_of_another": ("unique", lambda world: keyed.save.enqueue(1, text="y")),
     "take_the_place_of_another_at_another_key": ("unique", lambda world: amend.enqueue(2, text="y")),
     "enqueue_after": ("after", lambda world: keyed.step.using(after=world.parents).enqueue("a")),

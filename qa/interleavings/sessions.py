@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from random import Random
 from typing import Any
 
 from django.db import OperationalError, connection, connections
@@ -25,6 +26,8 @@ from tests.conftest import NEVER
 
 #: What a stopped session may do with its statement.
 COMMIT, ROLL_BACK = "commit", "roll back"
+#: For ``stop_at``, and how many of its statements are then the last one.
+EACH, DEATHS = -1, 0.02
 READ_COMMITTED, REPEATABLE_READ = "read committed", "repeatable read"
 #: Whether the session's transaction has changed or locked anything so far.
 HAS_WRITTEN = """
@@ -45,14 +48,14 @@ class VerbRun:
 
     verb: Callable[[], Any]
     level: str = READ_COMMITTED
-    #: The number of the statement at which it stops; 0: nowhere.
+    #: The number of the statement at which it stops; 0: nowhere; ``EACH``: at each of them.
     stop_at: int = 0
     #: Only for a run of the verb alone: record for each statement whether its transaction has written.
     is_recording: bool = False
     statements: list[str] = field(default_factory=list)
     writes: list[bool] = field(default_factory=list)
     error: BaseException | None = None
-    #: A statement has waited for a lock for longer than its own limit, and the verb has left something to upkeep.
+    #: A verb has left something to upkeep, because a row was locked for longer than its statement waits.
     gave_up: bool = False
 
 
@@ -147,7 +150,7 @@ class SessionThread:
     def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         run, raw = self.run, connections["default"].connection
         run.statements.append(sql)
-        if not run.is_recording and len(run.statements) != run.stop_at:
+        if not run.is_recording and run.stop_at not in (EACH, len(run.statements)):
             return self._try(execute, sql, *rest)
         # Settling in the task's own transaction ends with the COMMIT in the same message.
         sql, ends, _ = sql.partition(";COMMIT") if sql.endswith(";COMMIT") else (sql, "", "")
@@ -226,4 +229,19 @@ def interleave(sessions: Sequence[SessionThread], runs: Sequence[VerbRun], endin
             first.resume()
     for session in (first, *others):
         session.wait_until_ended()
+    return was_blocked
+
+
+def walk(sessions: Sequence[SessionThread], runs: Sequence[VerbRun], random: Random) -> bool:
+    """Run verbs that stop at each statement, and let one at a time continue or die; return whether one had to wait."""
+    was_blocked = False
+    for session, run in zip(sessions, runs, strict=True):
+        session.start(run)
+        session.wait_until_stopped()
+    while not all(session.has_ended for session in sessions):
+        if stopped := [session for session in sessions if session.has_stopped]:
+            random.choice(stopped).resume(ROLL_BACK if random.random() < DEATHS else COMMIT)
+        for session in sessions:
+            session.wait_until_stopped()
+        was_blocked |= not all(session.has_ended or session.has_stopped for session in sessions)
     return was_blocked
