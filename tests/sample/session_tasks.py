@@ -43,6 +43,12 @@ def lose_session_at_the_end():
 
 
 @task
+def close_descriptor_at_the_end():
+    select()
+    os.close(connection.connection.fileno())
+
+
+@task
 def read():
     select()
 

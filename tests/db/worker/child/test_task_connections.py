@@ -45,9 +45,10 @@ def test_a_task_gets_no_open_transaction_of_the_task_before_it(worker, eventuall
     [
         (tasks.lose_session_at_the_end, tasks.read),
         (tasks.lose_session_at_the_end, tasks.write),
+        (tasks.close_descriptor_at_the_end, tasks.read),
         (tasks.lose_session_of_coroutines_at_the_end, tasks.read_in_coroutine),
     ],
-    ids=["plain", "atomic", "coroutine"],
+    ids=["plain", "atomic", "descriptor", "coroutine"],
 )
 def test_a_session_that_an_earlier_task_has_lost_is_not_the_next_ones_failure(
     worker, eventually, monkeypatch, lose, use
