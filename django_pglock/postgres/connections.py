@@ -1,9 +1,10 @@
-"""The state of a Django connection: PostgreSQL or not, in a transaction, alive. And how to end its session."""
+"""The state of a Django connection: PostgreSQL or not, in a transaction, alive. How to end its session, and to wait."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import socket
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ CONNECTION_ERRORS = (DatabaseError, InterfaceError, PsycopgError, OSError)
 # reports that somebody in this process has closed the file descriptor.
 _CLOSED_EVENTS = sum(getattr(select, each, 0) for each in ("POLLHUP", "POLLERR", "POLLRDHUP", "POLLNVAL"))
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+
+def pause_after(failures: int, first: float = 0.1, longest: float = 3.0) -> float:
+    """Return the seconds to wait after a number of failures in a row: doubled each time, with jitter."""
+    bound = min(longest, first * 2.0 ** min(failures - 1, 10))
+    return random.uniform(bound / 2, bound)  # noqa: S311
 
 
 def connection_for(using: str) -> DatabaseWrapper:

@@ -8,8 +8,9 @@ these works.
 
 from __future__ import annotations
 
-import random
 import reprlib
+import selectors
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +22,9 @@ from psycopg import sql
 from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.loggers import get_logger
-from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for
+from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for, pause_after
+from django_pglock.postgres.exchange import receive
+from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 
 if TYPE_CHECKING:
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["listen", "notify"]
 
 logger = get_logger("django_pglock.listen")
-
-#: Seconds before the first new session after a lost one. Doubled each time, up to the second number.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 #: Bytes of the name of a channel, and of a payload. PostgreSQL cuts a longer name of LISTEN.
 MOST_CHANNEL, MOST_PAYLOAD = 63, 7999
@@ -100,24 +100,29 @@ def _check_text(name: str, text: str, lengths: range) -> None:
 
 def _open(using: str, channel: str) -> DatabaseWrapper:
     session = dedicated_connection(using, application_name="django_pglock listen")
+    start_listening(session, channel)
+    return session
+
+
+def start_listening(session: DatabaseWrapper, channel: str) -> None:
+    """Open a session that is idle most of the time, and let it listen. After an error it is closed."""
     try:
-        # The session is idle most of the time, whatever limit the role has.
+        # Whatever limit the role has.
         set_limits(session, {"idle_session_timeout": "0"})
         with session.cursor() as cursor:
             cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     except BaseException:
         session.close()
         raise
-    return session
 
 
 def _open_again(using: str, channel: str) -> DatabaseWrapper:
-    pause = FIRST_PAUSE
+    failures = 0
     while True:
         with suppress(*CONNECTION_ERRORS):
             return _open(using, channel)
-        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
-        pause = min(2 * pause, LONGEST_PAUSE)
+        failures += 1
+        time.sleep(pause_after(failures))
 
 
 def _wait(session: DatabaseWrapper, seconds: float) -> list[str]:
@@ -128,3 +133,37 @@ def _wait(session: DatabaseWrapper, seconds: float) -> list[str]:
         with session.cursor() as cursor:
             cursor.execute("SELECT 1")
     return payloads
+
+
+class Waker:
+    """Lets a thread wait for its session and for other threads at once."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+            keep_from_children(end)
+
+    def wake(self) -> None:
+        """End the wait of the thread. Takes no lock and does not wait."""
+        # An error means that the thread has ended, or that it has not yet read what was sent before.
+        with suppress(OSError):
+            self._theirs.send(b"!")
+
+    def wait(self, seconds: float, session: DatabaseWrapper | None = None) -> None:
+        """Wait for another thread, and for data in a session, whose notifications go to psycopg's handlers."""
+        raw: Any = session and session.connection
+        # It needs no file descriptor, of which there may be none left.
+        with selectors.PollSelector() as selector:
+            for each in (self._ours, *([raw] if raw else [])):
+                selector.register(each, selectors.EVENT_READ)
+            selector.select(max(0.0, seconds))
+        with suppress(BlockingIOError):
+            self._ours.recv(65536)
+        if raw:
+            receive(raw.pgconn)
+
+    def close(self) -> None:
+        """Free the sockets."""
+        self._ours.close()
+        self._theirs.close()

@@ -19,8 +19,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -37,10 +35,15 @@ from django_pglock.conf import get_settings
 from django_pglock.error_reading import one_line
 from django_pglock.errors import TaskError
 from django_pglock.loggers import get_logger
-from django_pglock.postgres.connections import CONNECTION_ERRORS, connection_for, in_transaction, shut_down_socket
-from django_pglock.postgres.exchange import receive
-from django_pglock.postgres.forking import keep_from_children
-from django_pglock.postgres.sessions import dedicated_connection, set_limits
+from django_pglock.postgres.connections import (
+    CONNECTION_ERRORS,
+    connection_for,
+    in_transaction,
+    pause_after,
+    shut_down_socket,
+)
+from django_pglock.postgres.notifications import Waker, start_listening
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.release import DONE_CHANNEL, ended, write_waiters
 from django_pglock.store.statements import run
 from django_pglock.tasks import registry
@@ -56,8 +59,6 @@ logger = get_logger("django_pglock.tasks")
 STATEMENT_TIMEOUT = 15.0
 #: Seconds for which waiters wait for a server that cannot be reached. Then they get the error.
 LONGEST_OUTAGE = 60.0
-#: Seconds before the first new connection after a lost session; doubled each time up to the second number.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 #: An unfinished task, and the queues that one worker serves.
 AWAITED_IN_WORKER = """
@@ -138,11 +139,7 @@ class _Listener(threading.Thread):
         super().__init__(name="django_pglock wait", daemon=True)
         self.using = using
         self._changes: deque[tuple[int, Future[bool], bool]] = deque()
-        #: A byte that is sent here ends the sleep of the thread.
-        self._waker, self._woken = socket.socketpair()
-        for end in (self._waker, self._woken):
-            end.setblocking(False)
-            keep_from_children(end)
+        self._waker = Waker()
         # Only the thread uses the following.
         self._waiting: dict[int, set[Future[bool]]] = {}
         self._connection: DatabaseWrapper | None = None
@@ -150,15 +147,13 @@ class _Listener(threading.Thread):
         self._rows: dict[int, int] = {}
         self._stale: list[int] = []
         self._notified: list[int] = []
-        self._poll_at, self._pause = 0.0, FIRST_PAUSE
+        self._poll_at, self._failures = 0.0, 0
         self._lost_at: float | None = None
 
     def change(self, task_id: int, answer: Future[bool], *, joins: bool) -> None:
         """Add or remove a waiter. Takes no lock and does not wait. Who joins holds ``_guard``."""
         self._changes.append((task_id, answer, joins))
-        # An error means that the thread has ended, or that it has not yet read what was sent before.
-        with suppress(OSError):
-            self._waker.send(b"!")
+        self._waker.wake()
 
     def run(self) -> None:
         """Serve the waiters until there are none."""
@@ -174,7 +169,6 @@ class _Listener(threading.Thread):
         finally:
             self._close()
             self._waker.close()
-            self._woken.close()
 
     def _ends_if_idle(self) -> bool:
         """Unregister if there are no waiters and no rows to delete. Return whether this is the case."""
@@ -196,9 +190,9 @@ class _Listener(threading.Thread):
         self._take_changes()
         with _limited(self._connection):
             self._tell_ended(self._write_rows())
-        self._lost_at, self._pause = None, FIRST_PAUSE
+        self._lost_at, self._failures = None, 0
         if self._waiting:
-            self._wait_for_notification(self._connection)
+            self._wait_for_notification()
 
     def _take_changes(self) -> None:
         while self._changes:
@@ -209,17 +203,10 @@ class _Listener(threading.Thread):
                 del self._waiting[task_id]
 
     def _connect(self) -> None:
-        connection = dedicated_connection(self.using, application_name="django_pglock wait")
-        try:
-            with _limited(connection), connection.cursor() as cursor:
-                raw: Any = connection.connection
-                raw.add_notify_handler(self._note_notification)
-                # This session is idle most of the time, whatever limit the role has.
-                set_limits(connection, {"idle_session_timeout": "0"})
-                cursor.execute(f"LISTEN {DONE_CHANNEL}")
-        except BaseException:
-            connection.close()
-            raise
+        connection: Any = dedicated_connection(self.using, application_name="django_pglock wait")
+        with _limited(connection):
+            start_listening(connection, DONE_CHANNEL)
+        connection.connection.add_notify_handler(self._note_notification)
         self._connection = connections[self.using] = connection
 
     def _write_rows(self) -> list[int]:
@@ -241,24 +228,14 @@ class _Listener(threading.Thread):
             for id_, is_there in ended(self.using, list(new)):
                 self._tell([id_], is_there)
 
-    def _wait_for_notification(self, connection: Any) -> None:
-        raw = connection.connection
-        if not (self._notified or self._changes):
-            self._sleep(self._poll_at - time.monotonic(), raw)
-        receive(raw.pgconn)
+    def _wait_for_notification(self) -> None:
+        is_due = self._notified or self._changes
+        self._waker.wait(0.0 if is_due else self._poll_at - time.monotonic(), self._connection)
         notified, self._notified = self._notified, []
         for id_ in notified:
             # The sender has deleted the row.
             self._rows.pop(id_, None)
         self._tell(notified, True)
-
-    def _sleep(self, seconds: float, *others: Any) -> None:
-        with selectors.DefaultSelector() as selector:
-            for each in (self._woken, *others):
-                selector.register(each, selectors.EVENT_READ)
-            selector.select(max(0.0, seconds))
-        with suppress(BlockingIOError):
-            self._woken.recv(65536)
 
     def _note_notification(self, notification: Any) -> None:
         # Any program may send any payload.
@@ -286,8 +263,8 @@ class _Listener(threading.Thread):
         is_given_up = time.monotonic() - self._lost_at > LONGEST_OUTAGE
         self._tell([id_ for id_ in self._waiting if is_given_up or id_ not in present], error)
         if self._waiting:
-            self._sleep(self._pause)
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+            self._failures += 1
+            self._waker.wait(pause_after(self._failures))
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None

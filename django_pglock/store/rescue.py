@@ -8,7 +8,6 @@ that there was none: see ``ServerTimes``.
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
@@ -16,6 +15,7 @@ from uuid import UUID
 from django.db import ProgrammingError
 
 from django_pglock.conf import get_settings
+from django_pglock.postgres.connections import pause_after
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import HELD_LOCKS, is_recent, missing, silent_after
 from django_pglock.store.outcome import Failed, Failure, Interrupted
@@ -164,8 +164,7 @@ def server_times(using: str) -> ServerTimes:
 def interrupted(claim: Claim, error: BaseException, *, is_suspect: bool = False) -> Interrupted:
     """Return the outcome of an attempt that was cut off. The pauses before the next attempts double, with jitter."""
     before = max(0, claim.number - 1 - claim.retries)
-    bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(before, 10))
-    return Interrupted(Failure.of(error), random.uniform(bound / 2, bound), is_suspect)  # noqa: S311
+    return Interrupted(Failure.of(error), pause_after(before + 1, FIRST_PAUSE, LONGEST_PAUSE), is_suspect)
 
 
 def judge(claim: Claim, outcome: Interrupted, times: ServerTimes) -> Interrupted | Failed:

@@ -10,7 +10,6 @@ A service reports that it is alive, and when it will report next, so that others
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from django_pglock.postgres.connections import (
     connection_for,
     has_statement_in_progress,
     is_forbidden,
+    pause_after,
     shut_down_socket,
     sqlstates_of,
 )
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(WORKER)
 
-#: Seconds before the first retry after a failed pass. Doubled each time, up to the second number.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+#: Seconds between two attempts after failures, at most.
+LONGEST_PAUSE = 3.0
 #: The time limit for one statement of a service in seconds, unless the service sets another limit. And the seconds
 #: after it within which the server's answer must come, if the limit is not shorter.
 STATEMENT_TIMEOUT, LATE_ANSWER = 30.0, 5.0
@@ -249,9 +249,9 @@ class Service:
         self.close()
         if is_forbidden(error):
             self.forbidden(error)
-        bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
-        self.report_alive(bound)
-        self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
+        pause = pause_after(self._failures, longest=self.longest_pause)
+        self.report_alive(pause)
+        self.stopping.wait(pause)
 
     def _log_trouble(self, error: BaseException) -> None:
         what = "cannot do its work"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import signal
 import socket
 import threading
@@ -24,6 +23,7 @@ from uuid import UUID, uuid4
 
 from django_pglock.conf import get_settings
 from django_pglock.loggers import WORKER, get_logger
+from django_pglock.postgres.connections import pause_after
 from django_pglock.store.liveness import Beat, HeartbeatReply
 from django_pglock.tasks import registry
 from django_pglock.worker.channel import Channel
@@ -49,12 +49,6 @@ DEAF_MARGIN = 1.0
 LONGEST_SILENCE = 3600.0
 #: Seconds between two checks of the children.
 CHECK_INTERVAL = 1.0
-
-
-def pause_after(failures: int) -> float:
-    """Return the seconds to wait after a number of unexpected ends in a row, with jitter."""
-    bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
-    return random.uniform(bound / 2, bound)  # noqa: S311
 
 
 class Child:
@@ -287,7 +281,7 @@ class Crew:
 
     def _start_later(self, number: int, why: str) -> None:
         self._failures[number] += 1
-        pause = pause_after(self._failures[number])
+        pause = pause_after(self._failures[number], FIRST_PAUSE, LONGEST_PAUSE)
         logger.warning("%s. It is started again in %.1f s.", why, pause)
         self._later[number] = self.loop.call_later(pause, lambda: self._start(number))
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import pkgutil
-import selectors
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,13 +28,12 @@ from django_pglock.error_reading import one_line
 from django_pglock.keys.reserved import draw_number
 from django_pglock.loggers import WORKER, get_logger
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_forbidden, is_pooled
-from django_pglock.postgres.exchange import receive
+from django_pglock.postgres.notifications import Waker
 from django_pglock.store.liveness import BEAT, LATE, LOCK_PARENT, UPKEEP_PARENTS, Beat, HeartbeatReply, beat_values
 from django_pglock.store.ready import READY_QUEUES
 from django_pglock.store.requests_to_worker import ANSWER_STACK, REQUESTS
 from django_pglock.store.statements import BY_INDEX, bound, run
 from django_pglock.store.wake import SCHEDULED_CHANNEL, WAKE, channel_of
-from django_pglock.worker.loop import READ
 from django_pglock.worker.service import Service
 
 logger = get_logger(WORKER)
@@ -113,9 +110,7 @@ class Heartbeat(Service):
         # Stacks to write: text, task, attempt, worker. Notifications that have come. A pair of sockets to end the wait.
         self._stacks: SimpleQueue[tuple[str, int, int, UUID]] = SimpleQueue()
         self._notes: deque[Notify] = deque()
-        self._ours, self._wakeup = socket.socketpair()
-        for end in (self._ours, self._wakeup):
-            end.setblocking(False)
+        self._waker = Waker()
 
     @property
     def statement_timeout(self) -> float:
@@ -152,9 +147,7 @@ class Heartbeat(Service):
         self.wake()
 
     def wake(self) -> None:
-        # An error means that the buffer is full, so the thread wakes anyway, or that it has ended.
-        with suppress(OSError):
-            self._wakeup.send(b"!")
+        self._waker.wake()
 
     def why_not_ready(self) -> str:
         """Return why there was no beat yet, for people."""
@@ -186,8 +179,7 @@ class Heartbeat(Service):
         super().close()
 
     def finish(self) -> None:
-        self._ours.close()
-        self._wakeup.close()
+        self._waker.close()
 
     def run_once(self) -> None:
         if self.beat_at is None and self._has_pending_migrations():
@@ -212,16 +204,8 @@ class Heartbeat(Service):
 
     def _wait(self, seconds: float) -> None:
         """Wait for a notification, or for another thread."""
-        raw: Any = self._connection and self._connection.connection
         self.report_alive(seconds)
-        # It needs no file descriptor, of which there may be none left.
-        with selectors.PollSelector() as selector:
-            selector.register(raw, READ)
-            selector.register(self._ours, READ)
-            selector.select(seconds)
-        with suppress(BlockingIOError):
-            self._ours.recv(4096)
-        receive(raw.pgconn)
+        self._waker.wait(seconds, self._connection)
 
     def _hear(self, note: Notify) -> None:
         if note.channel == SCHEDULED_CHANNEL:

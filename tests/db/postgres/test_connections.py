@@ -7,6 +7,7 @@ import pytest
 from django_pglock import Lease, leader, listen, lock, lock_all, lock_table, lock_timeout, notify, semaphore, try_lock
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
+from django_pglock.postgres.connections import pause_after
 from django_pglock.testing import assert_locked, assert_no_locks, hold
 from django_pglock.worker import Worker
 from tests.sample.models import Effect
@@ -50,3 +51,9 @@ def test_an_alias_that_does_not_exist_is_refused(call, using):
     with pytest.raises(ConfigurationError) as refused:
         call(using)
     assert str(refused.value) == f"DATABASES has no alias {using!r}. Its aliases: default."
+
+
+def test_pauses_double_up_to_a_bound_with_jitter():
+    assert all(0.25 <= pause_after(1, 0.5, 30.0) <= 0.5 for _ in range(100))
+    assert all(0.5 <= pause_after(2, 0.5, 30.0) <= 1.0 for _ in range(100))
+    assert all(15 <= pause_after(1000, 0.5, 30.0) <= 30 for _ in range(100))

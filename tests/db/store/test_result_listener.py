@@ -105,7 +105,7 @@ def test_a_result_listener_replaces_a_lost_session_and_misses_no_result(
     in_threads, nothing_is_left, eventually, before, monkeypatch
 ):
     """The first poll of the new session finds tasks that ended meanwhile. It is notified of later ends."""
-    monkeypatch.setattr(await_end, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(await_end, "pause_after", lambda failures: 0.5)
     results = results_of(5)
 
     def work(number):

@@ -79,7 +79,7 @@ def make(monkeypatch):
 
     yield make
     for children in made:
-        for each in (*children.fake.ends, *(child.channel for child in children.all), children.heartbeat._ours):
+        for each in (*children.fake.ends, *(child.channel for child in children.all)):
             each.close()
-        children.heartbeat._wakeup.close()
+        children.heartbeat._waker.close()
         children.loop.close()
