@@ -26,7 +26,6 @@ from django.test import TransactionTestCase
 from psycopg.pq import TransactionStatus
 
 from django_pglock import loggers
-from django_pglock.postgres.message import OWN_WRAPPERS
 from django_pglock.postgres.stopping import stopping_wrapper
 from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
@@ -93,7 +92,7 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
         and raw.info.transaction_status == TransactionStatus.IDLE
         and connection.get_autocommit()
         and not (connection.run_on_commit or connection.savepoint_ids)
-        and set(connection.execute_wrappers) <= set(OWN_WRAPPERS)
+        and set(connection.execute_wrappers) <= {stopping_wrapper}
         and vars(connection).keys().isdisjoint({"close", "_django_pglock_locks"})
         and raw not in statements._prepared
         and not (raw._notify_handlers or raw._notice_handlers)
@@ -237,7 +236,7 @@ def notifications_of_this_test() -> None:
 def wrappers_of_this_test() -> None:
     """Take away wrappers that a test before this one left: it may have run a task, or a worker, in this thread."""
     for each in connections.all(initialized_only=True):
-        kept = (wrapper for wrapper in each.execute_wrappers if wrapper in OWN_WRAPPERS)
+        kept = (wrapper for wrapper in each.execute_wrappers if wrapper is stopping_wrapper)
         each.execute_wrappers[:] = [wrapper for wrapper in kept if wrapper is not stopping_wrapper]
 
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, overload
 
-from django_pglock.errors import LockKeyError, LockNotAvailable
-from django_pglock.keys import Key, key_of, make_key, name_of
-from django_pglock.locks.async_handle import AsyncHandle
-from django_pglock.locks.context_decorator import ContextDecorator
-from django_pglock.locks.handle import Handle
-from django_pglock.locks.options import OnBusy, Options, Timeout, checked_max_hold, checked_scope, to_seconds
-from django_pglock.locks.semaphore_handles import AsyncSlotHandle, SlotHandle
+from django_pglock.locks.lock import MOST_KEYS, Lock, LockAll, Semaphore, TryLock
+from django_pglock.locks.request import OnBusy, Timeout, request_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,11 +28,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["lock", "lock_all", "semaphore", "try_lock"]
-
-
-#: PostgreSQL stores the locks of all sessions in one table in shared memory. Thousands of locks in one call could fill
-#: it, and then no client can connect.
-MOST_KEYS = 1000
 
 
 @overload
@@ -87,8 +76,16 @@ def lock(
     would not protect. PostgreSQL's rules:
     https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
-    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
-    return Lock(parts, options, on_busy)
+    request = request_of(
+        timeout,
+        shared=shared,
+        scope=scope,
+        using=using,
+        reentrant=reentrant,
+        stale_ok=stale_ok,
+        max_hold=max_hold,
+    )
+    return Lock(parts, request, on_busy)
 
 
 def try_lock(
@@ -106,8 +103,16 @@ def try_lock(
     The arguments are those of ``lock``; the default timeout is 0 seconds. If the lock is busy, no error is raised, and
     the handle is false. All other errors are raised as by ``lock``.
     """
-    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
-    return TryLock(parts, options, "skip")
+    request = request_of(
+        timeout,
+        shared=shared,
+        scope=scope,
+        using=using,
+        reentrant=reentrant,
+        stale_ok=stale_ok,
+        max_hold=max_hold,
+    )
+    return TryLock(parts, request, "skip")
 
 
 @overload
@@ -138,8 +143,16 @@ def lock_all(
     Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand. Instead of so many locks, take
     one lock on the object that they have in common.
     """
-    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
-    return LockAll(names, options, on_busy)
+    request = request_of(
+        timeout,
+        shared=shared,
+        scope=scope,
+        using=using,
+        reentrant=reentrant,
+        stale_ok=stale_ok,
+        max_hold=max_hold,
+    )
+    return LockAll(names, request, on_busy)
 
 
 @overload
@@ -170,78 +183,7 @@ def semaphore(
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_KEYS:
         raise ValueError(f"limit is {limit!r}; give a number of holders from 1 to {MOST_KEYS}.")
-    return Semaphore(parts, _options(timeout, False, scope, using), on_busy, limit)
-
-
-def _options(
-    timeout: Timeout, shared: bool, scope: str | None, using: str | None, *, max_hold: Timeout = None, **more: Any
-) -> Options:
-    seconds, limit = to_seconds(timeout), checked_max_hold(max_hold)
-    return Options(timeout=seconds, shared=shared, scope=checked_scope(scope), using=using, max_hold=limit, **more)
-
-
-class Lock(ContextDecorator[Handle, AsyncHandle]):
-    """Options of a lock; made by ``lock()``."""
-
-    def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy) -> None:
-        super().__init__(parts, on_busy)
-        self._options = options
-
-    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
-        return [key_of(self._name) if parts is self._parts and parts else make_key(*parts)]
-
-    def _handle(self, parts: tuple[Any, ...]) -> Handle:
-        return Handle(self._keys(parts), self._options)
-
-    def _async_handle(self, parts: tuple[Any, ...]) -> AsyncHandle:
-        return AsyncHandle(self._keys(parts), self._options)
-
-
-class TryLock(Lock):
-    """Options of a lock whose acquire may fail without an error; made by ``try_lock()``. The handle is false then."""
-
-    def _check_without_call(self) -> None:
-        pass
-
-    def _acquire(self, handle: Handle, *, may_begin: bool) -> None:
-        with suppress(LockNotAvailable):
-            handle.acquire(may_begin=may_begin)
-
-    async def _aacquire(self, handle: AsyncHandle) -> None:
-        with suppress(LockNotAvailable):
-            await handle.acquire()
-
-
-class LockAll(Lock):
-    """Options of several locks; made by ``lock_all()``."""
-
-    _each_part_is_a_name = True
-
-    def _check(self, parts: tuple[Any, ...]) -> str:
-        if not 0 < len(parts) <= MOST_KEYS:
-            raise LockKeyError(f"lock_all was given {len(parts)} names; it takes 1 to {MOST_KEYS}.")
-        return ", ".join(str(name_of(*_parts_of(name))) for name in parts)
-
-    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
-        return [make_key(*_parts_of(name)) for name in parts]
-
-
-class Semaphore(Lock):
-    """Options of a semaphore; made by ``semaphore()``."""
-
-    def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy, limit: int) -> None:
-        super().__init__(parts, options, on_busy)
-        self._limit = limit
-
-    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
-        name = name_of(*parts)
-        return [make_key(f"{name}#{number}") for number in range(1, self._limit + 1)]
-
-    def _handle(self, parts: tuple[Any, ...]) -> Handle:
-        return SlotHandle(self._keys(parts), self._options)
-
-    def _async_handle(self, parts: tuple[Any, ...]) -> AsyncHandle:
-        return AsyncSlotHandle(self._keys(parts), self._options)
+    return Semaphore(parts, request_of(timeout, scope=scope, using=using), on_busy, limit)
 
 
 if TYPE_CHECKING:
@@ -258,7 +200,3 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
         def __call__(self, function: Any) -> Any: ...
-
-
-def _parts_of(name: Any) -> tuple[Any, ...]:
-    return name if isinstance(name, tuple) else (name,)

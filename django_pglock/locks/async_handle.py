@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,20 +17,28 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.locks.base_handle import NOT_HELD_BY_SESSION, BaseHandle, first_line
-from django_pglock.locks.coroutine_sessions import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    LockSession,
-    LockSessions,
-    lock_sessions_for,
-)
-from django_pglock.locks.options import Request
+from django_pglock.locks.coroutine_sessions import LockSession, LockSessions, Turn, lock_sessions_for
+from django_pglock.locks.handle import NOT_HELD_BY_SESSION, BaseHandle, first_line
+from django_pglock.locks.request import Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
-from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_statement
-from django_pglock.locks.statements.steps import Busy, Row, Steps, run_steps_async
-from django_pglock.locks.statements.transaction_scope import BEGIN, acquire_transaction_locks
-from django_pglock.postgres.connections import shut
+from django_pglock.locks.statements import (
+    BEGIN,
+    END_SESSION,
+    Busy,
+    Row,
+    Steps,
+    acquire_session_locks,
+    acquire_slot,
+    acquire_transaction_locks,
+    comment,
+    free_statement,
+    run_steps_async,
+    try_slot_statement,
+    try_statement,
+)
+
+#: Seconds between two polls for a lock that another session holds: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 
 
 class AsyncHandle(BaseHandle):
@@ -37,13 +46,10 @@ class AsyncHandle(BaseHandle):
 
     _loop: asyncio.AbstractEventLoop
     _sessions: LockSessions
-    #: The session in which the lock is requested or held.
-    _session: LockSession
-    #: The object that represents the coroutine.
-    _owner: Any
-    #: Whether the lock is the first in its session. Then it begins the session's transaction, with scope
-    #: ``"transaction"``. The last lock that is released ends the transaction.
-    _is_outermost = False
+    _turn: Turn
+    #: The session in which the lock is requested or held; None as long as the coroutine waits in the process.
+    _session: LockSession | None = None
+    _began = 0.0
 
     # Acquire
 
@@ -52,171 +58,164 @@ class AsyncHandle(BaseHandle):
         if self.is_disabled:
             self._acquire_disabled()
             return self
-        scope = self.options.scope or get_settings().SCOPE
+        scope = self.request.scope or get_settings().SCOPE
         self.scope = "transaction" if scope == "transaction" else "session"
-        self._sessions = lock_sessions_for(self.using)
-        await self._sessions.watch_the_loop()
-        self._loop, self._owner = asyncio.get_running_loop(), self._sessions.owner()
-        began = time.monotonic()
+        needs_session = self.scope == "transaction" or self.request.max_hold is not None
+        sessions = self._sessions = lock_sessions_for(self.using)
+        await sessions.watch_the_loop()
+        self._loop = asyncio.get_running_loop()
+        self._began = time.monotonic()
+        self._turn = sessions.new_turn(shared=self.request.shared, needs_session=needs_session)
         try:
-            await self._acquire(began)
-        except Busy as busy:
-            self.waited = time.monotonic() - began
-            raise self._busy_error(busy.__cause__) from busy.__cause__
-        self.waited = time.monotonic() - began
-        try:
+            await (self._acquire() if self.request.queue is None else self._acquire_slot(self.request.queue.number))
+            self.waited = time.monotonic() - self._began
             self._announce_acquired()
+        except Busy as busy:
+            self.waited = time.monotonic() - self._began
+            sessions.leave(self._turn)
+            raise self._busy_error(busy.__cause__) from busy.__cause__
         except BaseException:
-            await self.release()
+            self.free_from_any_thread()
+            sessions.leave(self._turn)
             raise
         return self
 
-    async def _acquire(self, began: float) -> None:
-        """Acquire the lock in the coroutine's own session, in a new one, or in the shared one. Raises ``Busy``."""
+    async def _acquire(self) -> None:
+        session = self._session_with_it()
+        for number in self.request.numbers:
+            await self._sessions.take(self._turn, number, self._left())
+        if self._turn.needs_session:
+            await self._wait(session or await self._sessions.new_session(), self.request)
+        else:
+            await self._poll(asyncio.sleep)
+
+    def _session_with_it(self) -> LockSession | None:
+        """Return the session in which this coroutine has one of the locks already.
+
+        Raises ``LockError`` if this request cannot use that session: the coroutine would wait for itself.
+        """
+        session = None
+        for turn in self._sessions.turns_with(self._turn, self.request.numbers):
+            if not self.request.reentrant or turn.needs_session != self._turn.needs_session:
+                raise self._error(LockError, "is already held by this coroutine")
+            session = turn.session
+        return session
+
+    async def _acquire_slot(self, queue: int) -> None:
+        """Acquire a slot of a semaphore. Coroutines have a queue in the process, as sessions have one in the server."""
+        self._refuse_held_slots(self._sessions.numbers_of(self._turn))
+        await self._sessions.take(self._turn, queue, self._left())
+        if self._turn.needs_session:
+            request = self.request.without(self._sessions.held(self.request.numbers))
+            await self._wait(await self._sessions.new_session(), request)
+        else:
+            await self._poll(self._sessions.wait_for_change)
+        self._sessions.have(self._turn, self.key)
+        self._sessions.leave(self._turn, queue)
+
+    def _left(self) -> float | None:
+        timeout = self.request.timeout
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - self._began))
+
+    # In the session that coroutines share
+
+    async def _poll(self, wait: Callable[[float], Awaitable[object]]) -> None:
+        """Ask for the lock until it is granted. Raises ``Busy``. ``wait`` waits for up to a number of seconds."""
         pause = FIRST_PAUSE
-        may_share = self.scope == "session" and self.request.max_hold is None
-        # If the coroutine has the lock in the shared session, only that session can get it again.
-        must_share = self._has_it_shared(may_share=may_share)
-        session = None if must_share else self._sessions.own_session(self.scope)
-        while True:
-            if session is None and not must_share:
-                session = await self._sessions.new_session(self.scope, may_share=may_share)
-            if session is not None:
-                return await self._acquire_in(session, self._request_for(began))
-            if may_share and await self._acquire_in_shared(await self._sessions.shared_session()):
-                return None
-            left = self._left(began)
+        while not await self._try():
+            left = self._left()
             if left is not None and left <= 0:
                 raise Busy
-            await self._sessions.wait_for_change(pause if left is None else min(pause, left))
+            await wait(pause if left is None else min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _has_it_shared(self, *, may_share: bool) -> bool:
-        """Return whether the coroutine has one of these locks in the shared session.
-
-        Raises ``LockError`` if it has one in a session that this request cannot use: it would wait for itself.
-        """
-        for scope, session in self._sessions.sessions_with(self._owner, self.request):
-            is_right = may_share if session.is_shared else scope == self.scope
-            if not is_right or not self.options.reentrant:
-                raise self._error(LockError, "is already held by this coroutine")
-            if session.is_shared:
-                return True
-        return False
-
-    def _left(self, began: float) -> float | None:
-        timeout = self.options.timeout
-        return None if timeout is None else timeout - (time.monotonic() - began)
-
-    def _request_for(self, began: float) -> Request:
-        """Return the request with the remaining time of its timeout."""
-        left = self._left(began)
-        if left is None or not self.request.wait or left == self.options.timeout:
-            return self.request
-        return self.request._replace(wait=max(1, round(left * 1000)))
-
-    async def _acquire_in(self, session: LockSession, request: Request) -> None:
-        self._session, self._is_outermost = session, session.lock_count == 1
+    async def _try(self) -> bool:
+        """Ask for the lock once, without a wait in the server. Return whether it was granted."""
+        request, statement = self.request, try_statement
+        if request.queue is not None:
+            # PostgreSQL would grant the session a slot that it holds already.
+            request, statement = request.without(self._sessions.held(request.numbers)), try_slot_statement
+            if not request.keys:
+                return False
+        session = await self._sessions.shared_session()
+        record = self._new_record(session, request)
+        answer = session.ask(statement(request), comment(request.keys))
         try:
-            await self._run(self._new_record(request))
+            value = await asyncio.shield(answer)
         except BaseException:
-            self._sessions.give_back(session)
+            answer.add_done_callback(partial(_free_unused, session, record))
             raise
-
-    async def _acquire_in_shared(self, session: LockSession) -> bool:
-        """Acquire the lock without a wait in the server. Return whether it was granted."""
-        self._session, self._is_outermost = session, False
-        request = self.request._replace(wait=0)
-        if not self._may_request(request):
+        if not value:
+            session.locks.remove(record)
             return False
-        # Shielded: after an interrupted statement it would not be known what the session holds, and it has locks of
-        # other coroutines.
-        running = asyncio.ensure_future(self._run(self._new_record(request)))
-        try:
-            await asyncio.shield(running)
-        except Busy:
-            return False
-        except asyncio.CancelledError:
-            running.add_done_callback(self._free_unused)
-            raise
+        self._use(session)
+        self._have(session, record, [value])
         return True
 
-    def _free_unused(self, running: asyncio.Future[None]) -> None:
-        if not running.cancelled() and running.exception() is None:
-            self.free_from_any_thread()
+    # In a session of its own
 
-    def _may_request(self, request: Request) -> bool:
-        """Return whether no other coroutine of the shared session has the lock. For PostgreSQL they are one holder."""
-        return self._session.allows(request, self._owner)
-
-    def _new_record(self, request: Request) -> LockRecord:
-        """Add a record of the request to the session, before another coroutine can make a request."""
-        session, locks = self._session.session, self._session.locks
-        asked = self._build_request(self._session.numbers)._replace(wait=request.wait)
-        record = self._record = LockRecord(locks, asked, self.scope, session.raw, self._owner)
-        free = partial(_free_from_any_thread, record, self._loop, self._sessions, self._session)
-        self._free_if_dropped(self._warn_and_free(free))
-        locks.add(record, session.connection)
-        return record
-
-    async def _run(self, record: LockRecord) -> None:
-        """Send the request. Raises ``Busy``. After an error, nothing is held."""
-        try:
-            if self._is_outermost and self.scope == "transaction":
-                row = await self._run_in_own_transaction(record)
-            else:
-                row = await run_steps_async(self._steps(record), partial(self._session.send, record))
-        except Busy:
-            record.locks.remove(record)
-            self._stop_watch()
-            raise
-        except BaseException:
-            await self._free_after_error(record)
-            self._stop_watch()
-            raise
-        self._note_granted(record, row or ())
-        record.state = RecordState.HELD
-
-    async def _run_in_own_transaction(self, record: LockRecord) -> Row | None:
-        """Run the steps in a transaction that begins in their first message."""
-        begin = iter([BEGIN])
+    async def _wait(self, session: LockSession, request: Request) -> None:
+        """Wait for the lock in the server. Raises ``Busy``. After any other error, the session has ended."""
+        record = None if self.scope == "transaction" else self._new_record(session, request)
+        self._use(session)
+        begin = iter([BEGIN] if record is None and session.users == 1 else [])
 
         async def send(statement: str) -> Row | None:
-            return await self._session.send(record, next(begin, "") + statement)
+            if statement == END_SESSION:
+                session.session.end()
+                return None
+            return await session.session.send(next(begin, "") + statement)
 
         try:
-            return await run_steps_async(self._steps(record), send)
+            row = await run_steps_async(self._steps(request._replace(timeout=self._left())), send)
         except Busy:
-            await self._session.send(record, "ROLLBACK")
+            if record is not None:
+                session.locks.remove(record)
+            elif session.users == 1:
+                await session.session.send("ROLLBACK")
             raise
-
-    def _steps(self, record: LockRecord) -> Steps:
-        if record.scope == "transaction":
-            return acquire_transaction_locks(record.request)
-        return acquire_session_locks(record.request)
-
-    async def _free_after_error(self, record: LockRecord) -> None:
-        """Ensure that nothing stays held."""
-        session = self._session
-        if self.scope == "transaction":
-            # The end of the session also ends the transaction.
+        except BaseException:
             session.session.end()
-        else:
-            steps = free_after_error(record.request, others=session.numbers(without=record))
-            await run_steps_async(steps, partial(session.send, record))
-        record.locks.remove(record)
+            raise
+        self._have(session, record, row or ())
+
+    def _steps(self, request: Request) -> Steps:
+        if request.queue is not None:
+            return acquire_slot(request, self.scope, inside=self.scope == "transaction")
+        return acquire_transaction_locks(request) if self.scope == "transaction" else acquire_session_locks(request)
 
     # Hold
 
+    def _new_record(self, session: LockSession, request: Request) -> LockRecord:
+        """Add a record of a session lock to the session, before it is requested."""
+        record = LockRecord(session.locks, request, session.session.raw)
+        session.locks.add(record)
+        return record
+
+    def _use(self, session: LockSession) -> None:
+        """Note that this lock is requested or held in a session."""
+        self._turn.session = session
+        session.users += 1
+
+    def _have(self, session: LockSession, record: LockRecord | None, row: Sequence[Any]) -> None:
+        """Note that the lock was granted."""
+        self._session, self._record = session, record
+        self._note_granted(row)
+        if record is not None:
+            record.state = RecordState.HELD
+        self._free_if_dropped(partial(_free_from_any_thread, record, session, self._sessions, self._turn, self._loop))
+
     @property
     def is_held(self) -> bool:
-        record = self._record
-        if record is None:
+        session, record = self._session, self._record
+        if session is None:
             return self.is_open
-        return self.is_open and record.state is RecordState.HELD and not record.raw.closed
+        is_held = record is None or record.state is RecordState.HELD
+        return self.is_open and is_held and not session.session.raw.closed
 
     def _lost_reason(self) -> str:
-        return "" if self.is_held and not self._session.session.has_ended else "its session has ended"
+        is_held = self.is_held and (self._session is None or not self._session.session.has_ended)
+        return "" if is_held else "its session has ended"
 
     # Release
 
@@ -229,74 +228,86 @@ class AsyncHandle(BaseHandle):
         if not self.is_open:
             raise self._error(LockError, "is not held")
         self.is_open = False
-        if self._record is not None and self._session.is_shared:
-            await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))
-        elif self._record is not None:
-            await self._release(self._record, error)
-        self._stop_watch()
-        self._announce_released()
-
-    async def _release(self, record: LockRecord, error: BaseException | None) -> None:
-        session = self._session
-        if session.session.is_busy and not session.is_shared:
-            # The coroutine of this session waits in it for another lock. Right after that, this lock is freed.
-            self.free_from_any_thread()
-            return
-        try:
-            reason = await self._free(record)
-        except BaseException:
-            await self._free_after_error(record)
-            raise
-        finally:
-            record.locks.remove(record)
-            self._sessions.give_back(session)
+        reason = None
+        if self._session is not None:
+            try:
+                reason = await self._free(self._session, self._record)
+            finally:
+                self._sessions.leave(self._turn)
+                self._stop_watch()
         if reason is not None:
             self._report_lost(reason, error)
+        self._announce_released()
 
-    async def _free(self, record: LockRecord) -> str | None:
+    async def _free(self, session: LockSession, record: LockRecord | None) -> str | None:
         """Free the lock. Return why that was not possible, or None."""
-        session = self._session
-        if record.state is RecordState.ENDED or session.session.has_ended:
+        if session.session.has_ended or (record is not None and record.state is RecordState.ENDED):
             return self._reason or "its session has ended"
         try:
-            if self.scope == "session":
-                limits = record.locks.limits_without(record)
-                row = await session.send(record, free_statement(record.request, limits))
+            if record is None:
+                if session.users == 1:
+                    await session.session.send("COMMIT")
+                return None
+            if self._turn.needs_session:
+                row = await session.session.send(free_statement(record.request, record.locks.limits_without(record)))
+                record.locks.remove(record)
                 return None if row and row[0] else NOT_HELD_BY_SESSION
-            if session.lock_count == 1:
-                await session.send(record, "COMMIT")
+            answer = _free_soon(session, record)
+            # Already now, so that the question of the next coroutine is in the same message.
+            self._sessions.leave(self._turn)
+            return None if await asyncio.shield(answer) else NOT_HELD_BY_SESSION
         except DatabaseFailure as error:
             session.session.end()
             return f"its session has ended ({first_line(error)})"
-        return None
+        except BaseException:
+            if self._turn.needs_session:
+                session.session.end()
+            raise
 
     # For a response, which other code closes
 
     def detach(self) -> None:
         """Keep the lock after the end of the event loop and of the coroutine that acquired it."""
-        if self._record is not None and not self._session.is_shared:
-            self._sessions.detach(self._session.session)
+        if self._session is not None:
+            self._session.detached.add(self._turn)
 
     def free_from_any_thread(self) -> None:
         self.is_open = False
-        if self._record is not None:
-            _free_from_any_thread(self._record, self._loop, self._sessions, self._session)
+        if self._session is not None:
+            _free_from_any_thread(self._record, self._session, self._sessions, self._turn, self._loop)
         self._stop_watch()
 
 
-def _free_from_any_thread(
-    record: LockRecord, loop: asyncio.AbstractEventLoop, sessions: LockSessions, session: LockSession
-) -> None:
-    if record.state is RecordState.ENDED:
+def _free_soon(session: LockSession, record: LockRecord) -> asyncio.Future[Any]:
+    """Free a lock in the session that coroutines share, in the next message."""
+    answer = session.ask(free_statement(record.request))
+    answer.add_done_callback(lambda answer: record.locks.remove(record))
+    return answer
+
+
+def _free_unused(session: LockSession, record: LockRecord, answer: asyncio.Future[Any]) -> None:
+    """Free a lock that was granted to a coroutine after its cancel."""
+    if answer.cancelled() or answer.exception() is not None or not answer.result():
+        record.locks.remove(record)
         return
-    if record.scope == "session":
+    if record.request.queue is not None:
+        record.request = record.request.only(answer.result())
+    _free_soon(session, record)
+
+
+def _free_from_any_thread(
+    record: LockRecord | None,
+    session: LockSession,
+    sessions: LockSessions,
+    turn: Turn,
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    if record is not None:
         record.locks.free_from_any_thread(record)
-    else:
-        shut(record.raw)
-        record.state = RecordState.ENDED
+    session.detached.discard(turn)
     try:
-        loop.call_soon_threadsafe(sessions.give_back, session)
+        loop.call_soon_threadsafe(sessions.leave, turn)
     except RuntimeError:
-        # The loop has ended, so no other code will use the session.
-        if not session.is_shared:
+        # The loop has ended. Only locks of responses have kept the session.
+        if not session.detached:
             session.session.end()

@@ -1,203 +1,308 @@
-"""The sessions in which coroutines hold their locks.
+"""How the coroutines of an event loop share one session for their locks.
 
-An event loop has ``OWN_SESSIONS`` sessions for single coroutines. A coroutine that holds or requests locks gets one
-of them, and uses it for all its locks. So PostgreSQL knows which session waits for which, and ends deadlocks. If all
-are in use, further coroutines acquire their locks in one shared session, because a session can hold any number of
-locks. No statement waits in the server on the shared session, because all other coroutines would wait as well. A
-coroutine that has to wait polls, and moves to a session of its own when one is given back. For PostgreSQL the shared
-session is one holder. This package ensures that the coroutines in it exclude each other.
+For PostgreSQL the session is one holder. So the coroutines first exclude each other here, in the process: they queue
+for each number, and a lock that is released goes to the next one at once. Only the first of a queue asks the server. It
+never waits there, because all other coroutines would wait as well: it polls, if another session holds the lock. All
+that coroutines ask at the same moment is one message. PostgreSQL cannot see the queues, so a circle of coroutines that
+wait for each other is found here.
 
-So no coroutine fails or waits because there are too few sessions, if the server accepts ``OWN_SESSIONS`` and one
-more. Locks that need a whole session (of scope "transaction", or with ``max_hold``) open one more. If the server
-refuses it, these locks are busy. A pooler does not refuse a session. It lets the client wait until another client
-disconnects. So the wait for one more session is limited. After that, it counts as a refusal.
+A lock of scope "transaction", or with ``max_hold``, needs a session of its own, and waits in the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from django.db import OperationalError
+from psycopg.errors import DeadlockDetected
 
 from django_pglock.errors import LockError
-from django_pglock.locks.connection_hooks import session_locks_of
-from django_pglock.locks.options import Request
-from django_pglock.locks.session_locks import LockRecord, SessionLocks
-from django_pglock.locks.statements.steps import END_SESSION, Row
-from django_pglock.loggers import RateOfRecords, get_logger
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, NoSession, refuse_greenlets
+from django_pglock.locks.session_locks import session_locks_of
+from django_pglock.locks.statements import Busy
+from django_pglock.postgres.async_sessions import AsyncSession, open_session, refuse_greenlets
 
-#: Seconds between two polls of a coroutine in the shared session: the first pause, and the longest.
-FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
-#: The number of sessions of an event loop that each serve the locks of a single coroutine. Enough for deadlocks to be
-#: found where few coroutines hold locks, and few enough for the server's ``max_connections``.
-OWN_SESSIONS = 10
+#: The number of questions in one message. A SELECT has at most 1,664 columns.
+MOST_QUESTIONS = 500
+#: How many sessions of single coroutines an event loop keeps for the next ones.
+MOST_IDLE = 3
 #: Seconds for which a lock waits for one more session, if the loop has one. A pooler may have none left for the loop.
 OPEN_WITHIN = 10.0
 
-logger = get_logger("django_pglock.locks")
-#: For sessions that cannot be opened. Each coroutine tries again and again.
-no_session = RateOfRecords(60.0)
+
+class Turn:
+    """The place of one coroutine in the queues of its numbers."""
+
+    def __init__(self, owner: ref[asyncio.Task[Any]], *, shared: bool, needs_session: bool) -> None:
+        # Not the asyncio task itself, because the result of the task may be a handle, which would then be a circle of
+        # references.
+        self.owner = owner
+        self.shared = shared
+        #: Whether it needs a session of its own.
+        self.needs_session = needs_session
+        #: The numbers that it has here, or waits for.
+        self.numbers: list[int] = []
+        #: The session in which it has them on the server.
+        self.session: LockSession | None = None
+        #: The number that it waits for, and the future that is done when it has it.
+        self.waits_for: int | None = None
+        self.is_next: asyncio.Future[None] | None = None
+
+
+class Queue:
+    """The coroutines that have one number, and those that wait for it in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self.holders: list[Turn] = []
+        self.waiters: deque[Turn] = deque()
+
+    def allows(self, turn: Turn) -> bool:
+        """Return whether no other coroutine has the number in a conflicting mode."""
+        return all(each.owner is turn.owner or (each.shared and turn.shared) for each in self.holders)
+
+    def is_free_for(self, turn: Turn) -> bool:
+        """Return whether a coroutine needs no wait: it is the first, or has the number already."""
+        has_it = any(each.owner is turn.owner for each in self.holders)
+        return (has_it or not self.waiters) and self.allows(turn)
+
+    def leave(self, turn: Turn) -> None:
+        """Remove a coroutine, and give the number to the next ones."""
+        for turns in (self.holders, self.waiters):
+            if turn in turns:
+                turns.remove(turn)
+        while self.waiters and self.allows(self.waiters[0]):
+            following = self.waiters.popleft()
+            self.holders.append(following)
+            if following.is_next is not None and not following.is_next.done():
+                following.is_next.set_result(None)
 
 
 class LockSession:
-    """A session in which one coroutine, or several that share it, hold locks."""
+    """A session with locks of coroutines. ``ask`` sends what they ask at the same moment in one message."""
 
-    def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
+    def __init__(self, session: AsyncSession) -> None:
         self.session = session
-        self.is_shared = is_shared
-        #: How many locks its owner holds or requests in it.
-        self.lock_count = 0
-        #: The sessions of the owner by scope. This session is one of them as long as it belongs to the owner.
-        self.owner: dict[str, LockSession] = {}
+        self.locks = session_locks_of(session.connection)
+        #: How many locks are requested or held in it.
+        self.users = 0
+        #: Those of them that belong to responses, and so outlive the event loop.
+        self.detached: set[Turn] = set()
+        self._asked: list[tuple[str, str, asyncio.Future[Any]]] = []
+        self._speaking: asyncio.Task[None] | None = None
 
-    @property
-    def locks(self) -> SessionLocks:
-        """The records of the session's locks."""
-        return session_locks_of(self.session.connection)
+    def ask(self, statement: str, names: str = "") -> asyncio.Future[Any]:
+        """Send a SELECT of one value soon, and return the future of its value. A cancel does not concern others."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.append((names, statement, answer))
+        if self._speaking is None or self._speaking.done():
+            self._speaking = asyncio.ensure_future(self._speak())
+        return answer
 
-    def records_of(self, request: Request) -> list[LockRecord]:
-        """Return the records with a lock of this request that is held in this session, or may be held."""
-        records = self.locks.records(self.session.connection)
-        return [record for record in records if not record.numbers.isdisjoint(request.numbers)]
+    async def _speak(self) -> None:
+        while self._asked:
+            asked, self._asked = self._asked[:MOST_QUESTIONS], self._asked[MOST_QUESTIONS:]
+            answers = [answer for _, _, answer in asked]
+            names = "".join([name for name, _, _ in asked if name][:4])
+            try:
+                # The columns are computed from left to right: a lock is freed before the next coroutine asks for it.
+                row = await self.session.send(f"{names}SELECT {', '.join([f'({each})' for _, each, _ in asked])}")
+            except BaseException as error:
+                # It is not known what the session holds. After the end of the session nothing is held.
+                self.session.end()
+                _fail([*answers, *[answer for _, _, answer in self._asked]], error)
+                self._asked.clear()
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for answer, value in zip(answers, row or (), strict=True):
+                    answer.set_result(value)
 
-    def numbers(self, *, without: LockRecord | None = None) -> frozenset[int]:
-        """Return the numbers of the locks that are held in this session, or may be held."""
-        return self.locks.numbers(self.session.connection, without=without)
 
-    def allows(self, request: Request, owner: Any) -> bool:
-        """Return whether no other coroutine has one of these locks in this session in a conflicting mode."""
-        return all(
-            record.owner is owner or (record.request.shared and request.shared) for record in self.records_of(request)
-        )
+def _fail(answers: list[asyncio.Future[Any]], error: BaseException) -> None:
+    for answer in answers:
+        if isinstance(error, Exception):
+            answer.set_exception(error)
+            answer.exception()  # otherwise asyncio would log that no coroutine has read it
+        else:
+            answer.cancel()
 
-    async def send(self, record: LockRecord, statement: str) -> Row | None:
-        """Send a statement about a record and return the row of its answer. For ``END_SESSION``, end the session."""
-        if statement == END_SESSION:
-            self.session.end()
-            return None
-        try:
-            return await self.session.send(self.locks.comment(without=record) + statement)
-        finally:
-            if self.locks.pending:
-                self.locks.free_pending()
+
+def _end_unused(opening: asyncio.Future[AsyncSession]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().end()
 
 
 class LockSessions:
-    """The sessions for locks of one event loop on one database alias."""
+    """The sessions and queues for locks of one event loop on one database alias."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._open: set[AsyncSession] = set()
-        self._pool = AsyncSessionPool(alias, limit=OWN_SESSIONS, ended=self._open.discard)
-        # By ``id()``. A WeakKeyDictionary would run a function in Python at the end of each task, and an exception that
-        # a signal handler raises in it would vanish.
-        self._by_task: dict[int, tuple[ref[asyncio.Task[Any]], dict[str, LockSession]]] = {}
+        self._queues: dict[int, Queue] = {}
+        #: The turns of each coroutine.
+        self._turns: dict[ref[asyncio.Task[Any]], list[Turn]] = {}
+        self._open: set[LockSession] = set()
         self._shared: LockSession | None = None
-        self._sharing = asyncio.Lock()
-        self._change = asyncio.Event()
+        self._idle: list[LockSession] = []
+        self._openings = 0
+        self._opening = asyncio.Lock()
+        #: Done when a coroutine gives a number back; None if no coroutine waits for that.
+        self._change: asyncio.Future[None] | None = None
         self._end = self._close_at_the_end()
         self._is_watching = False
 
-    def owner(self) -> dict[str, LockSession]:
-        """Return the object that represents this coroutine: its sessions by scope.
+    # Queues
 
-        Not the asyncio task, because the result of the task may be a handle, which would then be a circle of
-        references.
-        """
+    def new_turn(self, *, shared: bool, needs_session: bool) -> Turn:
+        """Return a turn of this coroutine, which has no numbers yet."""
         task = asyncio.current_task()
         if task is None:
             raise LockError("An async lock must be acquired inside a coroutine that runs as an asyncio task.")
-        number = id(task)
-        if number not in self._by_task:
-            self._by_task[number] = ref(task, partial(self._by_task.pop, number)), {}
-        return self._by_task[number][1]
+        turn = Turn(ref(task), shared=shared, needs_session=needs_session)
+        self._turns.setdefault(turn.owner, []).append(turn)
+        return turn
 
-    def own_session(self, scope: str) -> LockSession | None:
-        """Return the session that this coroutine already has for locks of ``scope``."""
-        lock_session = self.owner().get(scope)
-        if lock_session is not None:
-            lock_session.lock_count += 1
-        return lock_session
+    def turns_with(self, turn: Turn, numbers: tuple[int, ...]) -> list[Turn]:
+        """Return the other turns of the same coroutine that have one of these numbers."""
+        return [each for each in self._turns[turn.owner] if not set(numbers).isdisjoint(each.numbers)]
 
-    async def new_session(self, scope: str, *, may_share: bool) -> LockSession | None:
-        """Return a session for this coroutine alone. None: there is none left, and the coroutine may share one."""
-        if may_share and not self._pool.has_capacity:
-            return None
-        owner = self.owner()
-        try:
-            session = await self._pool.get(OPEN_WITHIN)
-        except OperationalError as error:
-            if not self._open:
-                raise
-            # The server accepts no more sessions. If there is a shared one, the coroutine can use it.
-            if isinstance(error, NoSession) and not may_share and no_session.allows():
-                logger.warning("%s A lock waits for it as for a busy lock. %s", error, self._advice)
-            return None
-        self._open.add(session)
-        lock_session = owner[scope] = LockSession(session)
-        lock_session.owner, lock_session.lock_count = owner, 1
-        return lock_session
+    def numbers_of(self, turn: Turn) -> frozenset[int]:
+        """Return the numbers that the coroutine of a turn has."""
+        return frozenset([number for each in self._turns[turn.owner] for number in each.numbers])
 
-    @property
-    def _advice(self) -> str:
-        return (
-            f"This event loop has {len(self._open)} sessions for locks. It may open up to {self._pool.limit + 1}, and "
-            "one more for each lock with max_hold or of scope 'transaction'. If a pooler or the role allows fewer, "
-            "raise that limit."
-        )
+    def held(self, numbers: tuple[int, ...]) -> frozenset[int]:
+        """Return those numbers that coroutines have."""
+        return frozenset([number for number in numbers if number in self._queues and self._queues[number].holders])
+
+    async def take(self, turn: Turn, number: int, timeout: float | None) -> None:
+        """Wait until no other coroutine has a number. Raises ``Busy`` after ``timeout`` seconds."""
+        queue = self._queues.setdefault(number, Queue())
+        turn.numbers.append(number)
+        if queue.is_free_for(turn):
+            queue.holders.append(turn)
+            return
+        if timeout is not None and timeout <= 0:
+            raise Busy
+        self._refuse_circle(turn, queue)
+        turn.waits_for, turn.is_next = number, asyncio.get_running_loop().create_future()
+        queue.waiters.append(turn)
+        await asyncio.wait([turn.is_next], timeout=timeout)
+        turn.waits_for = None
+        if not turn.is_next.done():
+            raise Busy
+
+    def have(self, turn: Turn, number: int) -> None:
+        """Note that a coroutine has a number, that of a slot, which it did not have to queue for."""
+        self._queues.setdefault(number, Queue()).holders.append(turn)
+        turn.numbers.append(number)
+
+    def leave(self, turn: Turn, number: int | None = None) -> None:
+        """Give the numbers of a turn to the next coroutines: all of them, or one."""
+        for each in list(turn.numbers) if number is None else [number]:
+            turn.numbers.remove(each)
+            queue = self._queues[each]
+            queue.leave(turn)
+            if not queue.holders and not queue.waiters:
+                del self._queues[each]
+        if number is None:
+            turns = self._turns.get(turn.owner, [])
+            if turn in turns:
+                turns.remove(turn)
+            if not turns:
+                self._turns.pop(turn.owner, None)
+            self._give_back(turn)
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+    def _refuse_circle(self, turn: Turn, queue: Queue) -> None:
+        """Raise the error of a deadlock if one of those that this coroutine will wait for waits for this coroutine."""
+        found, seen = [queue], set()
+        # A coroutine without another lock holds up nobody.
+        while found and len(self._turns[turn.owner]) + len(turn.numbers) > 2:
+            queue = found.pop()
+            for each in {each.owner for each in (*queue.holders, *queue.waiters)} - {turn.owner}:
+                for other in self._turns[each]:
+                    further = self._queues.get(other.waits_for) if other.waits_for is not None else None
+                    if further is None or id(further) in seen:
+                        continue
+                    if any(holder.owner is turn.owner for holder in further.holders):
+                        text = "deadlock detected: coroutines of this event loop wait for each other's locks"
+                        raise OperationalError(text) from DeadlockDetected(text)
+                    seen.add(id(further))
+                    found.append(further)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until a coroutine gives a number back, up to ``seconds``."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._change], timeout=seconds)
+
+    # Sessions
 
     async def shared_session(self) -> LockSession:
         """Return the session that coroutines share."""
-        async with self._sharing:
-            if self._shared is None or self._shared.session.has_ended:
-                try:
-                    session = await self._pool.take(OPEN_WITHIN)
-                except NoSession as error:
-                    raise NoSession(f"{error} {self._advice}") from None
-                self._open.add(session)
-                self._shared = LockSession(session, is_shared=True)
+        if self._shared is None or self._shared.session.has_ended:
+            async with self._opening:
+                if self._shared is None or self._shared.session.has_ended:
+                    self._shared = await self.new_session()
         return self._shared
 
-    def sessions_with(self, owner: dict[str, LockSession], request: Request) -> list[tuple[str, LockSession]]:
-        """Return the scopes and sessions in which a coroutine already has one of these locks."""
-        lock_sessions = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
-        return [
-            (scope, each)
-            for scope, each in lock_sessions
-            if any(record.owner is owner for record in each.records_of(request))
-        ]
+    async def new_session(self) -> LockSession:
+        """Return a session for one coroutine. Raises Django's ``OperationalError`` if the server or a pooler has none.
 
-    def give_back(self, lock_session: LockSession) -> None:
-        """Note that a session has one lock or request less. After the owner's last one, return it to the pool."""
-        self._open.add(lock_session.session)
-        if not lock_session.is_shared:
-            lock_session.lock_count -= 1
-            if lock_session.lock_count == 0:
-                for scope in [scope for scope, owned in lock_session.owner.items() if owned is lock_session]:
-                    del lock_session.owner[scope]
-                self._pool.put(lock_session.session)
-        self._change.set()
-        self._change = asyncio.Event()
-
-    async def wait_for_change(self, seconds: float) -> None:
-        """Wait until a lock is given back in any session, up to ``seconds``."""
+        A pooler lets a client wait until another one disconnects, perhaps one of this process.
+        """
+        while self._idle:
+            session = self._idle.pop()
+            if session.session.is_reusable:
+                return session
+            self._end_session(session)
+        opening = asyncio.ensure_future(open_session(self._alias))
+        self._openings += 1
         try:
-            await asyncio.wait_for(self._change.wait(), seconds)
-        except (TimeoutError, asyncio.TimeoutError):
+            while not opening.done():
+                await asyncio.wait([opening], timeout=OPEN_WITHIN)
+                # Asked here, because several coroutines may begin at once, before the first session is open.
+                if self._open and not opening.done():
+                    raise self._no_session()  # noqa: TRY301 - the attempt has to be cancelled in any case
+            session = LockSession(opening.result())
+        except BaseException:
+            opening.cancel()
+            opening.add_done_callback(_end_unused)
+            raise
+        finally:
+            self._openings -= 1
+        self._open.add(session)
+        return session
+
+    def _no_session(self) -> OperationalError:
+        return OperationalError(
+            f"No session to database {self._alias!r} was free within {OPEN_WITHIN:g} s. This event loop has "
+            f"{len(self._open)} sessions for locks. It needs one, and one for each lock with max_hold or of scope "
+            "'transaction'. If a pooler or the role allows fewer, raise that limit."
+        )
+
+    def _give_back(self, turn: Turn) -> None:
+        """Note that a session has one lock or request less. After the last one, keep it for the next coroutine.
+
+        It ends if a coroutine waits for a new session, because a pooler may have none left.
+        """
+        session, turn.session = turn.session, None
+        if session is None:
             return
+        session.users -= 1
+        if session.users == 0 and session is not self._shared:
+            if session.session.is_reusable and len(self._idle) < MOST_IDLE and not self._openings:
+                self._idle.append(session)
+            else:
+                self._end_session(session)
 
-    def detach(self, session: AsyncSession) -> None:
-        """Keep a session after the end of this loop, because its lock is held for a response that other code sends."""
+    def _end_session(self, session: LockSession) -> None:
+        session.session.end()
         self._open.discard(session)
-
-    def close_idle(self) -> None:
-        """End the unused sessions."""
-        self._pool.close_idle()
 
     async def watch_the_loop(self) -> None:
         """Ensure that all sessions are closed when the loop ends."""
@@ -210,11 +315,11 @@ class LockSessions:
         try:
             yield
         finally:
-            # Also a session that was opened, and not needed any more, is in the pool.
-            self.close_idle()
             while self._open:
-                self._open.pop().end()
-            # An Event and a Lock refer to their loop. So the loop could not be collected while they are stored here.
+                session = self._open.pop()
+                if not session.detached:
+                    session.session.end()
+            # A Lock refers to its loop. So the loop could not be collected while they are stored here.
             _by_loop.pop(asyncio.get_running_loop(), None)
 
 

@@ -13,7 +13,7 @@ from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockNotAvailable, LockScopeError
-from django_pglock.locks.options import Timeout, to_seconds
+from django_pglock.locks.request import Timeout, to_seconds
 from django_pglock.postgres.connections import connection_for, transaction_block
 
 if TYPE_CHECKING:

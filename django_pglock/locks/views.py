@@ -11,12 +11,11 @@ from asgiref.sync import iscoroutinefunction
 
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys.template import KeyTemplate
-from django_pglock.locks.api import Lock
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.busy import busy_response
-from django_pglock.locks.context_decorator import Naming
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.options import Options, Timeout, checked_max_hold, checked_scope, to_seconds
+from django_pglock.locks.lock import Lock, Naming
+from django_pglock.locks.request import Request, Timeout, request_of
 from django_pglock.locks.responses import ResponseLock
 
 __all__ = ["lock_view"]
@@ -66,13 +65,7 @@ def lock_view(
         raise ConfigurationError(f"lock_view: on_busy is {on_busy!r}; give a function that makes the answer.")
     return ViewLock(
         key,
-        Options(
-            timeout=to_seconds(timeout),
-            shared=shared,
-            scope=checked_scope(scope),
-            using=using,
-            max_hold=checked_max_hold(max_hold),
-        ),
+        request_of(timeout, shared=shared, scope=scope, using=using, max_hold=max_hold),
         methods=None if methods is None else _methods_of(methods),
         on_busy=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
     )
@@ -99,9 +92,9 @@ class ViewLock(Lock):
     """Options of a lock around requests; made by ``lock_view()``."""
 
     def __init__(
-        self, key: str, options: Options, *, methods: frozenset[str] | None, on_busy: Callable[..., Any]
+        self, key: str, request: Request, *, methods: frozenset[str] | None, on_busy: Callable[..., Any]
     ) -> None:
-        super().__init__((), options, on_busy)
+        super().__init__((), request, on_busy)
         self._key = key
         self._methods = methods
 

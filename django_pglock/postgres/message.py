@@ -10,7 +10,7 @@ case.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
 #: Matches one statement of a message. Comments and quoted texts may contain semicolons.
 _STATEMENT = re.compile(r"(?:/\*.*?\*/|'(?:[^']|'')*'|[^;])+", re.DOTALL)
-#: Execute wrappers of this package. They would not change the statements that are sent here.
-OWN_WRAPPERS: list[Callable[..., Any]] = [stopping_wrapper]
 
 
 def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
@@ -127,18 +125,11 @@ def is_plain_django(connection: Any) -> bool:
         and _makes_djangos_cursors((type(connection), raw.cursor_factory, CursorWrapper.execute))
         and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)
         and (
-            # Not by has_only_own_wrappers(), because each lock asks.
-            not connection.execute_wrappers
-            or connection.execute_wrappers == OWN_WRAPPERS[:1]
-            or connection.execute_wrappers == OWN_WRAPPERS
+            # The only wrapper of this package would not change the statements that are sent here.
+            not connection.execute_wrappers or connection.execute_wrappers == [stopping_wrapper]
         )
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
-
-
-def has_only_own_wrappers(connection: Any) -> bool:
-    """Return whether all execute wrappers of a connection are of this package."""
-    return all(map(OWN_WRAPPERS.__contains__, connection.execute_wrappers))
 
 
 @lru_cache(maxsize=64)

@@ -13,8 +13,8 @@ from psycopg import Error as PsycopgError
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import make_key, reserved
-from django_pglock.locks.base_handle import BaseHandle
-from django_pglock.locks.statements.fragments import comment
+from django_pglock.locks.handle import BaseHandle
+from django_pglock.locks.statements import comment
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -39,7 +39,7 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
     suffix = "_shared" if shared else ""
     with _session(using) as connection:
         # With the comment that shows the name of the lock in the admin and in holders().
-        if not _ask(connection, f"{comment([key])}SELECT pg_try_advisory_lock{suffix}(%s)", key.number):
+        if not _ask(connection, f"{comment((key,))}SELECT pg_try_advisory_lock{suffix}(%s)", key.number):
             raise AssertionError(f"Lock {key.name!r} is held by another session already.")
         try:
             yield

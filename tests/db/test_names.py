@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from django_pglock import Lease, lock, lock_all, semaphore
 from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError
-from django_pglock.locks.statements.fragments import LONGEST_NAME
+from django_pglock.locks.statements import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.store.wake import channel_of

@@ -12,10 +12,10 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import LockError, model_of
 from django_pglock.keys import Key
-from django_pglock.locks.base_handle import BaseHandle, first_line, logger
+from django_pglock.locks.handle import BaseHandle, first_line, logger
 from django_pglock.locks.leases.holder import LeaseHolder, LeaseTerms
 from django_pglock.locks.leases.thread import LeaseThread, lease_thread
-from django_pglock.locks.options import Options, Timeout, checked_ttl
+from django_pglock.locks.request import Request, Timeout, checked_ttl
 
 
 class LeaseHandle(BaseHandle):
@@ -28,8 +28,8 @@ class LeaseHandle(BaseHandle):
     _noun = "Lease"
     _model = "Lease"
 
-    def __init__(self, key: Key, options: Options, terms: LeaseTerms) -> None:
-        super().__init__([key], options)
+    def __init__(self, key: Key, request: Request, terms: LeaseTerms) -> None:
+        super().__init__(request._replace(keys=(key,)))
         self.scope = "lease"
         model_of("Lease")
         self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"
@@ -55,9 +55,9 @@ class LeaseHandle(BaseHandle):
     @async_unsafe("Acquiring a lease blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Acquire the lease. Raises ``LockNotAvailable`` if another holder has it for longer than the timeout."""
-        self._free_if_dropped(self._warn_and_free(partial(_release_unused, self._thread, self._holder)))
+        self._free_if_dropped(partial(_release_unused, self._thread, self._holder))
         try:
-            self._finish_acquire(self._thread.call(self._holder.acquire(self.options.timeout)))
+            self._finish_acquire(self._thread.call(self._holder.acquire(self.request.timeout)))
         except BaseException:
             self.is_open = False
             self._thread.call(self._holder.release_unused())
@@ -156,9 +156,9 @@ class AsyncLeaseHandle(LeaseHandle):
 
     async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
         """Acquire the lease; as ``LeaseHandle.acquire``."""
-        self._free_if_dropped(self._warn_and_free(partial(_release_unused, self._thread, self._holder)))
+        self._free_if_dropped(partial(_release_unused, self._thread, self._holder))
         try:
-            self._finish_acquire(await self._thread.acall(self._holder.acquire(self.options.timeout)))
+            self._finish_acquire(await self._thread.acall(self._holder.acquire(self.request.timeout)))
         except BaseException:
             self.is_open = False
             await asyncio.shield(self._thread.acall(self._holder.release_unused()))

@@ -17,7 +17,7 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks.base_handle import first_line
+from django_pglock.locks.handle import first_line
 from django_pglock.locks.leases.statements import ACQUIRE, RELEASE, RENEW, UNDO
 from django_pglock.locks.leases.thread import ANSWER_WITHIN, LeaseThread
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from django_pglock.errors import LockKeyError
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.context_decorator import ContextDecorator
 from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
 from django_pglock.locks.leases.holder import LeaseTerms
-from django_pglock.locks.options import OnBusy, Options, Timeout, checked_ttl, to_seconds
+from django_pglock.locks.lock import Lock
+from django_pglock.locks.request import OnBusy, Timeout, checked_ttl, request_of, to_seconds
 
 __all__ = ["Lease", "leader"]
 
 
-class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
+class Lease(Lock):
     """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.
 
     - ``parts``: the name, or its parts, or a decorator's template; as for ``lock``.
@@ -56,10 +56,9 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
         using: str | None = None,
         on_busy: OnBusy = "raise",
     ) -> None:
-        super().__init__(parts, on_busy)
+        super().__init__(parts, request_of(timeout, using=using), on_busy)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; give a text without NUL characters and lone surrogates.")
-        self._options = Options(timeout=to_seconds(timeout), using=using)
         self._terms = LeaseTerms(
             ttl=checked_ttl(ttl),
             min_hold=to_seconds(min_hold, name="min_hold") or 0.0,
@@ -68,10 +67,10 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
         )
 
     def _handle(self, parts: tuple[Any, ...]) -> LeaseHandle:
-        return LeaseHandle(_key(parts), self._options, self._terms)
+        return LeaseHandle(_key(parts), self._request, self._terms)
 
     def _async_handle(self, parts: tuple[Any, ...]) -> AsyncLeaseHandle:
-        return AsyncLeaseHandle(_key(parts), self._options, self._terms)
+        return AsyncLeaseHandle(_key(parts), self._request, self._terms)
 
 
 class leader(Lease):  # noqa: N801 - reads like lock

@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 from psycopg.pq import TransactionStatus
 
-from django_pglock.locks.connection_hooks import holds_locks
+from django_pglock.locks.session_locks import holds_locks
 from django_pglock.postgres.connections import end_session, has_session_ended
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby

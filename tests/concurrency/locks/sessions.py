@@ -63,13 +63,27 @@ def lock_sessions():
     """Return how many sessions of coroutines' locks there are."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock%%' AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_%%advisory%%' AND pid <> pg_backend_pid()"
         )
         return cursor.fetchone()[0]
 
 
 async def asessions_of_locks():
     return await asyncio.to_thread(_closing, lock_sessions)
+
+
+def _asks(name):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()",
+            [f"%django_pglock:% {name} */%"],
+        )
+        return cursor.fetchone()[0]
+
+
+async def asks(name):
+    """Return whether the last statement of a session names a lock."""
+    return await asyncio.to_thread(_closing, lambda: _asks(name))
 
 
 async def in_a_task(make):

@@ -10,8 +10,9 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import OperationalError
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, lock, lock_all, semaphore, try_lock
+from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock
-from tests.concurrency.locks.sessions import _closing, _is, arows, rows, some_wait, until
+from tests.concurrency.locks.sessions import _closing, _is, arows, asks, rows, some_wait, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,8 +69,8 @@ def test_coroutines_get_lock_not_available_for_a_busy_lock(somebody, timeout, sc
                 async with lock("a", timeout=timeout, scope=scope):
                     pass
             async with lock("inner", scope=scope, timeout=1):
-                names = await asyncio.to_thread(_closing, lambda: {row.name for row in AdvisoryLock.objects.held()})
-                assert {"outer", "inner"} <= names
+                held = await asyncio.to_thread(_closing, lambda: {row.key for row in AdvisoryLock.objects.held()})
+                assert {make_key("outer").number, make_key("inner").number} <= held
         assert (await arows()) == (1, 0)
 
     asyncio.run(main())
@@ -124,7 +125,7 @@ def test_a_cancelled_waiter_leaves_neither_lock_nor_waiter(somebody, scope):
 
     async def main():
         waiting = [asyncio.create_task(wait()) for _ in range(3)]
-        await until(some_wait, "nobody waits")
+        await until(lambda: asks("a"), "nobody asks")
         for task in waiting:
             task.cancel()
         for task in waiting:
@@ -193,7 +194,7 @@ def test_the_event_loop_runs_while_a_coroutine_waits(somebody):
     async def main():
         waiting = asyncio.create_task(lock("a").aacquire())
         # If the event loop waited as well, it could neither notice that nor release the lock.
-        await until(some_wait, "nobody waits")
+        await until(lambda: asks("a"), "nobody asks")
         assert not waiting.done()
         await asyncio.to_thread(somebody.ask, "SELECT pg_advisory_unlock_all()")
         await (await waiting).release()
@@ -228,7 +229,7 @@ def test_other_database_errors_pass_through(somebody):
 
     async def main():
         async with lock("outer"):
-            waiting = asyncio.create_task(lock("a").aacquire())
+            waiting = asyncio.create_task(lock("a", scope="transaction").aacquire())
             await until(some_wait, "nobody waits")
             pid = await asyncio.to_thread(
                 somebody.ask, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -289,7 +290,7 @@ def test_a_handle_is_given_back_from_another_task_while_its_own_one_waits(somebo
 
     async def main():
         task = asyncio.create_task(owner())
-        await until(some_wait, "nobody waits")
+        await until(lambda: asks("b"), "nobody asks")
         await asyncio.wait_for(box.pop().release(), 60)
         await asyncio.to_thread(somebody.ask, "SELECT pg_advisory_unlock_all()")
         await task

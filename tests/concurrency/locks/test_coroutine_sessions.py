@@ -1,19 +1,22 @@
-"""Sessions of coroutines' locks: shared where there are more locks than sessions, and ended with the event loop."""
+"""How coroutines share a session for their locks: queues in the process, one message for all, the end of the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from unittest.mock import patch
 
 import pytest
+from django.db import OperationalError
+from psycopg.errors import DeadlockDetected
 
-from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
-from django_pglock.locks import coroutine_sessions
+from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, semaphore
+from django_pglock.models import AdvisoryLock
 from tests.concurrency.locks.sessions import (
+    _closing,
     _is,
     arows,
     asessions_of_locks,
+    asks,
     in_a_task,
     lock_sessions,
     rows,
@@ -23,17 +26,16 @@ from tests.concurrency.locks.sessions import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 2)
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody):
+def test_all_locks_of_an_event_loop_are_in_one_session(timeout, somebody):
     """Ten slow streams must not block all other locked views."""
 
     async def main():
-        held = [await in_a_task(lock("async", number, timeout=timeout)) for number in range(12)]
+        held = await asyncio.gather(*[in_a_task(lock("async", number, timeout=timeout)) for number in range(40)])
         assert all(held)
-        assert await asessions_of_locks() <= 3
-        assert await arows() == (12, 0)
-        for number in range(12):
+        assert await asessions_of_locks() == 1
+        assert await arows() == (40, 0)
+        for number in range(0, 40, 10):
             assert not await asyncio.to_thread(somebody.can_have, f"async:{number}")
             with pytest.raises(LockNotAvailable):
                 await in_a_task(lock("async", number, timeout=0))
@@ -44,37 +46,22 @@ def test_many_lock_holders_neither_fail_nor_wait_for_sessions(timeout, somebody)
     asyncio.run(main())
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
-def test_coroutines_that_share_a_session_exclude_each_other():
-    """PostgreSQL regards them as one holder."""
-    inside = {"a": 0, "b": 0}
-
-    async def visit(number):
-        name = "ab"[number % 2]
-        async with lock(name):
-            inside[name] += 1
-            assert inside[name] == 1
-            await asyncio.sleep(0.002)
-            inside[name] -= 1
-
-    async def main():
-        keeper = await in_a_task(lock("keeper"))
-        await asyncio.gather(*[visit(number) for number in range(20)])
-        await keeper.release()
-
-    asyncio.run(main())
-
-
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
-def test_modes_slots_and_reentry_in_a_shared_session(somebody):
+def test_modes_slots_and_reentry_in_one_session(somebody):
     async def reenter():
         async with lock("c"), lock("c", timeout=0):
             with pytest.raises(LockError, match="already"):
                 await lock("c", reentrant=False).aacquire()
+            with pytest.raises(LockError, match="already"):
+                await lock("c", scope="transaction", timeout=5).aacquire()
         return await asyncio.to_thread(somebody.can_have, "c")
 
+    async def all_slots():
+        async with semaphore("own", limit=2) as one, semaphore("own", limit=2) as two:
+            assert one.key != two.key
+            with pytest.raises(LockError, match="already holds all slots"):
+                await semaphore("own", limit=2).aacquire()
+
     async def main():
-        keeper = await in_a_task(lock("keeper"))
         readers = [await in_a_task(lock("a", shared=True)) for _ in range(3)]
         with pytest.raises(LockNotAvailable):
             await in_a_task(lock("a", timeout=0.05))
@@ -84,39 +71,46 @@ def test_modes_slots_and_reentry_in_a_shared_session(somebody):
         assert slots[0].key != slots[1].key
         with pytest.raises(LockNotAvailable):
             await in_a_task(semaphore("s", limit=2, timeout=0.05))
+        waiting = asyncio.create_task(semaphore("s", limit=2).aacquire())
+        await slots.pop().release()
+        slots.append(await waiting)
         all_of_them = await in_a_task(lock_all("x", "y", timeout=1))
         with pytest.raises(LockNotAvailable):
             await in_a_task(lock_all("y", "z", timeout=0))
         assert await asyncio.to_thread(somebody.can_have, "z")
         assert await asyncio.create_task(reenter())
-        for handle in (keeper, *readers, *slots, all_of_them):
+        await asyncio.create_task(all_slots())
+        for handle in (*readers, *slots, all_of_them):
             await handle.release()
         assert await arows() == (0, 0)
 
     asyncio.run(main())
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
 @pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}])
 def test_a_lock_that_cannot_share_a_session_gets_another_session(options):
+    async def again():
+        async with lock("again", **options), lock("again", **options):
+            pass
+
     async def main():
-        keeper = await in_a_task(lock("keeper"))
-        held = [await in_a_task(lock("a", number, timeout=0, **options)) for number in range(3)]
-        for handle in (keeper, *held):
-            await handle.release()
+        async with lock("shared"):
+            held = [await in_a_task(lock("a", number, timeout=0, **options)) for number in range(3)]
+            await asyncio.create_task(again())
+            assert await arows() == (4, 0)
+            for handle in held:
+                await handle.release()
         assert await arows() == (0, 0)
 
     asyncio.run(main())
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
-def test_a_cancel_in_a_shared_session_loses_no_lock_of_others():
+def test_a_cancel_loses_no_lock_of_others():
     async def visit(name):
         async with lock(name, shared=True):
             await asyncio.sleep(0.0005)
 
     async def main():
-        keeper = await in_a_task(lock("keeper"))
         other = await in_a_task(lock("other", shared=True))
         for number in range(60):
             tasks = [asyncio.create_task(visit("other")) for _ in range(3)]
@@ -126,39 +120,92 @@ def test_a_cancel_in_a_shared_session_loses_no_lock_of_others():
             await asyncio.gather(*tasks, return_exceptions=True)
         other.assert_held()
         await other.release()
-        await keeper.release()
         await until(lambda: _is(arows, (0, 0)), "something was left")
 
     asyncio.run(main())
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 1)
-def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
-    async def visit(keeper):
+def test_coroutines_get_a_lock_in_the_order_of_their_arrival():
+    served = []
+
+    async def visit(number):
         async with lock("a"):
-            await keeper.release()
-            async with lock("b"), lock("a", timeout=5):
-                with pytest.raises(LockError, match="already"):
-                    await lock("a", reentrant=False).aacquire()
-                with pytest.raises(LockError, match="already"):
-                    await lock("a", scope="transaction", timeout=5).aacquire()
+            served.append(number)
 
     async def main():
-        await asyncio.create_task(visit(await in_a_task(lock("keeper"))))
+        async with lock("a"):
+            waiting = []
+            for number in range(5):
+                waiting.append(asyncio.create_task(visit(number)))
+                await asyncio.sleep(0)
+            waiting[2].cancel()
+            with pytest.raises(LockNotAvailable):
+                await in_a_task(lock("a", shared=True, timeout=0))
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(main())
+    assert served == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_deadlock_of_coroutines_is_an_error_as_in_the_server(shared):
+    """PostgreSQL cannot see it: the coroutines wait for each other in the process."""
+    names = ("a", "a") if shared else ("a", "b")
+
+    async def visit(first, second, has_first, other_has_first):
+        async with lock(first, shared=shared):
+            has_first.set()
+            await other_has_first.wait()
+            async with lock(second):
+                return "both"
+
+    async def main():
+        one, two = asyncio.Event(), asyncio.Event()
+        ends = await asyncio.gather(visit(*names, one, two), visit(*names[::-1], two, one), return_exceptions=True)
+        [failed] = [end for end in ends if end != "both"]
+        assert isinstance(failed, OperationalError)
+        assert isinstance(failed.__cause__, DeadlockDetected)
         assert await arows() == (0, 0)
 
     asyncio.run(main())
 
 
-@patch.object(coroutine_sessions, "OWN_SESSIONS", 2)
-def test_sessions_are_few_are_used_again_and_end_with_the_loop():
+def test_the_end_of_the_session_is_noticed_by_each_of_its_locks(somebody):
+    async def main():
+        handles = [await in_a_task(lock("a", number)) for number in range(3)]
+        [pid] = await asyncio.to_thread(_closing, lambda: set(AdvisoryLock.objects.values_list("pid", flat=True)))
+        await asyncio.to_thread(somebody.ends_session, pid)
+        for handle in handles:
+            with pytest.raises(LockLost):
+                await handle.release()
+        async with lock("a", 0):
+            assert await arows() == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_lock_of_another_session_is_polled(somebody):
+    somebody.holds("a")
+
+    async def main():
+        waiting = [asyncio.create_task(lock("a").aacquire()) for _ in range(3)]
+        await until(lambda: asks("a"), "nobody asks")
+        assert await arows() == (1, 0), "nobody waits in the server"
+        await asyncio.to_thread(somebody.leaves)
+        for task in waiting:
+            await (await task).release()
+
+    asyncio.run(main())
+
+
+def test_the_session_ends_with_the_loop():
     async def visit(number):
         async with lock("async", number):
             await asyncio.sleep(0.001)
 
     async def main():
         await asyncio.gather(*[visit(number) for number in range(20)])
-        assert await asessions_of_locks() <= 3
+        await lock("kept").aacquire()
 
     asyncio.run(main())
     deadline = time.monotonic() + 60

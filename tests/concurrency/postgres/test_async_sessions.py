@@ -13,11 +13,12 @@ from django.db import OperationalError
 
 from django_pglock import LockNotAvailable, lock
 from django_pglock.errors import ConfigurationError
-from django_pglock.locks.coroutine_sessions import lock_sessions_for
+from django_pglock.locks.coroutine_sessions import MOST_IDLE
 from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import (
     _is,
     asessions,
+    in_a_task,
     some_wait,
     until,
 )
@@ -37,32 +38,24 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
                 await (await coming).release()
             except asyncio.CancelledError as error:
                 kept.append(error)  # Python may close objects that only its frames refer to
-        lock_sessions_for("default").close_idle()
-        await until(lambda: _is(asessions, before), "a session is left")
+        await until(lambda: _is(asessions, before + 1), "another session is left than the one that they share")
 
     asyncio.run(main())
 
 
-def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
-    """Before, a worker kept as many sessions as its coroutines had ever needed at once, until its end."""
-    monkeypatch.setattr(async_sessions, "IDLE_TIMEOUT", 0.2)
+def test_few_sessions_of_single_locks_are_kept_for_the_next_ones():
+    """Otherwise a worker would keep as many sessions as its coroutines had ever needed at once, until its end."""
 
     async def main():
         before = await asessions()
-        async with lock("kept") as kept:
-            await asyncio.gather(*[asyncio.create_task(lock(f"a {number}")(_nothing)()) for number in range(4)])
-            await until(lambda: _is(asessions, before + 1), "idle sessions are left")
-            kept.assert_held()
-        await until(lambda: _is(asessions, before), "the last session is left")
-        assert not lock_sessions_for("default")._open
-        async with lock("again"):
-            pass
+        held = [await in_a_task(lock("a", number, scope="transaction")) for number in range(MOST_IDLE + 3)]
+        for handle in held:
+            await handle.release()
+        await until(lambda: _is(asessions, before + MOST_IDLE), "unused sessions are left")
+        async with lock("again", scope="transaction"):
+            assert await asessions() == before + MOST_IDLE
 
     asyncio.run(main())
-
-
-async def _nothing():
-    await asyncio.sleep(0.001)
 
 
 def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
@@ -104,7 +97,7 @@ def test_a_cancelled_wait_through_djangos_cursor_leaves_no_error_without_a_reade
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context["message"]))
-        waiter = asyncio.create_task(lock("a").aacquire())
+        waiter = asyncio.create_task(lock("a", scope="transaction").aacquire())
         await until(some_wait, "the coroutine does not wait")
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):

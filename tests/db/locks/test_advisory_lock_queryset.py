@@ -54,7 +54,7 @@ def test_a_workers_lock_is_named_after_the_worker(worker):
 
 
 def test_the_number_5_and_the_name_5_are_different_locks():
-    with transaction.atomic(), lock(5, timeout=1), lock("5", timeout=1):
+    with hold(5), hold("5"):
         shown = {row.key: str(row) for row in AdvisoryLock.objects.all()}
     assert shown == {5: "#5", make_key("5").number: "5"}
     with hold(5), pytest.raises(LockNotAvailable, match="'#5'"), lock(5, timeout=0):

@@ -66,7 +66,7 @@ def audit():
     return note
 
 
-def test_our_execute_wrapper_stays_the_first_of_the_connection(audit):
+def test_a_lock_leaves_the_execute_wrappers_of_others(audit):
     """``execute_wrapper()`` removes the last wrapper of the list at its end. That must be its own wrapper."""
     connection = connections["default"]
     connection.close()
@@ -76,7 +76,7 @@ def test_our_execute_wrapper_stays_the_first_of_the_connection(audit):
         assert audit not in connection.execute_wrappers
         with connection.execute_wrapper(audit):
             kept.release()
-        assert len(connection.execute_wrappers) == 1
+        assert connection.execute_wrappers == []
     with lock("b"), connection.execute_wrapper(audit), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     assert audit.seen[-1].startswith("SELECT 1"), "others may look at how a statement begins"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError, connection
 
-from django_pglock import lock, lock_all
+from django_pglock import LockLost, lock, lock_all
 from django_pglock.keys import make_key
-from django_pglock.locks.options import Options, Request
-from django_pglock.locks.statements.session_scope import free_after_error
-from django_pglock.locks.statements.steps import END_SESSION, run_steps
+from django_pglock.locks.request import Request, in_order
+from django_pglock.locks.statements import free_if_held_statement
 from tests.db.locks.sessions import advisory_rows, statements_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,35 +44,28 @@ def test_an_error_in_the_middle_leaves_none(somebody):
     connection.close()
 
 
-def request(*names):
-    return Request.of([make_key(name) for name in names], Options())
-
-
-def fetch(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchone()
-
-
 def test_after_an_error_only_those_locks_of_the_request_are_freed_that_the_session_has():
     """For others the server would warn, and it would free a lock of another handle."""
     notices = []
     connection.ensure_connection()
     connection.connection.add_notice_handler(handler := notices.append)
+    request = Request(in_order([make_key("a"), make_key("b")]))
     try:
-        with lock("other"):
-            fetch(f"SELECT pg_advisory_lock({make_key('b').number})")
-            run_steps(free_after_error(request("a", "b"), others={make_key("other").number}), fetch)
+        with lock("other"), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(%s)", [make_key("b").number])
+            cursor.execute(free_if_held_statement(request))
             assert advisory_rows() == 1
     finally:
         connection.connection.remove_notice_handler(handler)
     assert notices == []
 
 
-def test_after_an_error_the_session_ends_if_its_locks_cannot_be_told_apart():
-    """The server does not say how often a session holds a lock. If the statement fails, nothing is known at all."""
-    same = free_after_error(request("a", "b"), others={make_key("b").number})
-    assert next(same) == END_SESSION
-    failing = free_after_error(request("a", "b"), others=set())
-    assert next(failing) != END_SESSION
-    assert failing.throw(OperationalError()) == END_SESSION
+def test_after_an_error_the_session_ends_if_its_locks_cannot_be_told_apart(somebody, eventually):
+    """The server does not say how often a session holds a lock."""
+    somebody.holds("b")
+    with pytest.raises(LockLost, match="connection was closed"), lock("a"):
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '50ms'")
+        with pytest.raises(OperationalError, match="statement timeout"), lock_all("a", "b"):
+            pass
+        eventually(lambda: somebody.can_have("a"))

@@ -11,9 +11,9 @@ from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock import LockNotAvailable, lock, lock_all
 from django_pglock.keys import make_key
-from django_pglock.locks.options import Options, Request
-from django_pglock.locks.statements import timeouts
-from django_pglock.locks.statements.timeouts import is_own_timeout, restore_limit
+from django_pglock.locks import statements
+from django_pglock.locks.request import Request
+from django_pglock.locks.statements import Busy, acquire_session_locks, restore_limit
 from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody, setting, statements_of
 
@@ -70,9 +70,9 @@ def test_the_timeout_of_lock_all_limits_the_sum_of_the_waits(somebody, in_transa
 
 def test_a_wait_for_several_locks_ends_although_the_clock_is_put_back_meanwhile(somebody, monkeypatch):
     """As if the statement had begun an hour later."""
-    wait, hour = timeouts.wait_for_all, "(statement_timestamp() + interval '1 hour')"
+    wait, hour = statements.wait_for_all, "(statement_timestamp() + interval '1 hour')"
     monkeypatch.setattr(
-        timeouts,
+        statements,
         "wait_for_all",
         lambda *request, **options: wait(*request, **options).replace("statement_timestamp()", hour),
     )
@@ -148,8 +148,14 @@ def test_only_the_timeout_of_the_request_means_that_the_lock_is_busy():
     """Without a timeout of the request, it is that of the role. Django's error has that of psycopg as its cause."""
     django = OperationalError()
     django.__cause__ = ServerTimeout()
-    limited, unlimited = (Request.of([make_key("a")], Options(timeout=timeout)) for timeout in (1.0, None))
-    for error in (django, ServerTimeout()):
-        assert is_own_timeout(error, limited)
-        assert not is_own_timeout(error, unlimited)
-    assert not is_own_timeout(OperationalError(), limited)
+    for error, timeout, raised in [
+        (django, 1.0, Busy),
+        (ServerTimeout(), 1.0, Busy),
+        (django, None, OperationalError),
+        (ServerTimeout(), None, ServerTimeout),
+        (OperationalError(), 1.0, OperationalError),
+    ]:
+        steps = acquire_session_locks(Request((make_key("a"),), timeout))
+        next(steps)
+        with pytest.raises(raised):
+            steps.throw(error)

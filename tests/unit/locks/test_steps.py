@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from django_pglock.locks.statements.steps import END_SESSION, Busy, granted, run_steps, run_steps_async
+from django_pglock.locks.statements import END_SESSION, Busy, granted, run_steps, run_steps_async
 
 
 def steps():

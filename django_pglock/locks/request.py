@@ -1,4 +1,4 @@
-"""The options of a lock object, the request of one acquire, and the checks of arguments."""
+"""What a caller asks for: the request of one acquire, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -13,56 +13,53 @@ from django_pglock.keys import Key
 
 Timeout = float | timedelta | None
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
-
-
-class Options(NamedTuple):
-    """The options of a lock. ``timeout`` and ``max_hold`` are in seconds; ``scope`` None means the setting."""
-
-    timeout: float | None = None
-    shared: bool = False
-    scope: str | None = None
-    using: str | None = None
-    reentrant: bool = True
-    stale_ok: bool = False
-    max_hold: float | None = None
+#: It must be long enough for three renewals, each with a round trip to the database.
+SHORTEST_TTL = 0.3
 
 
 class Request(NamedTuple):
-    """The request of one acquire to PostgreSQL. ``keys`` are in the order of their numbers, without duplicates.
+    """The request of one acquire. A lock object has it without keys.
 
-    All sessions take several locks in this order, so that two sessions cannot deadlock. The order of the names would
-    not be enough, because two names may have the same number.
+    ``keys`` are in the order of their numbers, without duplicates. All sessions take several locks in this order, so
+    that two sessions cannot deadlock. The order of the names would not be enough, because two names may have the same
+    number.
     """
 
-    keys: tuple[Key, ...]
-    shared: bool
-    #: Milliseconds to wait; None waits without limit.
-    wait: int | None
-    #: Milliseconds for which the holder may leave its session idle; None has no limit.
-    max_hold: int | None
+    keys: tuple[Key, ...] = ()
+    #: Seconds; None waits without limit.
+    timeout: float | None = None
+    shared: bool = False
+    #: None: as the setting says.
+    scope: str | None = None
+    using: str | None = None
+    reentrant: bool = True
     #: Take a transaction lock whatever the isolation level is.
     stale_ok: bool = False
+    #: Milliseconds for which the holder may leave its session idle; None has no limit.
+    max_hold: int | None = None
+    #: For a semaphore: the lock for which all waiters queue. Then one of the keys is granted.
+    queue: Key | None = None
 
-    @classmethod
-    def of(cls, keys: Sequence[Key], options: Options) -> Request:
-        """Return the request for these keys, sorted."""
-        wait, max_hold = _milliseconds(options.timeout), _milliseconds(options.max_hold)
-        ordered = in_order(keys) if len(keys) > 1 else tuple(keys)
-        return cls(ordered, options.shared, wait, max_hold, options.stale_ok)
-
-    def only(self, number: int) -> Request:
-        """Return the request for the key of this number alone."""
-        return self._replace(keys=tuple(key for key in self.keys if key.number == number))
+    @property
+    def wait(self) -> int | None:
+        """Milliseconds to wait; None waits without limit."""
+        return _milliseconds(self.timeout)
 
     @property
     def name(self) -> str:
         """The name for people. Several names are joined by commas."""
+        if self.queue is not None:
+            return self.keys[0].name.rpartition("#")[0]
         return ", ".join(key.name for key in self.keys)
 
     @property
-    def numbers(self) -> frozenset[int]:
+    def numbers(self) -> tuple[int, ...]:
         """The numbers of the keys."""
-        return frozenset([key.number for key in self.keys])
+        return tuple([key.number for key in self.keys])
+
+    def only(self, number: int) -> Request:
+        """Return the request for the key of this number alone."""
+        return self._replace(keys=tuple(key for key in self.keys if key.number == number))
 
     def without(self, numbers: AbstractSet[int]) -> Request:
         """Return the request without the keys of these numbers."""
@@ -90,30 +87,15 @@ def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
     return float(seconds)
 
 
-def checked_scope(value: str | None) -> str | None:
-    """Return the argument ``scope``. Raises ``LockScopeError`` for an unknown scope."""
-    if value is not None and value not in SCOPES:
-        raise LockScopeError(f"scope is {value!r}; use one of {', '.join(map(repr, SCOPES))}.")
-    return value
-
-
-def checked_on_busy(value: OnBusy) -> OnBusy:
-    """Return the argument ``on_busy``. Raises ``ValueError`` for an invalid value."""
-    if not (value in ("raise", "skip") or callable(value)):
-        raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
-    return value
-
-
-def checked_max_hold(value: Timeout) -> float | None:
-    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for an invalid time, and for 0."""
-    seconds = to_seconds(value, name="max_hold")
-    if seconds == 0:
+def request_of(timeout: Timeout, *, scope: str | None = None, max_hold: Timeout = None, **options: Any) -> Request:
+    """Return the request without keys. Raises ``ValueError`` and ``LockScopeError`` for invalid options."""
+    if scope is not None and scope not in SCOPES:
+        raise LockScopeError(f"scope is {scope!r}; use one of {', '.join(map(repr, SCOPES))}.")
+    seconds = None if timeout is None else to_seconds(timeout)
+    limit = None if max_hold is None else _milliseconds(to_seconds(max_hold, name="max_hold"))
+    if limit == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
-    return seconds
-
-
-#: It must be long enough for three renewals, each with a round trip to the database.
-SHORTEST_TTL = 0.3
+    return Request(timeout=seconds, scope=scope, max_hold=limit, **options)
 
 
 def checked_ttl(value: Timeout) -> float | None:

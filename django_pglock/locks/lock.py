@@ -1,7 +1,7 @@
 """The ways to use locks and leases: with, async with, as a decorator, or by a handle.
 
-A ``ContextDecorator`` has only options. So it may be made at import, and many threads and coroutines may use it at the
-same time. Each use has its own handle.
+A lock object has only options. So it may be made at import, and many threads and coroutines may use it at the same
+time. Each use has its own handle.
 """
 
 from __future__ import annotations
@@ -11,149 +11,162 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
-from django_pglock.keys import name_of
+from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
+from django_pglock.keys import key_of, make_key, name_of
 from django_pglock.keys.template import KeyTemplate
-from django_pglock.locks.open_blocks import OpenBlocks, caller
-from django_pglock.locks.options import OnBusy, checked_on_busy
+from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.handle import Handle
+from django_pglock.locks.request import OnBusy, Request, in_order
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: PostgreSQL stores the locks of all sessions in one table in shared memory. Thousands of locks in one call could fill
+#: it, and then no client can connect.
+MOST_KEYS = 1000
 
 
-class HandleProtocol(Protocol):
-    """The handle of a thread."""
+class Lock:
+    """The options of a lock; made by ``lock()``. Subclasses have other keys or other handles."""
 
-    is_open: bool
+    #: Whether an acquire without a decorated function may fail without an error.
+    _may_fail = False
+    #: Whether several parts are several names, each of which may be a template.
+    _each_part_is_a_name = False
 
-    def acquire(self, *, may_begin: bool) -> Any: ...
-
-    def release(self, error: BaseException | None = None) -> None: ...
-
-    def free_from_any_thread(self) -> None: ...
-
-
-class AsyncHandleProtocol(Protocol):
-    """The handle of a coroutine."""
-
-    is_open: bool
-
-    async def acquire(self) -> Any: ...
-
-    async def release(self, error: BaseException | None = None) -> None: ...
-
-
-H = TypeVar("H", bound=HandleProtocol)
-A = TypeVar("A", bound=AsyncHandleProtocol)
-
-
-class ContextDecorator(Generic[H, A]):
-    """The options of a lock or a lease. Subclasses make the handles."""
-
-    def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
+    def __init__(self, parts: tuple[Any, ...], request: Request, on_busy: OnBusy) -> None:
+        if not (on_busy in ("raise", "skip") or callable(on_busy)):
+            raise ValueError(f"on_busy is {on_busy!r}; give 'raise', 'skip' or a function.")
         self._parts = parts
-        self._on_busy = checked_on_busy(on_busy)
-        self._open = OpenBlocks()
+        self._request = request
+        self._on_busy = on_busy
+        #: The blocks that are open: the thread or task, and the handle.
+        self._open: list[tuple[Any, Any]] = []
         self._name = self._check(parts)
 
     def _check(self, parts: tuple[Any, ...]) -> str | int:
         """Return the name for the parts. Raises ``LockKeyError`` for invalid parts."""
         return name_of(*parts) if parts else ""
 
-    def _handle(self, parts: tuple[Any, ...]) -> H:
-        raise NotImplementedError
+    def _request_for(self, parts: tuple[Any, ...]) -> Request:
+        """Return the request for the parts of a name."""
+        key = key_of(self._name) if parts is self._parts and parts else make_key(*parts)
+        return self._request._replace(keys=(key,))
 
-    def _async_handle(self, parts: tuple[Any, ...]) -> A:
-        raise NotImplementedError
+    def _handle(self, parts: tuple[Any, ...]) -> Any:
+        return Handle(self._request_for(parts))
 
-    def _acquire(self, handle: H, *, may_begin: bool) -> None:
-        handle.acquire(may_begin=may_begin)
+    def _async_handle(self, parts: tuple[Any, ...]) -> Any:
+        return AsyncHandle(self._request_for(parts))
 
-    async def _aacquire(self, handle: A) -> None:
-        await handle.acquire()
+    # Handles
 
-    def _check_without_call(self) -> None:
-        """Raise ``ConfigurationError`` for ``on_busy`` without a decorated function: nothing can be skipped."""
+    def acquire(self) -> Handle:
+        """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
+        return self._acquire(may_begin=False)
+
+    def _acquire(self, *, may_begin: bool) -> Handle:
         if self._on_busy != "raise":
+            self._refuse_on_busy()
+        handle: Handle = self._handle(self._parts)
+        try:
+            handle.acquire(may_begin=may_begin)
+        except LockNotAvailable:
+            if not self._may_fail:
+                raise
+        return handle
+
+    async def aacquire(self) -> AsyncHandle:
+        """Acquire and return the handle; the caller must ``await handle.release()``."""
+        if self._on_busy != "raise":
+            self._refuse_on_busy()
+        handle: AsyncHandle = self._async_handle(self._parts)
+        try:
+            await handle.acquire()
+        except LockNotAvailable:
+            if not self._may_fail:
+                raise
+        return handle
+
+    def _refuse_on_busy(self) -> None:
+        """Raise ``ConfigurationError`` for ``on_busy`` without a decorated function: nothing can be skipped."""
+        if not self._may_fail:
             where = f"{self._name!r}: " if self._parts else ""
             raise ConfigurationError(
                 f"{where}on_busy is for decorated functions. A block cannot be skipped: catch LockNotAvailable, "
                 "or write try_lock instead of lock."
             )
 
-    # Handles
-
-    def acquire(self) -> H:
-        """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
-        self._check_without_call()
-        handle = self._handle(self._parts)
-        self._acquire(handle, may_begin=False)
-        return handle
-
-    async def aacquire(self) -> A:
-        """Acquire and return the handle; the caller must ``await handle.release()``."""
-        self._check_without_call()
-        handle = self._async_handle(self._parts)
-        await self._aacquire(handle)
-        return handle
-
     # with, async with
 
-    def __enter__(self) -> H:
-        self._check_without_call()
-        handle = self._handle(self._parts)
+    def __enter__(self) -> Handle:
+        handle = self._acquire(may_begin=True)
         try:
-            self._acquire(handle, may_begin=True)
-            self._open.add(caller(), threading.get_ident(), handle)
+            self._open.append((threading.get_ident(), handle))
             return handle  # noqa: TRY300 - a signal handler may raise here, too
         except BaseException:
-            self._open.discard(handle)
+            self._discard(handle)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        handle = None
         try:
-            handle, is_elsewhere = self._open.find(caller(), threading.get_ident())
-        except BaseException:
-            # The handle frees its lock when it is dropped.
-            self._open.discard(self._open.find(caller(), threading.get_ident())[0])
-            raise
-        try:
-            if handle.is_open and is_elsewhere:
+            owner, handle = self._ending(threading.get_ident())
+            if handle.is_open and owner != threading.get_ident():
                 # Another thread, or Python's garbage collector, closes a generator.
                 handle.free_from_any_thread()
             elif handle.is_open:
                 handle.release(error)
         finally:
-            self._open.discard(handle)
+            # If this was interrupted before the release, the handle frees its lock when it is dropped.
+            if handle is None:
+                _, handle = self._ending(threading.get_ident())
+            self._discard(handle)
 
-    async def __aenter__(self) -> A:
-        self._check_without_call()
-        handle = self._async_handle(self._parts)
-        try:
-            await self._aacquire(handle)
-            self._open.add(caller(), asyncio.current_task(), handle)
-        except BaseException:
-            self._open.discard(handle)
-            raise
+    async def __aenter__(self) -> AsyncHandle:
+        handle = await self.aacquire()
+        self._open.append((asyncio.current_task(), handle))
         return handle
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Another task closes an asynchronous generator that was not run to its end.
-        handle, _ = self._open.find(caller(), asyncio.current_task())
+        _, handle = self._ending(asyncio.current_task())
         try:
             if handle.is_open:
                 await handle.release(error)
         finally:
-            self._open.discard(handle)
+            self._discard(handle)
+
+    def _ending(self, who: Any) -> tuple[Any, Any]:
+        """Return the block that ends: the latest one of this thread or task, or the only one, which began elsewhere.
+
+        All handles of one object have the same name. So if generators end in another order than they began, their locks
+        are freed as often as they were taken.
+        """
+        blocks = self._open[::-1]
+        for block in blocks:
+            if block[0] == who:
+                return block
+        if len(blocks) != 1:
+            raise LockError("This with block and others end in another thread or asyncio task than they began in.")
+        return blocks[0]
+
+    def _discard(self, handle: Any) -> None:
+        """Remove a block that has ended or could not begin, and blocks whose end was interrupted after the release."""
+        # Several threads may run this at the same time. All changes are single, atomic operations.
+        for block in self._open[:]:
+            if block[1] is handle or block[1].is_done:
+                with suppress(ValueError):
+                    self._open.remove(block)
 
     # Decorator
 
@@ -178,7 +191,7 @@ class ContextDecorator(Generic[H, A]):
         return decorate(function, self._naming(function))  # type: ignore[return-value]
 
     def _decorate(
-        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[H, Any], bool] | None = None
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[Any, Any], bool] | None = None
     ) -> Callable[..., Any]:
         """Return a function that calls ``function`` while it holds the lock. Each call has its own handle.
 
@@ -209,7 +222,7 @@ class ContextDecorator(Generic[H, A]):
         return locked
 
     def _decorate_async(
-        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[A, Any], bool] | None = None
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[Any, Any], bool] | None = None
     ) -> Callable[..., Any]:
         """Do the same as ``_decorate``, for a coroutine function."""
         refuse_generators(function)
@@ -263,8 +276,42 @@ class ContextDecorator(Generic[H, A]):
             )
         return _template_naming(function, parts)
 
-    #: Whether several parts are several names, each of which may be a template.
-    _each_part_is_a_name = False
+
+class TryLock(Lock):
+    """Options of a lock whose acquire may fail without an error; made by ``try_lock()``. The handle is false then."""
+
+    _may_fail = True
+
+
+class LockAll(Lock):
+    """Options of several locks; made by ``lock_all()``."""
+
+    _each_part_is_a_name = True
+
+    def _check(self, parts: tuple[Any, ...]) -> str:
+        if not 0 < len(parts) <= MOST_KEYS:
+            raise LockKeyError(f"lock_all was given {len(parts)} names; it takes 1 to {MOST_KEYS}.")
+        return ", ".join(str(name_of(*_parts_of(name))) for name in parts)
+
+    def _request_for(self, parts: tuple[Any, ...]) -> Request:
+        return self._request._replace(keys=in_order([make_key(*_parts_of(name)) for name in parts]))
+
+
+class Semaphore(Lock):
+    """Options of a semaphore; made by ``semaphore()``."""
+
+    def __init__(self, parts: tuple[Any, ...], request: Request, on_busy: OnBusy, limit: int) -> None:
+        super().__init__(parts, request, on_busy)
+        self._limit = limit
+
+    def _request_for(self, parts: tuple[Any, ...]) -> Request:
+        name = name_of(*parts)
+        slots = in_order([make_key(f"{name}#{number}") for number in range(1, self._limit + 1)])
+        return self._request._replace(keys=slots, queue=make_key(f"{name}#queue"))
+
+
+def _parts_of(name: Any) -> tuple[Any, ...]:
+    return name if isinstance(name, tuple) else (name,)
 
 
 def _called(function: Callable[..., Any]) -> str:
