@@ -17,7 +17,6 @@ the session is lost, the thread opens another one, writes the rows again, and re
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import time
@@ -28,7 +27,6 @@ from concurrent.futures import TimeoutError as WaitedTooLong
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_pglock.conf import get_settings
@@ -45,10 +43,7 @@ from django_pglock.postgres.connections import (
 from django_pglock.postgres.notifications import Waker, start_listening
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.release import DONE_CHANNEL, ended, write_waiters
-from django_pglock.store.statements import run
-from django_pglock.tasks import registry
 from django_pglock.tasks.claim import running_claim
-from django_pglock.tasks.queues import is_served
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -60,23 +55,17 @@ STATEMENT_TIMEOUT = 15.0
 #: Seconds for which waiters wait for a server that cannot be reached. Then they get the error.
 LONGEST_OUTAGE = 60.0
 
-#: An unfinished task, and the queues that one worker serves.
-AWAITED_IN_WORKER = """
-SELECT task.task_path, task.queue, (SELECT worker.queues FROM {worker} AS worker WHERE worker.id = %s LIMIT 1)
-FROM {task} AS task WHERE task.id = %s AND task.finished_at IS NULL
-"""
-
 
 def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
     """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).
 
     Returns True when it has, False when there is no such task, None when the time is over. Raises ``TaskError`` inside
     a transaction: no worker sees the task before the commit, so the caller would wait for itself. Raises it also inside
-    of a task, if its own worker may have to run the awaited task.
+    of a task.
     """
     if in_transaction(connection_for(using)):
         raise TaskError("wait() inside atomic() would never return: no worker sees the task before the commit.")
-    _refuse_in_worker(task_id, using)
+    _refuse_in_task(task_id)
     with _listening(using, task_id) as answer:
         try:
             return answer.result(timeout)
@@ -85,9 +74,8 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
 
 
 async def await_end_async(task_id: int, using: str, timeout: float | None) -> bool | None:
-    """Do the same for a coroutine. It occupies no thread while it waits, so it may wait for a sync function."""
-    if running_claim.get() is not None:
-        await sync_to_async(_refuse_in_worker)(task_id, using, only_async=True)
+    """Do the same for a coroutine. It occupies no thread while it waits."""
+    _refuse_in_task(task_id)
     with _listening(using, task_id) as said:
         answer = asyncio.wrap_future(said)
         try:
@@ -99,21 +87,16 @@ async def await_end_async(task_id: int, using: str, timeout: float | None) -> bo
                 answer.cancel()
 
 
-def _refuse_in_worker(task_id: int, using: str, *, only_async: bool = False) -> None:
-    """Raise ``TaskError`` inside of a task whose worker serves the queue of the awaited task.
+def _refuse_in_task(task_id: int) -> None:
+    """Raise ``TaskError`` inside of a task.
 
-    Once such tasks wait in all threads of the workers, each waits for a task that cannot begin.
+    Once such tasks wait in all threads and coroutines of the workers, each waits for a task that cannot begin.
     """
-    claim = running_claim.get()
-    for path, queue, asked in () if claim is None else run(using, AWAITED_IN_WORKER, claim.worker, task_id):
-        is_of_kind = registry.is_async(path) or not only_async
-        if is_of_kind and asked is not None and is_served(queue, json.loads(asked)):
-            raise TaskError(
-                f"{claim} waits for {path} (task {task_id}), which its own worker may have to run: the queue is "
-                f"{queue!r}. If such tasks wait in all threads, none of the awaited ones can begin. Enqueue what "
-                "follows with using(after=result), or let other workers, and not this one, serve the queue of the "
-                "awaited task."
-            )
+    if (claim := running_claim.get()) is not None:
+        raise TaskError(
+            f"{claim} waits for task {task_id}. If such tasks wait in all threads, none of the awaited ones can begin. "
+            "Enqueue what follows with using(after=result), or raise Snooze and look at the result in the next run."
+        )
 
 
 @contextmanager

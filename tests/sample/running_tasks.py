@@ -19,7 +19,6 @@ from django.db import connection, connections, transaction
 
 from django_pglock import TaskContext, lock, task
 from django_pglock.errors import TaskStopped
-from django_pglock.tasks import registry
 from tests.sample.models import Effect
 
 #: Seconds for which no test waits: what takes so long does not end by itself.
@@ -479,26 +478,20 @@ def weigh():
 
 
 @task
-def wait_for_other(queue, seconds=0):
+def wait_for_other():
     """Wait for a task that is enqueued here."""
-    return sleep_async.using(queue_name=queue).enqueue(seconds).wait(FOREVER).return_value
+    return sleep_async.enqueue(FOREVER).wait(FOREVER).return_value
 
 
 @task
-async def await_other(task_path, value=0):
-    task = registry.find(task_path)
-    return (await (await task.aenqueue(value)).await_(FOREVER)).return_value
+async def await_other():
+    return (await (await sleep_async.aenqueue(FOREVER)).await_(FOREVER)).return_value
 
 
 @task
 async def sleep_async(seconds):
     await asyncio.sleep(seconds)
     return "slept"
-
-
-@task
-def echo(value):
-    return value
 
 
 @task

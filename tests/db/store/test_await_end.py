@@ -16,7 +16,6 @@ from django.test.utils import override_settings
 
 from django_pglock.errors import TaskError
 from django_pglock.models import Task, Waiter
-from tests.conftest import NEVER
 from tests.db.store.waiting import results_of, run, sessions, settle, until
 from tests.sample import running_tasks, tasks
 
@@ -163,24 +162,13 @@ def test_the_wait_continues_if_the_task_is_retried_before_its_end_is_read(in_thr
     assert in_threads(work, 2) == [None, "SUCCESSFUL"]
 
 
-def test_a_task_that_waits_for_one_that_its_own_worker_may_have_to_run_says_so(worker, eventually):
+@pytest.mark.parametrize("function", [running_tasks.wait_for_other, running_tasks.await_other])
+def test_a_task_that_waits_for_another_says_so(worker, eventually, function):
     """Otherwise such tasks in all threads wait forever for tasks that cannot begin, and nothing says why."""
-    # The awaited tasks must not end before they are waited for.
-    worker(threads=1, queues=["default"], grace=0)
-    sync, coroutine = running_tasks.wait_for_other, running_tasks.await_other
-    other = running_tasks.sleep_async.module_path
-    for refused in (sync.enqueue("default", 600), coroutine.enqueue(other, 600)):
-        eventually(lambda refused=refused: refused.refresh() or refused.is_finished)
-        [error] = refused.errors
-        assert error.exception_class is TaskError
-        assert f"({refused.task.module_path}) attempt 1 of 1 waits for {other} (task " in error.traceback
-        assert "the queue is 'default'" in error.traceback
-        assert "using(after=result)" in error.traceback
-
-
-def test_a_task_may_wait_for_what_needs_none_of_its_threads(worker):
-    """Another worker serves the queue of the awaited task, or the waiter is a coroutine and the awaited is not."""
-    worker(threads=1, queues=["default"])
-    worker(threads=1, queues=["others"])
-    assert running_tasks.wait_for_other.enqueue("others").wait(NEVER).return_value == "slept"
-    assert running_tasks.await_other.enqueue(running_tasks.echo.module_path).wait(NEVER).return_value == 0
+    worker(threads=1, grace=0)
+    refused = function.enqueue()
+    eventually(lambda: refused.refresh() or refused.is_finished)
+    [error] = refused.errors
+    assert error.exception_class is TaskError
+    assert f"({function.module_path}) attempt 1 of 1 waits for task " in error.traceback
+    assert "using(after=result)" in error.traceback
