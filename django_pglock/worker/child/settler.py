@@ -86,6 +86,11 @@ def are_successes(batch: list[EndedClaim]) -> bool:
     return {*map(type, map(OUTCOME, batch))} == {Succeeded}
 
 
+def is_too_large(successes: list[EndedClaim]) -> bool:
+    """Return whether the results of these are too large for one statement."""
+    return sum(map(len, map(TEXT, map(OUTCOME, successes)))) > LARGEST_TEXT
+
+
 def is_of_a_row(error: DatabaseError) -> bool:
     """Return whether a single row may be the cause of this error, so that the others can be written."""
     state = class_of(error)
@@ -223,20 +228,17 @@ class Settler(Service):
         if not self._locked or time.monotonic() < self._check_locked_at:
             return []
         super().open()
-        set_aside, self._locked = self._locked, {}
-        try:
-            return self._set_locked_aside(list(set_aside.values()))
-        except BaseException:
-            self._locked = set_aside
-            raise
+        return self._set_locked_aside(list(self._locked.values()))
 
     def _set_locked_aside(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         """Set aside the ended claims whose rows another transaction has locked. Return the others."""
         self._check_locked_at = time.monotonic() + BETWEEN_LOCK_CHECKS
-        locked = locked_by_others(self.using, [ended.claim for ended in ended_claims])
+        locked = locked_by_others(self.using, list(map(CLAIM, ended_claims)))
         for ended in ended_claims:
             if ended.claim.id in locked:
                 self._locked.setdefault(ended.claim, ended)
+            else:
+                self._locked.pop(ended.claim, None)
         return [ended for ended in ended_claims if ended.claim.id not in locked]
 
     def _take_more(self, batch: list[EndedClaim | None]) -> None:
@@ -254,14 +256,32 @@ class Settler(Service):
         if is_plain(batch):
             return self._write_plain(batch)
         open_ = [ended for ended in batch if ended.outcome is not None and not ended.is_settled]
-        if unwritten := set(self.progress.write(ended.claim for ended in open_)):
+        if unwritten := set(self.progress.write(map(CLAIM, open_))):
             self._set_locked_aside([ended for ended in open_ if ended.claim in unwritten])
             open_ = self._without_locked(open_)
-        captured = [ended for ended in batch if ended.claim.log is not None]
-        if logged := [ended.claim for ended in captured if isinstance(ended.outcome, Succeeded)]:
+        if logged := [
+            each.claim for each in batch if each.claim.log is not None and isinstance(each.outcome, Succeeded)
+        ]:
             write_logs(self.using, logged)
         self._judge(open_)
-        return self._report(batch, open_, self._settle(open_) if open_ else {})
+        successes = [ended for ended in open_ if isinstance(ended.outcome, Succeeded)]
+        others = [ended for ended in open_ if not isinstance(ended.outcome, Succeeded)]
+        return self._report(batch, {**self._settle_successes(successes), **self._settle_alike(others)})
+
+    def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
+        """Write successes without observers: the answer is short if all of them were accepted."""
+        if is_too_large(batch):
+            return self._report(batch, self._settle_successes(batch))
+        try:
+            accepted = self._settle_plain(batch)
+        except DatabaseError as error:
+            return self._report(batch, self._settle_after(error, batch))
+        if accepted is not None:
+            # Some claims were lost.
+            return self._report(batch, dict.fromkeys(accepted))
+        self.counts[Succeeded] += len(batch)
+        self.history.count(batch)
+        return batch
 
     def _judge(self, ended_claims: list[EndedClaim]) -> None:
         """Find out which of the interrupted tasks may have ended their sessions themselves."""
@@ -275,57 +295,33 @@ class Settler(Service):
             for ended, outcome in suspects:
                 ended.outcome = judge(ended.claim, outcome, times)
 
-    def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
-        """Write successes without observers."""
-        if sum(map(len, map(TEXT, map(OUTCOME, batch)))) > LARGEST_TEXT:
-            return self._report(batch, batch, self._settle_successes(batch))
-        try:
-            accepted = self._settle_plain(batch)
-        except DatabaseError as error:
-            return self._report(batch, batch, self._settle_after(error, batch))
-        if accepted is not None:
-            # Some claims were lost.
-            return self._report(batch, batch, dict.fromkeys(accepted))
-        self.counts[Succeeded] += len(batch)
-        self.history.count(batch)
-        return batch
-
     def _settle_plain(self, batch: list[EndedClaim]) -> list[int] | None:
         """Settle these claims together. Returns None if all were accepted, otherwise the accepted ids."""
         return settle_unobserved(self.using, list(map(CLAIM, batch)), list(map(TEXT, map(OUTCOME, batch))))
 
-    def _report(self, batch: list[EndedClaim], open_: list[EndedClaim], accepted: dict[int, Any]) -> list[EndedClaim]:
-        """Report a batch. Return it without claims that were set aside. ``open_``: the part that had to be settled."""
-        batch, open_ = self._without_locked(batch), self._without_locked(open_)
+    def _report(self, batch: list[EndedClaim], accepted: dict[int, Any]) -> list[EndedClaim]:
+        """Report a batch. Return it without claims that were set aside. ``accepted``: when each task finished."""
+        batch = self._without_locked(batch)
         self._read_finish_dates([ended for ended in batch if ended.is_settled and ended.result is not None])
         # Receivers may use other databases in this thread.
         close_unusable_connections(without=self.using)
-        lost = []
-        for ended in batch:
-            if ended.is_settled:
-                report(ended)
-            elif ended.claim.id in accepted:
+        settled = [ended for ended in batch if ended.is_settled or ended.claim.id in accepted]
+        for ended in settled:
+            if not ended.is_settled:
                 ended.finished_at = accepted[ended.claim.id]
                 if ended.finished_at is not None and not isinstance(ended.outcome, FINAL):
                     ended.outcome = CANCEL_REQUESTED
-                report(ended)
-            else:
-                lost.append(ended)
-                report_lost(ended)
-        self._count_ends(batch, lost)
-        self._announce_reruns([ended for ended in open_ if ended.claim.id in accepted])
+            report(ended)
+        lost = [ended for ended in batch if not ended.is_settled and ended.claim.id not in accepted]
+        for ended in lost:
+            report_lost(ended)
+        self.counts.update([*map(type, map(OUTCOME, settled)), *[None] * len(lost)])
+        self.history.count(settled)
+        self._announce_reruns([ended for ended in settled if not isinstance(ended.outcome, FINAL)])
         return batch
 
     def _without_locked(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         return [ended for ended in ended_claims if ended.claim not in self._locked] if self._locked else ended_claims
-
-    def _count_ends(self, batch: list[EndedClaim], lost: list[EndedClaim]) -> None:
-        self.counts.update(type(ended.outcome) for ended in batch)
-        if lost:
-            self.counts.subtract(type(ended.outcome) for ended in lost)
-            self.counts[None] += len(lost)
-            batch = list(set(batch).difference(lost))
-        self.history.count(batch)
 
     def _read_finish_dates(self, ended_claims: list[EndedClaim]) -> None:
         """Read, for observers, the finish dates of tasks that their own transactions have settled."""
@@ -354,29 +350,26 @@ class Settler(Service):
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
         """Notify other workers and services of tasks that will run again, now or later."""
-        again = [ended for ended in ended_claims if not isinstance(ended.outcome, FINAL)]
-        if again:
-            wake(self.using, (ended.claim.queue for ended in again))
+        if ended_claims:
+            wake(self.using, (ended.claim.queue for ended in ended_claims))
             self.in_flight.notify_fetcher()
             self.scheduled()
 
-    def _settle(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        """Settle these claims. Return when each accepted task finished, by id. Each statement writes all or nothing."""
-        others = [ended for ended in ended_claims if not isinstance(ended.outcome, Succeeded)]
-        successes = [ended for ended in ended_claims if isinstance(ended.outcome, Succeeded)]
-        return {**self._settle_successes(successes), **(self._settle_alike(others) if others else {})}
-
     def _settle_successes(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        if len(ended_claims) > 1 and sum(map(len, map(TEXT, map(OUTCOME, ended_claims)))) > LARGEST_TEXT:
-            middle = len(ended_claims) // 2
-            return {**self._settle_successes(ended_claims[:middle]), **self._settle_successes(ended_claims[middle:])}
-        return self._settle_alike(ended_claims) if ended_claims else {}
+        if len(ended_claims) > 1 and is_too_large(ended_claims):
+            return self._settle_halves(ended_claims, self._settle_successes)
+        return self._settle_alike(ended_claims)
+
+    def _settle_halves(self, ended_claims: list[EndedClaim], settle_half: Callable[..., Any]) -> dict[int, Any]:
+        middle = len(ended_claims) // 2
+        return {**settle_half(ended_claims[:middle]), **settle_half(ended_claims[middle:])}
 
     def _settle_alike(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
+        """Settle claims by one statement. Return when each accepted task finished, by id."""
+        if not ended_claims:
+            return {}
         try:
-            return settle(
-                self.using, list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True)), self.worker
-            )
+            return settle(self.using, [(ended.claim, ended.outcome) for ended in ended_claims], self.worker)
         except DatabaseError as error:
             return self._settle_after(error, ended_claims)
 
@@ -388,8 +381,7 @@ class Settler(Service):
         if not is_of_a_row(error):
             raise error
         if len(ended_claims) > 1:
-            middle = len(ended_claims) // 2
-            return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
+            return self._settle_halves(ended_claims, self._settle_alike)
         if class_of(error) not in OF_VALUES or ended_claims[0].outcome is UNSTORABLE:
             return self._keep_refused(ended_claims[0], error)
         return self._settle_as_failed(ended_claims[0], error)
@@ -415,7 +407,7 @@ class Settler(Service):
         """Settle the claims whose rows are not locked, and set the others aside."""
         free = self._set_locked_aside(ended_claims)
         if len(free) < len(ended_claims):
-            return self._settle_alike(free) if free else {}
+            return self._settle_alike(free)
         # All rows are free by now. They are tried again later, because rows that are locked again and again would make
         # an endless loop here.
         for ended in ended_claims:
