@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 from uuid import UUID

@@ -369,7 +369,8 @@ class Settler(Service):
         if not ended_claims:
             return {}
         try:
-            return settle(self.using, [(ended.claim, ended.outcome) for ended in ended_claims], self.worker)
+            outcomes = list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True))
+            return settle(self.using, outcomes, self.worker)
         except DatabaseError as error:
             return self._settle_after(error, ended_claims)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -26,9 +25,8 @@ T = TypeVar("T")
 
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
-#: Seconds without a task after which a thread closes its connections, and the least seconds before it closes a
-#: connection whose CONN_MAX_AGE is over.
-IDLE_TIMEOUT, LEAST_IDLE_TIMEOUT = 60.0, 1.0
+#: Seconds without a task after which a thread closes its connections.
+IDLE_TIMEOUT = 60.0
 #: Seconds for which a busy thread keeps a connection, also if CONN_MAX_AGE is less. With 0, Django's default, each
 #: check would close the connection. To open the next one takes as long as a small task.
 LEAST_AGE = 10.0
@@ -114,38 +112,21 @@ def leave_read_only_sessions(using: str) -> bool:
 
 
 def wait_for_call(inbox: SimpleQueue[T]) -> T:
-    """Wait for what comes next and return it. Meanwhile, close connections of this thread that are idle too long."""
-    try:
-        return inbox.get_nowait()
-    except Empty:
-        since = time.monotonic()
-    while (due := close_idle_connections(since)) is not None:
-        with contextlib.suppress(Empty):
-            return inbox.get(timeout=max(0.0, due - time.monotonic()))
+    """Wait for what comes next and return it. After a while, close the connections of this thread."""
+    with contextlib.suppress(Empty):
+        return inbox.get(timeout=IDLE_TIMEOUT)
+    close_idle_connections()
     return inbox.get()
 
 
-def close_idle_connections(since: float) -> float | None:
-    """Close the connections of this thread that have been idle for too long. Return when the next one has to be closed.
-
-    ``since`` is when the thread became idle. Both are moments of ``time.monotonic()``. None: no other connection is
-    open. A connection that holds a session lock stays open.
-    """
-    now, later = time.monotonic(), []
+def close_idle_connections() -> None:
+    """Close the connections of this thread, but not those that hold a session lock."""
     connection: Any
     for connection in connections.all(initialized_only=True):
-        if connection.connection is None or (connection.vendor == "postgresql" and holds_locks(connection)):
-            continue
-        due = since + IDLE_TIMEOUT
-        if connection.close_at is not None:
-            due = min(due, max(connection.close_at, since + LEAST_IDLE_TIMEOUT))
-        if now < due:
-            later.append(due)
-        else:
+        if connection.connection is None or connection.vendor != "postgresql" or not holds_locks(connection):
             # An error has no effect, because the next task gets a new connection.
             with contextlib.suppress(Exception):
                 connection.close()
-    return min(later, default=None)
 
 
 def is_kept(settings: Mapping[str, Any]) -> bool:

@@ -102,6 +102,21 @@ def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog,
     assert not watchdog.running()
 
 
+def test_a_database_that_does_not_answer_a_cancel_delays_no_other_stop(watchdog, in_threads):
+    answers = threading.Event()
+
+    def work(number):
+        thread, call = watchdog.watch_this_thread(), Call(NEVER, timeout=0.3 if number else 0.05)
+        call.function = lambda: answers.wait(NEVER)
+        # The first one answers only when the second one is stopped.
+        thread._cancel_statements = lambda attempt: answers.set() if number else answers.wait(NEVER)
+        with pytest.raises(TaskTimeout):
+            call.run(thread)
+        return answers.is_set()
+
+    assert in_threads(work, 2) == [True, True]
+
+
 def test_threads_that_end_at_their_deadlines_run_the_next_task(watchdog, in_threads):
     def work(number):
         thread, ends = watchdog.watch_this_thread(), {"returned": 0, "stopped": 0}

@@ -10,12 +10,14 @@ from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
 from django_pglock.store.admit import admit
 from django_pglock.store.claim import claim_group
-from django_pglock.store.outcome import Interrupted
+from django_pglock.store.outcome import Interrupted, Retried
 from django_pglock.store.rescue import interrupted
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.child import attempt as attempts
 from django_pglock.worker.child.attempt import Attempt as AttemptUnderTest
 from django_pglock.worker.child.executor import include_others
+from django_pglock.worker.child.run import run
+from django_pglock.worker.child.runners import Runner, Watchdog
 from tests.db.worker.conftest import make_fetcher
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
@@ -115,6 +117,19 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     ended = attempt.ended(interrupted(first, OperationalError("cut off")))
     assert isinstance(ended.outcome, Interrupted)
     assert ended.same_call[0].outcome == ended.outcome
+
+
+def test_a_failure_of_the_function_does_not_cancel_the_others_if_the_first_task_alone_is_cancelled(claim):
+    """Before, they ended CANCELLED, although nobody had cancelled them."""
+    for _ in range(2):
+        keyed.fail_together.enqueue(user=1)
+    Task.objects.update(status="READY")
+    first, second = claim(2)
+    attempt = attempts.Attempt(first, "default")
+    attempt.include([attempts.Attempt(second, "default")])
+    first.is_cancelled = True
+    ended = run(attempt, Runner(Watchdog()))
+    assert [type(each.outcome) for each in (ended, *ended.same_call)] == [Retried, Retried]
 
 
 def test_a_group_with_a_lock_key_runs_after_earlier_and_before_later_tasks(worker, eventually):

@@ -105,12 +105,8 @@ def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(work
     eventually(lambda: sessions_of_threads() == 0, why="the next one stays open")
 
 
-@pytest.mark.parametrize(("age", "idle"), [(None, 0.1), (0, 1e9)])
-def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch, age, idle):
-    """After a minute or, if CONN_MAX_AGE is over, after a second."""
-    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", age)
-    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", idle)
-    monkeypatch.setattr(task_connections, "LEAST_IDLE_TIMEOUT", 0.1)
+def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch):
+    monkeypatch.setattr(task_connections, "IDLE_TIMEOUT", 0.1)
     worker(threads=1)
     for _ in range(2):
         tasks.tell_backend.enqueue()
@@ -136,10 +132,10 @@ def test_a_connection_that_holds_a_lock_stays_open(in_threads):
     def hold(_):
         own = connections["default"]
         held = lock("kept by a thread", scope="session").acquire()
-        assert task_connections.close_idle_connections(-1e9) is None
+        task_connections.close_idle_connections()
         assert own.connection is not None
         held.release()
-        assert task_connections.close_idle_connections(-1e9) is None
+        task_connections.close_idle_connections()
         assert own.connection is None
 
     in_threads(hold, 1)
