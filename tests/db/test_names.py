@@ -132,16 +132,6 @@ def test_invalid_names_of_queues_are_refused(name):
     assert not Queue.objects.exists()
 
 
-def test_the_reason_of_a_pause_has_no_limit_and_a_long_name_is_shortened():
-    assert Queue.objects.pause("mail", by="b" * 300, reason=LONG)
-    row = Queue.objects.get()
-    assert row.reason == LONG
-    assert row.paused_by == "b" * 255
-    for text in (NUL, SURROGATE):
-        with pytest.raises(ValueError, match="The reason"):
-            Queue.objects.pause("night", reason=text)
-
-
 @pytest.mark.parametrize("name", [HARMLESS["as_long_as_can_be"], HARMLESS["newlines"], HARMLESS["quotes"]])
 def test_a_notification_carries_the_whole_name(name):
     listener = Somebody()

@@ -165,16 +165,6 @@ def test_an_enqueue_notifies_only_sleeping_workers_and_once(notified, is_sleepin
     assert sorted(notified()) == expected
 
 
-def test_a_worker_that_sleeps_during_a_transaction_is_notified_at_its_commit(notified):
-    Worker.objects.update(is_sleeping=False)
-    with transaction.atomic():
-        wakeup._no_worker_slept_at["default", "default", None] = time.monotonic() + 3600
-        tasks.nothing.enqueue()
-        wakeup._no_worker_slept_at.clear()
-        Worker.objects.update(is_sleeping=True)
-    assert notified() == ["default"]
-
-
 def test_one_message_notifies_hundreds_of_queues(notified):
     """A retry of all failed tasks adds to each queue. One message for each queue would be one commit each."""
     wakeup._no_worker_slept_at.clear()

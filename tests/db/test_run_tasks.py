@@ -14,7 +14,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 
-from django_pglock import Cancel, Group, Rate, Retry, Snooze, enqueue_many, lock, task
+from django_pglock import Cancel, Group, Rate, Retry, Snooze, lock, task
 from django_pglock.errors import ConfigurationError, TaskTimeout
 from django_pglock.models import Number, Queue, RateLimit, Task, Worker
 from django_pglock.tasks.compat import task_finished, task_started
@@ -232,12 +232,6 @@ def test_ctrl_c_ends_the_run_and_is_recorded():
 
 
 @both
-def test_system_exit_is_an_outcome():
-    raising(SystemExit(3)).enqueue()
-    assert outcomes(run_tasks()) == ["failed"]
-
-
-@both
 def test_a_task_that_snoozes_without_end_is_an_error_that_says_so():
     @local()
     def snooze():
@@ -248,21 +242,6 @@ def test_a_task_that_snoozes_without_end_is_an_error_that_says_so():
         run_tasks(limit=5)
     assert Task.objects.get().status in ("READY", "SCHEDULED")
     assert outcomes(run_tasks(until="due")) == ["snoozed"]
-
-
-@both
-def test_changes_of_a_failed_task_are_kept_or_rolled_back_as_by_a_worker():
-    @local()
-    def fails():
-        write.func(1)
-        raise ValueError
-
-    fails.enqueue()
-    run_tasks()
-    assert numbers() == [1], "each statement is a transaction of its own"
-    fails.using(atomic=True).enqueue()
-    run_tasks()
-    assert numbers() == [1]
 
 
 @both
@@ -392,27 +371,6 @@ def test_a_group_is_one_call():
 
 
 @both
-def test_a_group_that_breaks_the_transaction_fails_as_a_whole():
-    @local(group=Group("index"))
-    def index(rows):
-        connection.cursor().execute("SELECT 1/0")
-
-    enqueue_many(index, [{"number": number} for number in range(3)])
-    assert outcomes(run_tasks()) == ["failed"] * 3
-
-
-@both
-def test_an_atomic_group_succeeds_as_a_whole():
-    @local(group=Group("index"), atomic=True)
-    def index(rows):
-        write.func(len(rows))
-
-    enqueue_many(index, [{"number": number} for number in range(3)])
-    assert outcomes(run_tasks()) == ["succeeded"] * 3
-    assert numbers() == [3]
-
-
-@both
 def test_a_rate_does_not_make_the_test_wait():
     limited = task(rate=Rate(2, per=3600, burst=2))(write.func)
     for number in range(5):
@@ -436,37 +394,6 @@ def test_the_start_of_a_task_takes_its_token_also_if_it_has_waited():
 def test_a_task_that_another_program_has_written_is_admitted_to_its_key():
     Task.objects.create(queue="default", backend="default", task_path=write.module_path, status="BLOCKED", lock_key="a")
     assert outcomes(run_tasks(until="due")) == ["succeeded"]
-
-
-@both
-def test_a_task_runs_after_those_that_it_waits_for():
-    first, second = write.enqueue(1), write.enqueue(2)
-    write.using(after=[first, second], priority=9).enqueue(3)
-    run_tasks()
-    assert numbers() == [1, 2, 3]
-
-
-@both
-def test_fair_tasks_take_turns():
-    calls = []
-
-    @local(fair="{tenant}")
-    def fair(tenant):
-        calls.append(tenant)
-
-    for tenant in ("large", "large", "large", "small"):
-        fair.enqueue(tenant=tenant)
-    run_tasks()
-    assert calls == ["large", "small", "large", "large"]
-
-
-@both
-def test_a_unique_task_can_be_enqueued_again_after_its_end():
-    unique = task(unique=True)(write.func)
-    assert unique.enqueue().id == unique.enqueue().id
-    assert len(run_tasks()) == 1
-    unique.enqueue()
-    assert len(run_tasks()) == 1
 
 
 @both

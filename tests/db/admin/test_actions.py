@@ -59,12 +59,6 @@ def test_an_action_says_what_it_did_not_change(client):
     )
 
 
-def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
-    person(client, "view_task", "retry_task")
-    [text] = said(act(client, "retry", make("READY")))
-    assert text.startswith("1 of the selected tasks was not changed: it is neither failed nor cancelled")
-
-
 ALL = {"select_across": "1", "confirmed": "1"}
 
 
@@ -211,16 +205,6 @@ def test_deleting_finished_tasks_asks_for_confirmation_only_for_all_matching_tas
     assert "was not deleted" in messages[1]
     assert list(Task.objects.values_list("pk", flat=True)) == [rows[1].pk]
     assert LogEntry.objects.get().change_message.startswith("delete_finished: 1 of ")
-
-
-def test_moving_many_tasks_enqueues_a_task_with_the_target_queue(client, monkeypatch):
-    monkeypatch.setattr(actions, "WINDOW", 2)
-    person(client, "view_task", "change_task")
-    rows = [make() for _ in range(3)]
-    ids = [row.pk for row in rows]
-    client.post(LIST, {"action": "move_to_queue", "_selected_action": ids, "confirmed": "1", "value": "other"})
-    change = Task.objects.latest("pk")
-    assert change.args == ["move_to_queue", ids, "other"]
 
 
 @pytest.mark.django_db(transaction=True)

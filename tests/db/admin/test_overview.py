@@ -9,7 +9,6 @@ import pytest
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import connection
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -103,12 +102,6 @@ def test_the_overview_escapes_names(client):
     start_worker(evil)
     person(client, "view_task", "view_worker", "view_queue")
     assert "&lt;script&gt;" in refuse_activity(client.get(PAGE))
-
-
-def test_makemigrations_creates_no_migration_for_the_overview():
-    """The model of the overview has no table, so a project gets no migration for it."""
-    call_command("makemigrations", "django_pglock", check=True, dry_run=True, verbosity=0)
-    assert Overview not in apps.get_models()
 
 
 # What it reads, and the tables of queues and workers

@@ -208,15 +208,6 @@ def test_rows_of_partitions_are_captured_by_their_table(capture, options):
     assert captured() == [("insert", [1, 2]), ("update", [1]), ("delete", [1, 2, 3])]
 
 
-def test_a_superuser_can_change_rows_without_a_capture(capture):
-    capture(tasks.reindex)
-    with connection.cursor() as cursor:
-        cursor.execute("SET session_replication_role = replica")
-        products(1)
-        cursor.execute("RESET session_replication_role")
-    assert rows() == []
-
-
 # What the function gets
 
 #: Each with the arguments that it gets.

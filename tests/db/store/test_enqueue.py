@@ -22,7 +22,6 @@ from django_pglock.store import enqueue as enqueue_module
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.tasks.compat import (
-    BaseTaskBackend,
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -233,15 +232,6 @@ def test_aenqueue_many_enqueues_from_a_coroutine():
             await sync_to_async(connections.close_all)()
 
     assert len(asyncio.run(main())) == 3
-
-
-IMMEDIATE = BaseTaskBackend.__module__.replace(".base", ".immediate.ImmediateBackend")
-
-
-@override_settings(TASKS={"default": {"BACKEND": IMMEDIATE}})
-def test_enqueue_many_works_with_backends_of_django():
-    enqueue_many(tasks.record, [("now", 1), ("now", 2)])
-    assert Effect.objects.filter(name="now").count() == 2
 
 
 def test_a_task_of_another_backend_is_refused():

@@ -33,23 +33,6 @@ def test_on_commit_means_after_the_commit_and_never_after_a_rollback():
     assert [row.args for row in Task.objects.order_by("id")] == [[], [3]]
 
 
-def test_on_commit_waits_for_the_commits_of_all_databases(monkeypatch):
-    other = dedicated_connection("default")
-    other.ensure_connection()
-    other.alias = "other"
-    monkeypatch.setitem(connections.settings, "other", other.settings_dict)
-    connections["other"] = other
-    try:
-        with transaction.atomic(using="other"):
-            with transaction.atomic():
-                tasks.echo.enqueue_on_commit(1)
-            assert not Task.objects.exists()
-        assert Task.objects.get().args == [1]
-    finally:
-        del connections["other"]
-        other.close()
-
-
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Add a connection to another database, with autocommit off."""
@@ -123,11 +106,6 @@ def test_on_commit_is_refused_if_it_would_have_to_wait_for_another_database_besi
         transaction.rollback()
         transaction.set_autocommit(True)
     assert not Task.objects.exists()
-
-
-def test_enqueue_on_commit_checks_the_arguments_at_once():
-    with transaction.atomic(), pytest.raises(TaskArgumentsError):
-        tasks.echo.enqueue_on_commit(object())
 
 
 def test_meta_travels_with_the_task():
